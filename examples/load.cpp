@@ -151,7 +151,10 @@ int main(int argc, char** argv) {
     using support::whole;
     const auto some = whole(1, 1u << 20);
     const auto spread = CLI::Range(0.0, 1e6);
-    app.add_option("--url", f.url)->capture_default_str();
+    app.add_option("--url", f.url)
+        ->check(
+            [](const std::string& url) { return url.starts_with("https:") ? "https is not supported" : std::string(); })
+        ->capture_default_str();
     app.add_option("--api-key", f.key);
     app.add_option("--model", f.model, "As the server calls it");
     app.add_flag("--chat", f.chat, "Ask for chats, not for completions");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Serves a model directory over OpenAI's API, with a web page at /.
 // test: --help
-#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <memory>
@@ -9,10 +9,10 @@
 
 #include "server/computing_slice.hpp"
 #include "server/host.hpp"
+#include "server/listener.hpp"
 #include "server/options.hpp"
 #include "server/origin.hpp"
 #include "server/routes.hpp"
-#include "server/thread_per_client.hpp"
 #include "server/web.hpp"
 #include "support/flags.hpp"
 #include "support/model_directory.hpp"
@@ -37,32 +37,18 @@ int run(const server::options& with) {
         return support::report("server", opened.error());
     server::host& at = **opened;
 
-    server::web web;
+    const auto listener = server::listener::open(with.host, with.port);
+    if (!listener)
+        return support::report("server", listener.error());
     server::routes paths(at);
-    paths.put_on(web);
-    web.new_task_queue = [&] { return new server::thread_per_client(with.connections); };
-    web.set_payload_max_length(with.body_mib << 20);
-    web.set_tcp_nodelay(true);
-    web.set_keep_alive_max_count(1u << 30);
-    web.set_keep_alive_timeout(75);
-    web.set_read_timeout(30);
-    web.set_write_timeout(30);
-    // The library's own backlog is 5, and it lets two servers share a port.
-    int listener = -1;
-    web.set_socket_options([&](int of) {
-        const int yes = 1;
-        setsockopt(of, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-        listener = of;
-    });
-    const int port =
-        with.port == 0 ? web.bind_to_any_port(with.host) : (web.bind_to_port(with.host, with.port) ? with.port : -1);
-    if (port < 0 || listen(listener, 1024) != 0)
-        return support::report("server", {kvcache::error_code::io, "--port",
-                                          "--port: " + with.host + ":" + std::to_string(with.port) + " cannot be had"});
+    using std::chrono::seconds;
+    server::web web({.connections = with.connections,
+                     .patience = {.idle = seconds(75), .head = seconds(with.read_timeout_s), .write = seconds(30)}},
+                    paths.rules(), {"/health", "/metrics"});
     if (with.api_key.empty() && !server::is_loopback(with.host))
         std::fprintf(stderr, "warning: anyone who reaches %s may use this server; --api-key is not set\n",
                      with.host.c_str());
-    std::printf("%s\nlistening on http://%s:%d\n", at.cache.describe().c_str(), with.host.c_str(), port);
+    std::printf("%s\nlistening on http://%s:%d\n", at.cache.describe().c_str(), with.host.c_str(), listener->port());
     std::fflush(stdout);
     std::jthread waiting([&](const std::stop_token& stop) {
         const timespec moment{.tv_sec = 0, .tv_nsec = 100'000'000};
@@ -73,7 +59,7 @@ int run(const server::options& with) {
                 return;
             }
     });
-    const bool served = web.listen_after_bind();
+    web.serve(*listener);
     waiting.request_stop();
     waiting.join();
     at.stop();
@@ -84,7 +70,7 @@ int run(const server::options& with) {
         return support::report("server", written.error());
     const auto rest = at.cache.stats();
     std::printf("ended; %zu pages in use, invariants hold\n", rest.in_use);
-    return served && rest.in_use == 0 ? 0 : 1;
+    return rest.in_use == 0 ? 0 : 1;
 }
 
 } // namespace

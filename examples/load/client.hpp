@@ -3,14 +3,25 @@
 
 #include <kvcache/core/json.hpp>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
-#include <httplib.h>
+#include <boost/asio/connect.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http.hpp>
 
 namespace load {
+
+namespace http = boost::beast::http;
+using tcp = boost::asio::ip::tcp;
 
 using kvcache::json;
 using steady = std::chrono::steady_clock;
@@ -43,12 +54,18 @@ struct measured {
 /// Requests streamed completions from one server, over one persistent connection.
 class client {
 public:
-    client(const std::string& url, const std::string& key) : link_(url) {
-        link_.set_keep_alive(true);
-        link_.set_tcp_nodelay(true);
-        link_.set_read_timeout(600);
-        if (!key.empty())
-            link_.set_bearer_token_auth(key.c_str());
+    /// Requires: `url` is http://HOST, http://HOST:PORT or HOST:PORT.
+    client(std::string_view url, std::string key) : key_(std::move(key)) {
+        if (constexpr std::string_view scheme = "http://"; url.starts_with(scheme))
+            url.remove_prefix(scheme.size());
+        url = url.substr(0, url.find('/'));
+        const std::size_t colon = url.find_last_of(":]");
+        const bool has_port = colon != url.npos && url[colon] == ':';
+        host_ = url;
+        name_ = has_port ? url.substr(0, colon) : url;
+        port_ = has_port ? url.substr(colon + 1) : "80";
+        if (name_.starts_with('[') && name_.ends_with(']'))
+            name_ = name_.substr(1, name_.size() - 2);
     }
 
     /// Sends a body and reads the stream token by token, with times relative to `zero`.
@@ -58,15 +75,10 @@ public:
         measured made{.sent = now()};
         std::string rest, raw;
         bool finished = false;
-        httplib::Request request;
-        request.method = "POST";
-        request.path = path;
-        request.headers = {{"Content-Type", "application/json"}, {"x-session-id", session}};
-        request.body = body.dump();
-        request.content_receiver = [&](const char* data, std::size_t size, std::uint64_t, std::uint64_t) {
-            rest.append(data, size);
+        const auto status = post(path, body.dump(), session, [&](std::string_view part) {
+            rest.append(part);
             if (raw.size() < 4096)
-                raw.append(data, size);
+                raw.append(part);
             for (std::size_t end = rest.find("\n\n"); end != std::string::npos; end = rest.find("\n\n")) {
                 const std::string event = rest.substr(0, end);
                 rest.erase(0, end + 2);
@@ -75,12 +87,10 @@ public:
                 else if (event.starts_with("data: "))
                     take(event.substr(6), now(), made);
             }
-            return true;
-        };
-        const auto got = link_.send(request);
+        });
         made.ended = now();
-        if (!got || got->status != 200)
-            made.failure = label_of(got ? got->status : 0, raw);
+        if (status != 200)
+            made.failure = label_of(static_cast<int>(status), raw);
         else if (made.failure.empty() && !finished)
             made.failure = "stream ended early";
         return made;
@@ -112,7 +122,62 @@ private:
         }
     }
 
-    httplib::Client link_;
+    // Sends a request, and passes on the parts of the response's body as they arrive. Returns the status; 0 if there is
+    // no complete response.
+    template <class Take>
+    [[nodiscard]] unsigned post(const std::string& path, std::string body, const std::string& session, Take&& take) {
+        boost::system::error_code fault;
+        const bool fresh = !link_.is_open();
+        if (fresh && !connect())
+            return 0;
+        http::request<http::string_body> request(http::verb::post, path, 11, std::move(body));
+        request.set(http::field::host, host_);
+        request.set(http::field::content_type, "application/json");
+        request.set("x-session-id", session);
+        if (!key_.empty())
+            request.set(http::field::authorization, "Bearer " + key_);
+        request.prepare_payload();
+        http::write(link_, request, fault);
+        http::response_parser<http::buffer_body> parser;
+        parser.body_limit(UINT64_MAX);
+        if (!fault)
+            http::read_header(link_, kept_, parser, fault);
+        if (fault && !fresh) { // the server had closed the idle connection
+            close();
+            return post(path, std::move(request.body()), session, take);
+        }
+        std::array<char, 16384> part;
+        while (!fault && !parser.is_done()) {
+            parser.get().body() = {.data = part.data(), .size = part.size(), .more = true};
+            http::read_some(link_, kept_, parser, fault);
+            if (fault == http::error::need_buffer)
+                fault = {};
+            take(std::string_view(part.data(), part.size() - parser.get().body().size));
+        }
+        if (fault || !parser.keep_alive())
+            close();
+        return fault ? 0 : parser.get().result_int();
+    }
+
+    [[nodiscard]] bool connect() {
+        boost::system::error_code fault;
+        const auto found = tcp::resolver(context_).resolve(name_, port_, fault);
+        if (!fault)
+            boost::asio::connect(link_, found, fault);
+        if (!fault)
+            link_.set_option(tcp::no_delay(true), fault);
+        return !fault;
+    }
+    void close() {
+        boost::system::error_code ignored;
+        link_.close(ignored);
+        kept_.clear();
+    }
+
+    std::string key_, host_, name_, port_;
+    boost::asio::io_context context_;
+    tcp::socket link_{context_};
+    boost::beast::flat_buffer kept_;
 };
 
 } // namespace load

@@ -8,11 +8,11 @@
 
 namespace server {
 
-/// Waits until a request of this thread's connection is over. It is cancelled if the client disconnects.
-inline void serve(exchange& talk) {
+/// Waits until a request is over. It is cancelled if the client disconnects.
+inline void serve(exchange& talk, const connection& client) {
     constexpr std::chrono::milliseconds moment(100);
     while (!talk.wait(moment))
-        if (const connection* client = connection::here(); client != nullptr && client->closed())
+        if (client.closed())
             talk.abandon();
 }
 

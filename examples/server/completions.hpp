@@ -23,8 +23,8 @@ class completions {
 public:
     explicit completions(host& at) : at_(at) {}
 
-    void answer(const httplib::Request& in, httplib::Response& out, bool chat) {
-        const auto body = read_body(in.body);
+    void answer(const http_request& in, http_response& out, bool chat) {
+        const auto body = read_body(in.body());
         if (!body)
             return refuse(out, problem_of(body.error()));
         auto asked = read_question(*body, chat);
@@ -32,7 +32,7 @@ public:
             return refuse(out, problem_of(asked.error()));
         if (!asked->model.empty() && asked->model != at_.name)
             return refuse(out, no_model(asked->model, at_.name));
-        const std::string header = in.get_header_value("x-session-id");
+        const std::string header = in.header("x-session-id");
         const std::string key = header.empty() ? asked->user : header;
         if (key.size() > 256)
             return refuse(out, {400, "invalid_request_error", "user", "user has more than 256 bytes"});
@@ -46,12 +46,13 @@ public:
         if (streams)
             stream(talk, id, out);
         else
-            whole(talk, id, out);
+            whole(talk, id, in.client, out);
     }
 
 private:
-    static void whole(const std::shared_ptr<exchange>& talk, const std::string& id, httplib::Response& out) {
-        serve(*talk);
+    static void whole(const std::shared_ptr<exchange>& talk, const std::string& id, const connection& client,
+                      http_response& out) {
+        serve(*talk, client);
         std::vector<piece> pieces;
         while (auto each = talk->next(std::chrono::milliseconds(0)))
             pieces.push_back(std::move(*each));
@@ -70,13 +71,13 @@ private:
         streaming(std::shared_ptr<exchange> with, std::string id)
             : talk(std::move(with)), write(*talk, std::move(id)), opened(talk->asked().choices) {}
 
-        bool send(httplib::DataSink& to, const json& body) const {
+        bool send(chunk_writer& to, const json& body) const {
             const std::string event = "data: " + body.dump(-1, ' ', false, json::error_handler_t::replace) + "\n\n";
-            return to.write(event.data(), event.size());
+            return to.write(event);
         }
 
         // The first token is sent even if it completes no code point, because it marks the start of the answer.
-        bool say(httplib::DataSink& to, const piece& said) {
+        bool say(chunk_writer& to, const piece& said) {
             const bool first = !opened[said.choice];
             if (first && !open(to, said.choice))
                 return false;
@@ -84,17 +85,18 @@ private:
             return (empty && (!first || talk->asked().chat)) || send(to, write.chunk_of(said));
         }
 
-        bool open(httplib::DataSink& to, std::size_t choice) {
+        bool open(chunk_writer& to, std::size_t choice) {
             opened[choice] = true;
             return !talk->asked().chat || send(to, write.opening(choice));
         }
 
-        // Sends one event. False closes the connection.
-        bool step(httplib::DataSink& to) {
-            if (const auto said = talk->next(std::chrono::milliseconds(100)))
-                return say(to, *said);
-            if (!talk->over())
-                return to.is_writable(); // no token for a while: check the client
+        // Sends all events. False closes the connection.
+        bool send_all(chunk_writer& to) {
+            while (!talk->over()) {
+                const auto said = talk->next(std::chrono::milliseconds(100));
+                if (said ? !say(to, *said) : !to.open()) // no token for a while: check the client
+                    return false;
+            }
             talk->finish();
             if (const auto failed = talk->failure()) {
                 (void)send(to, problem_of(*failed).body());
@@ -105,20 +107,19 @@ private:
                     return false;
             if ((talk->asked().include_usage || talk->asked().show_tokens) && !send(to, write.usage_chunk()))
                 return false;
-            constexpr std::string_view end = "data: [DONE]\n\n";
-            if (!to.write(end.data(), end.size()))
-                return false;
-            to.done();
-            return true;
+            return to.write("data: [DONE]\n\n");
         }
     };
 
-    static void stream(const std::shared_ptr<exchange>& talk, const std::string& id, httplib::Response& out) {
+    static void stream(const std::shared_ptr<exchange>& talk, const std::string& id, http_response& out) {
         const auto to = std::make_shared<streaming>(talk, id);
-        out.set_header("Cache-Control", "no-cache");
-        out.set_chunked_content_provider(
-            "text/event-stream", [to](std::size_t, httplib::DataSink& sink) { return to->step(sink); },
-            [talk](bool) { talk->abandon(); }); // no effect if it is over
+        out.headers.set(http::field::cache_control, "no-cache");
+        out.type = "text/event-stream";
+        out.stream = [to](chunk_writer& sink) {
+            const bool sent = to->send_all(sink);
+            to->talk->abandon(); // no effect if it is over
+            return sent;
+        };
     }
 
     host& at_;

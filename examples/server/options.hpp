@@ -30,6 +30,8 @@ struct options {
     std::size_t connections = 2048;
     std::size_t body_mib = 8;
     std::size_t timeout_s = 600; ///< Timeout of a request.
+    std::size_t read_timeout_s =
+        30; ///< What a client may take to send a request; a second more for each 64 KiB that arrive.
     std::size_t draft = 0;
     std::string overflow = "refuse";
     std::string tier;
@@ -62,6 +64,10 @@ inline void add_flags(CLI::App& app, options& o) {
     app.add_option("--body-mib", o.body_mib, "Largest request body")->check(whole(1, 1024))->capture_default_str();
     app.add_option("--timeout", o.timeout_s, "Seconds a request may take")
         ->check(whole(1, 86400))
+        ->capture_default_str();
+    app.add_option("--read-timeout", o.read_timeout_s,
+                   "Seconds a client may take to send a request, and more for its size")
+        ->check(whole(1, 3600))
         ->capture_default_str();
     app.add_option("--draft", o.draft, "Tokens guessed ahead by prompt lookup")
         ->check(whole(0, 64))

@@ -10,7 +10,6 @@
 
 #include "problem.hpp"
 #include <arpa/inet.h>
-#include <httplib.h>
 
 namespace server {
 
@@ -37,15 +36,14 @@ namespace server {
 
 /// Checks that a request does not come from a page of another site in a user's browser. Such a page has an Origin of
 /// its own; or, after DNS rebinding, a name in Host that is not this server's. `names` are those that are; empty: any.
-[[nodiscard]] inline std::optional<problem> check_origin(const httplib::Request& in,
+[[nodiscard]] inline std::optional<problem> check_origin(const http_request& in,
                                                          const std::vector<std::string>& names) {
-    const std::string host = in.get_header_value("Host");
+    const std::string host = in.header("Host");
     const auto refused = [](const std::string& code, const std::string& why) {
         return problem{.status = 403, .type = "permission_error", .code = code, .message = why};
     };
-    if (in.has_header("Origin"))
-        if (const std::string origin = in.get_header_value("Origin");
-            origin != "http://" + host && origin != "https://" + host)
+    if (in.count("Origin") > 0)
+        if (const std::string origin = in.header("Origin"); origin != "http://" + host && origin != "https://" + host)
             return refused("origin", "a page of another site may not use this server");
     if (const std::string name = host_name(host);
         !names.empty() && !name.empty() && !is_address(name) && std::ranges::find(names, name) == names.end())

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include <httplib.h>
+#include "http_message.hpp"
 
 namespace server {
 
@@ -52,14 +52,17 @@ struct problem {
             "model not found: " + asked + "; this server has " + served};
 }
 
-inline void reply(httplib::Response& out, const json& body) {
-    out.set_content(body.dump(-1, ' ', false, json::error_handler_t::replace), "application/json");
+inline void reply(http_response& out, const json& body) {
+    out.body = body.dump(-1, ' ', false, json::error_handler_t::replace);
+    out.type = "application/json";
 }
 
-inline void refuse(httplib::Response& out, const problem& why) {
-    out.status = why.status;
+inline void refuse(http_response& out, const problem& why) {
+    out.status = static_cast<unsigned>(why.status);
     if (why.status == 429 || why.status == 503)
-        out.set_header("Retry-After", "1");
+        out.headers.set(http::field::retry_after, "1");
+    if (why.status == 401)
+        out.headers.set(http::field::www_authenticate, "Bearer");
     reply(out, why.body());
 }
 

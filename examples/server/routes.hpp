@@ -4,7 +4,7 @@
 #include <kvcache/core/version.hpp>
 
 #include <algorithm>
-#include <exception>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,6 +16,7 @@
 #include "origin.hpp"
 #include "page.hpp"
 #include "problem.hpp"
+#include "serve_client.hpp"
 
 namespace server {
 
@@ -31,84 +32,51 @@ public:
         }
     }
 
-    void put_on(httplib::Server& web) {
-        web.set_pre_routing_handler([this](const auto& in, auto& out) { return guard(in, out); });
-        web.set_error_handler([](const httplib::Request& in, httplib::Response& out) {
-            if (!out.body.empty())
-                return;
-            connection& client = *connection::here();
-            if (out.status != 404) { // where the next request begins may be unknown
-                client.close_after_reply();
-                out.set_header("Connection", "close");
-            }
-            if (client.exceeded())
-                out.status = client.in_body() ? 413 : 431;
-            problem why{.status = out.status, .code = std::to_string(out.status)};
-            why.message = out.status == 404   ? "there is nothing at " + in.method + " " + in.path
-                          : out.status == 413 ? "the body is too large"
-                          : out.status == 431 ? "the headers are too large"
-                                              : "the request could not be read";
-            refuse(out, why);
-        });
-        web.set_exception_handler([](const auto&, auto& out, const std::exception_ptr& fault) {
-            problem why{.status = 500, .type = "server_error", .code = "internal"};
-            try {
-                std::rethrow_exception(fault);
-            } catch (const std::bad_alloc&) {
-                why = {.status = 503, .type = "overloaded_error", .code = "memory", .message = "out of memory"};
-            } catch (const std::exception& words) {
-                why.message = words.what();
-            } catch (...) {
-                why.message = "unknown";
-            }
-            refuse(out, why);
-        });
-        const auto post = [&](const char* path, auto answer) {
-            web.Post(path, [this, answer](const httplib::Request& in, httplib::Response& out) {
-                if (in.body.size() > at_.with.body_mib << 20) // in chunks
-                    return refuse(out, {.status = 413, .code = "413", .message = "the body is too large"});
-                answer(in, out);
-            });
+    /// What the requests of every connection are checked and answered with. Requires: this outlives it.
+    [[nodiscard]] request_rules rules() {
+        request_rules made{.body_bytes = at_.with.body_mib << 20,
+                           .guard = [this](const http_request& in) { return guard(in); },
+                           .routes = {}};
+        const auto on = [&](const char* method, const char* path, auto answer) {
+            made.routes.add(method, path, std::move(answer));
         };
-        post("/v1/chat/completions", [this](const auto& in, auto& out) { completions_.answer(in, out, true); });
-        post("/v1/completions", [this](const auto& in, auto& out) { completions_.answer(in, out, false); });
-        post("/v1/warm", [this](const auto& in, auto& out) { warm(in, out); });
-        post("/tokenize", [this](const auto& in, auto& out) { tokenize(in, out); });
-        post("/detokenize", [this](const auto& in, auto& out) { detokenize(in, out); });
-        web.Get("/v1/models", [this](const auto&, auto& out) { reply(out, models()); });
-        web.Get(R"(/v1/models/(.+))", [this](const auto& in, auto& out) { model(in.matches[1].str(), out); });
-        web.Get("/v1/sessions", [this](const auto&, auto& out) { reply(out, sessions()); });
-        web.Delete(R"(/v1/sessions/(.+))", [this](const auto& in, auto& out) { forget(in.matches[1].str(), out); });
-        web.Get("/metrics",
-                [this](const auto&, auto& out) { out.set_content(metrics(), "text/plain; version=0.0.4"); });
-        web.Get("/health", [this](const auto&, auto& out) { reply(out, {{"status", "ok"}, {"model", at_.name}}); });
-        web.Get("/", [](const auto&, auto& out) { out.set_content(std::string(page), "text/html; charset=utf-8"); });
+        on("POST", "/v1/chat/completions", [this](const auto& in, auto& out) { completions_.answer(in, out, true); });
+        on("POST", "/v1/completions", [this](const auto& in, auto& out) { completions_.answer(in, out, false); });
+        on("POST", "/v1/warm", [this](const auto& in, auto& out) { warm(in, out); });
+        on("POST", "/tokenize", [this](const auto& in, auto& out) { tokenize(in, out); });
+        on("POST", "/detokenize", [this](const auto& in, auto& out) { detokenize(in, out); });
+        on("GET", "/v1/models", [this](const auto&, auto& out) { reply(out, models()); });
+        on("GET", "/v1/models/*", [this](const auto& in, auto& out) { model(below(in, "/v1/models/"), out); });
+        on("GET", "/v1/sessions", [this](const auto&, auto& out) { reply(out, sessions()); });
+        on("DELETE", "/v1/sessions/*", [this](const auto& in, auto& out) { forget(below(in, "/v1/sessions/"), out); });
+        on("GET", "/metrics", [this](const auto&, auto& out) {
+            out.body = metrics();
+            out.type = "text/plain; version=0.0.4";
+        });
+        on("GET", "/health", [this](const auto&, auto& out) { reply(out, {{"status", "ok"}, {"model", at_.name}}); });
+        on("GET", "/", [](const auto&, auto& out) {
+            out.body = page;
+            out.type = "text/html; charset=utf-8";
+        });
+        return made;
     }
 
 private:
-    using handled = httplib::Server::HandlerResponse;
+    // Returns the part of a path after its first part.
+    [[nodiscard]] static std::string below(const http_request& in, std::string_view above) {
+        return in.path().substr(above.size());
+    }
 
     // Before the body is read. The body of a refused request is not read, so its connection is closed.
-    handled guard(const httplib::Request& in, httplib::Response& out) const {
-        connection& client = *connection::here();
-        auto why = check_framing(in, client, at_.with.body_mib << 20);
-        if (!why)
-            why = check_origin(in, names_);
-        if (why) {
-            client.close_after_reply();
-            out.set_header("Connection", "close");
-            refuse(out, *why);
-            return handled::Handled;
-        }
-        const bool open = in.path == "/" || in.path == "/health";
-        if (open || at_.with.api_key.empty() ||
-            same(bearer_token(in.get_header_value("Authorization")), at_.with.api_key))
-            return handled::Unhandled;
-        client.close_after_reply();
-        out.set_header("Connection", "close");
-        out.set_header("WWW-Authenticate", "Bearer");
-        refuse(out, {401, "authentication_error", "invalid_api_key", "the API key is missing or wrong"});
-        return handled::Handled;
+    [[nodiscard]] std::optional<problem> guard(const http_request& in) const {
+        if (auto why = check_framing(in, at_.with.body_mib << 20))
+            return why;
+        if (auto why = check_origin(in, names_))
+            return why;
+        if (in.path() == "/" || in.path() == "/health" || at_.with.api_key.empty() ||
+            same(bearer_token(in.header("Authorization")), at_.with.api_key))
+            return std::nullopt;
+        return problem{401, "authentication_error", "invalid_api_key", "the API key is missing or wrong"};
     }
 
     // Returns the token of an Authorization header; the name of the scheme is in any case (RFC 9110, 11.1).
@@ -130,8 +98,8 @@ private:
     }
 
     // Computes a text, or the beginning of a chat, so that later requests reuse it.
-    void warm(const httplib::Request& in, httplib::Response& out) {
-        auto body = read_body(in.body);
+    void warm(const http_request& in, http_response& out) {
+        auto body = read_body(in.body());
         if (!body)
             return refuse(out, problem_of(body.error()));
         const bool chat = body->is_object() && body->contains("messages");
@@ -147,7 +115,7 @@ private:
         const auto talk = std::make_shared<exchange>(at_, std::move(*asked));
         if (auto begun = talk->ask({}); !begun)
             return refuse(out, problem_of(begun.error()));
-        serve(*talk);
+        serve(*talk, in.client);
         talk->finish();
         if (const auto failed = talk->failure())
             return refuse(out, problem_of(*failed));
@@ -158,8 +126,8 @@ private:
                     {"partial_tail_tokens", talk->prompt().size() % at_.with.page}});
     }
 
-    void tokenize(const httplib::Request& in, httplib::Response& out) {
-        const auto body = read_body(in.body);
+    void tokenize(const http_request& in, http_response& out) {
+        const auto body = read_body(in.body());
         if (!body)
             return refuse(out, problem_of(body.error()));
         field_reader fields(*body);
@@ -180,8 +148,8 @@ private:
         reply(out, {{"count", ids->size()}, {"max_model_len", at_.context()}, {"tokens", std::move(list)}});
     }
 
-    void detokenize(const httplib::Request& in, httplib::Response& out) {
-        const auto body = read_body(in.body);
+    void detokenize(const http_request& in, http_response& out) {
+        const auto body = read_body(in.body());
         if (!body)
             return refuse(out, problem_of(body.error()));
         std::vector<kvcache::token_id> ids;
@@ -208,7 +176,7 @@ private:
                 {"max_model_len", at_.context()}};
     }
 
-    void model(const std::string& name, httplib::Response& out) const {
+    void model(const std::string& name, http_response& out) const {
         name == at_.name ? reply(out, model_entry()) : refuse(out, no_model(name, at_.name));
     }
 
@@ -219,7 +187,7 @@ private:
         return {{"object", "list"}, {"data", std::move(list)}};
     }
 
-    void forget(const std::string& key, httplib::Response& out) {
+    void forget(const std::string& key, http_response& out) {
         if (!at_.sessions.remove(at_.fingerprint, key))
             return refuse(out, {404, "invalid_request_error", "session_not_found", "there is no session " + key});
         reply(out, {{"id", key}, {"deleted", true}});

@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <list>
 #include <mutex>
@@ -10,17 +11,27 @@
 #include <thread>
 #include <utility>
 
-#include <httplib.h>
-
 namespace server {
 
 /// One thread per open connection, started when all others are busy, so that idle clients block no other client. Above
 /// the limit a connection waits for another one to close.
-class thread_per_client : public httplib::TaskQueue {
+class client_threads {
 public:
-    explicit thread_per_client(std::size_t most) : most_(most) {}
+    explicit client_threads(std::size_t most) : most_(most) {}
+    client_threads(const client_threads&) = delete;
+    client_threads& operator=(const client_threads&) = delete;
+    ~client_threads() {
+        {
+            const std::lock_guard guard(lock_);
+            ends_ = true;
+            arrived_.notify_all();
+        }
+        for (auto& each : threads_)
+            each.join();
+    }
 
-    void enqueue(std::function<void()> serve) override {
+    /// Throws: system_error, if there is no thread at all and none can be started.
+    void run(std::function<void()> serve) {
         const std::lock_guard guard(lock_);
         waiting_.push_back(std::move(serve));
         if (waiting_.size() > idle_ && threads_.size() < most_)
@@ -33,17 +44,6 @@ public:
         arrived_.notify_one();
     }
 
-    void shutdown() override {
-        {
-            const std::lock_guard guard(lock_);
-            ends_ = true;
-            arrived_.notify_all();
-        }
-        for (auto& each : threads_)
-            each.join();
-        threads_.clear();
-    }
-
 private:
     void work() {
         std::unique_lock guard(lock_);
@@ -53,10 +53,11 @@ private:
             --idle_;
             if (waiting_.empty())
                 return;
-            const auto serve = std::move(waiting_.front());
+            auto serve = std::move(waiting_.front());
             waiting_.pop_front();
             guard.unlock();
             serve();
+            serve = nullptr;
             guard.lock();
         }
     }
@@ -64,7 +65,7 @@ private:
     std::size_t most_;
     std::mutex lock_;
     std::condition_variable arrived_;
-    std::list<std::function<void()>> waiting_;
+    std::deque<std::function<void()>> waiting_;
     std::list<std::thread> threads_;
     std::size_t idle_ = 0;
     bool ends_ = false;

@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""What hostile clients try: requests whose end is ambiguous, bodies that are bombs, pages of other sites, silence.
+
+    hostile.py SERVER MODEL
+"""
+import gzip
+import json
+import socket
+import sys
+
+import running
+from running import check
+
+SERVER, MODEL = sys.argv[1:3]
+
+
+class Server(running.Server):
+    def __init__(self, *flags):
+        super().__init__(SERVER, MODEL, *flags)
+
+
+def origins(at):
+    """A page of another site cannot use the server through a browser, by its own origin or by a name of its own."""
+    here = f"127.0.0.1:{at.port}"
+    body = json.dumps({"prompt": "x", "max_tokens": 1})
+    for headers, status in (({"Origin": f"http://{here}"}, 200), ({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403),
+                            ({"Origin": f"http://localhost:{at.port}"}, 403), ({"Origin": f"http://{here}.evil.example"}, 403),
+                            ({"Host": "evil.example"}, 403), ({"Host": f"evil.example:{at.port}"}, 403),
+                            ({"Host": "localhost.evil.example"}, 403), ({"Host": "127.0.0.1.evil.example"}, 403),
+                            ({"Host": "LocalHost"}, 200), ({"Host": "[::1]:80"}, 200), ({"Host": "10.0.0.1"}, 200),
+                            ({"Content-Type": "text/plain", "Origin": "http://evil.example"}, 403)):
+        got = at.ask("POST", "/v1/completions", body, headers)
+        check(got[0] == status, (headers, got[:2]))
+
+
+def framing(at):
+    """Requests whose end is ambiguous, too far, or encoded are refused, and nothing after them runs as a request."""
+    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    inner = b"GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    def replies(request):
+        with socket.create_connection(("127.0.0.1", at.port), timeout=60) as link:
+            link.settimeout(60)
+            try:
+                link.sendall(request)
+            except OSError:
+                pass  # it may close before it has read all
+            got = b""
+            while True:
+                try:
+                    more = link.recv(65536)
+                except ConnectionError:
+                    break
+                if not more:
+                    break
+                got += more
+        return got
+
+    def one(status, headers, payload=b"", method=b"POST", version=b"1.1"):
+        request = method + b" /v1/completions HTTP/" + version + b"\r\n" + headers + b"\r\n" + payload + inner
+        got = replies(request)
+        check(got.startswith(b"HTTP/1.1 %d " % status) and got.count(b"HTTP/1.1 ") == 1, (status, headers, got[:300]))
+
+    host, size = b"Host: localhost\r\n", b"Content-Length: %d\r\n" % len(body)
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    chunked = b"Transfer-Encoding: chunked\r\n"
+    one(400, host + size + chunked, chunks)
+    one(400, host + chunked + size, chunks)
+    one(400, host + size + b"Content-Length: 0\r\n", body)
+    one(400, host + size + size, body)
+    for length in (b"-1", b"+5", b"5, 5", b"0x10", b"five", b"5 5", b"1e3"):
+        one(400, host + b"Content-Length: " + length + b"\r\n", body)
+    one(400, host + b"Content-Length: 99999999999999999999999\r\n", body)
+    one(413, host + b"Content-Length: 18446744073709551614\r\n", body)
+    one(413, host + b"Content-Length: %d\r\n" % (9 << 20), b"x" * (9 << 20))
+    for encoding in (b"gzip, chunked", b"chunked, chunked", b"identity", b"xchunked", b"chunked, gzip"):
+        one(400, host + b"Transfer-Encoding: " + encoding + b"\r\n", chunks)
+    one(400, host + chunked + chunked, chunks)
+    one(400, host + chunked, chunks, version=b"1.0")
+    one(400, size, body)
+    one(400, host + host + size, body)
+    one(411, host)
+    one(400, host + b"Content-Length: \r\n", body)
+    for method in (b"GET", b"HEAD", b"OPTIONS", b"DELETE"):
+        one(400, host + b"Content-Length: %d\r\n" % len(inner), method=method)
+        one(400, host + chunked, b"%x\r\n%s\r\n0\r\n\r\n" % (len(inner), inner), method=method)
+    for coding in (b"gzip", b"GZIP", b"deflate", b"br", b"zstd", b"gzip, gzip"):
+        one(415, host + size + b"Content-Encoding: " + coding + b"\r\n", body)
+    before = at.memory()
+    bomb = gzip.compress(b" " * (1 << 30), 1)
+    one(415, host + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n" % len(bomb), bomb)
+    for piece in (1, 4096, 1 << 20):
+        many = b"%x\r\n%s\r\n" % (piece, b" " * piece)
+        one(413, host + chunked, many * ((40 << 20) // len(many)) + b"0\r\n\r\n")
+    check(at.memory() < before + 64, f"bodies are limited while they are read: {before} MiB, then {at.memory()}")
+    one(431, host + b"".join(b"X-%d: %s\r\n" % (n, b"y" * 1000) for n in range(500)) + size, body)
+    for line in (b"X : y", b" folded", b"X", b"X: \x00", b": y", b"Content-Length : 5", b"Transfer-Encoding : chunked"):
+        one(400, line + b"\r\n" + host + size, body)
+    for bad in (b"-1\r\n", b"0x5\r\nhello\r\n", b"5 \r\nhello\r\n", b"ffffffffffffffffff\r\n", b"5\r\nhelloX\r\n", b"\r\n", b"5;\n\r\nhello\r\n"):
+        one(400, host + chunked, bad + b"0\r\n\r\n")
+    for trailer in (b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"X : y\r\n"):
+        one(400, host + chunked, chunks[:-2] + trailer + b"\r\n")
+    one(431, host + chunked, chunks[:-2] + b"".join(b"X-%d: %s\r\n" % (n, b"y" * 1000) for n in range(500)) + b"\r\n")
+    one(417, host + size + b"Expect: miracles\r\n", body)
+    for line, status in ((b"GET http://other.example/health HTTP/1.1", 400), (b"GET health HTTP/1.1", 400), (b"GET  /health HTTP/1.1", 400),
+                         (b"GET /health HTTP/2.0", 505), (b"GET /health HTTP/1.2", 505), (b"GET /health", 400), (b"/health", 400),
+                         (b"PRI * HTTP/2.0", 505), (b"GET /health HTTP/1.1 x", 505), (b"G\x00T /health HTTP/1.1", 400),
+                         (b"GET /" + b"x" * 70000 + b" HTTP/1.1", 431)):
+        got = replies(line + b"\r\n" + host + b"\r\n" + inner)
+        check(got.startswith(b"HTTP/1.1 %d " % status) and got.count(b"HTTP/1.1 ") == 1, (line[:60], got[:300]))
+    # What is sound: chunks, whole or in small pieces, and several requests on one connection.
+    ok = b"POST /v1/completions HTTP/1.1\r\n" + host
+    small = b"".join(b"1\r\n%c\r\n" % c for c in body) + b"0\r\n\r\n"
+    got = replies(ok + chunked + b"\r\n" + chunks + ok + chunked + b"\r\n" + small + ok + size + b"\r\n" + body +
+                  b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    check(got.count(b"HTTP/1.1 200 ") == 4, got)
+    end = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with_trailers = chunks[:-2] + b"X-Checksum: 5\r\nX-Other: y\r\n\r\n"
+    extended = b"%x;name=value\r\n%s\r\n0;last\r\n\r\n" % (len(body), body)
+    for request in (ok + chunked + b"Trailer: X-Checksum\r\n\r\n" + with_trailers, ok + chunked + b"\r\n" + extended,
+                    ok + size + b"Expect: 100-continue\r\n\r\n" + body, ok + size + b"RANGE: bytes=0-0\r\n\r\n" + body,
+                    b"GET / HTTP/1.1\r\nRange: bytes=0-0,0-1,0-2\r\n" + host + b"\r\n", b"GET /%68ealth?x=%00 HTTP/1.1\r\n" + host + b"\r\n"):
+        got = replies(request + end)
+        check(got.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"").startswith(b"HTTP/1.1 200 ") and got.count(b" 404 Not Found") == 1 and
+              b"Content-Range" not in got, (request[:80], got[:300]))
+    got = replies(b"HEAD /health HTTP/1.1\r\n" + host + b"\r\n" + end)
+    head, rest = got.split(b"\r\n\r\n", 1)
+    check(head.startswith(b"HTTP/1.1 200 ") and b"Content-Length: " in head and rest.startswith(b"HTTP/1.1 404 "), got)
+    # A client of HTTP/1.0 gets no chunks, and the end of the connection is the end of the answer.
+    streamed = json.dumps({"prompt": "x", "max_tokens": 3, "stream": True, "ignore_eos": True}).encode()
+    got = replies(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(streamed) + streamed)
+    head, rest = got.split(b"\r\n\r\n", 1)
+    check(b"chunked" not in head.lower() and rest.startswith(b"data: ") and rest.endswith(b"data: [DONE]\n\n"), got)
+    got = replies(b"POST /v1/completions HTTP/1.1\r\n" + host + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(streamed) + streamed)
+    head, rest = got.split(b"\r\n\r\n", 1)
+    check(b"Transfer-Encoding: chunked" in head and b"Connection: close" in head and b"Keep-Alive" not in head and
+          rest.endswith(b"\r\n0\r\n\r\n"), got)
+
+
+def slow_senders():
+    """Clients that send a request byte by byte, or nothing, are given up in time, and take no place from others."""
+    at = Server("--read-timeout", "1", "--connections", "12")
+    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n"
+    chunked = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for start, drip in ((b"", b"GET /health HTTP/1.1\r\nX: " + b"x" * 5000), (head, body * 100), (chunked, b"1\r\nx\r\n" * 5000)):
+        link = socket.create_connection(("127.0.0.1", at.port), timeout=60)
+        link.sendall(start)
+        got, link_ends = b"", False
+        link.settimeout(0.05)
+        for n in range(len(drip)):
+            try:
+                link.sendall(drip[n:n + 1])
+                more = link.recv(4096)
+                link_ends = not more
+                got += more
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                link_ends = True
+            if link_ends:
+                break
+        check(link_ends and got.startswith(b"HTTP/1.1 408 "), (start, n, got))
+    # Twenty times as many idle and dripping connections as there are places.
+    idle = []
+    for n in range(240):
+        link = socket.create_connection(("127.0.0.1", at.port), timeout=60)
+        link.sendall((b"", b"GET /health", head, chunked + b"1\r\nx")[n % 4])
+        idle.append(link)
+        if n % 20 == 19:
+            check(at.ask("GET", "/health")[0] == 200 and at.ask("GET", "/metrics")[0] == 200, "health and metrics answer")
+            check(at.ask("POST", "/v1/completions", body)[0] == 200, "and so do completions")
+    for link in idle:
+        link.close()
+    # While all places are taken by answers, health and metrics are answered, and others are told.
+    streams = []
+    for n in range(12):
+        link = socket.create_connection(("127.0.0.1", at.port), timeout=60)
+        long = json.dumps({"prompt": "Ella", "max_tokens": 1500, "ignore_eos": True, "stream": True}).encode()
+        link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(long) + long)
+        check(link.recv(12) == b"HTTP/1.1 200", "a stream begins")
+        streams.append(link)
+    for _ in range(5):
+        check(at.ask("GET", "/health")[0] == 200 and at.ask("GET", "/metrics")[0] == 200, "health has a reserve")
+        status, got, reply = at.ask("POST", "/v1/completions", body)
+        check(status == 503 and got["error"]["code"] == "connections" and reply.getheader("Retry-After") == "1", (status, got))
+    for link in streams:
+        link.close()
+    while at.gauge("vllm:num_requests_running") > 0:
+        pass
+    check(at.ask("POST", "/v1/completions", body)[0] == 200, "places are free again")
+    at.stop()
+
+
+def main():
+    at = Server()
+    origins(at)
+    framing(at)
+    at.stop()
+    slow_senders()
+    print(f"hostile.py: {running.checks} checks hold")
+
+
+main()
