@@ -45,8 +45,8 @@ int run(const server::options& with) {
     server::web web({.connections = with.connections,
                      .patience = {.idle = seconds(75), .head = seconds(with.read_timeout_s), .write = seconds(30)}},
                     paths.rules(), {"/health", "/metrics"});
-    if (with.api_key.empty() && !server::is_loopback(with.host))
-        std::fprintf(stderr, "warning: anyone who reaches %s may use this server; --api-key is not set\n",
+    if (at.keys.empty() && !server::is_loopback(with.host))
+        std::fprintf(stderr, "warning: anyone who reaches %s may use this server; there is no API key\n",
                      with.host.c_str());
     std::printf("%s\nlistening on http://%s:%d\n", at.cache.describe().c_str(), with.host.c_str(), listener->port());
     std::fflush(stdout);

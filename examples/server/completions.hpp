@@ -14,7 +14,7 @@
 #include "attend.hpp"
 #include "exchange.hpp"
 #include "problem.hpp"
-#include "question.hpp"
+#include "read_question.hpp"
 
 namespace server {
 
@@ -38,38 +38,55 @@ public:
             return refuse(out, {400, "invalid_request_error", "user", "user has more than 256 bytes"});
         if (std::ranges::any_of(key, [](unsigned char c) { return c < 0x20 || c == 0x7f; }))
             return refuse(out, {400, "invalid_request_error", "user", "user has a control character"});
-        const bool streams = asked->stream;
-        const auto talk = std::make_shared<exchange>(at_, std::move(*asked));
-        if (auto begun = talk->ask(key); !begun)
-            return refuse(out, problem_of(begun.error()));
-        const std::string id = (chat ? "chatcmpl-" : "cmpl-") + std::to_string(++count_);
-        if (streams)
-            stream(talk, id, out);
+        auto tenant = at_.tenant_of(in, asked->cache_salt);
+        if (!tenant)
+            return refuse(out, problem_of(tenant.error()));
+        const auto what = std::make_shared<const question>(std::move(*asked));
+        exchanges all;
+        for (std::size_t i = 0; i < (chat ? 1 : what->prompts.size()); ++i) {
+            all.push_back(std::make_shared<exchange>(at_, what, i, *tenant));
+            if (auto begun = all.back()->ask(key); !begun) {
+                for (const auto& each : all)
+                    each->abandon();
+                return refuse(out, problem_of(begun.error()));
+            }
+        }
+        answer_json write(std::move(all), (chat ? "chatcmpl-" : "cmpl-") + std::to_string(++count_));
+        if (what->stream)
+            stream(std::move(write), out);
         else
-            whole(talk, id, in.client, out);
+            whole(write, in.client, out);
     }
 
 private:
-    static void whole(const std::shared_ptr<exchange>& talk, const std::string& id, const connection& client,
-                      http_response& out) {
-        serve(*talk, client);
-        std::vector<piece> pieces;
-        while (auto each = talk->next(std::chrono::milliseconds(0)))
-            pieces.push_back(std::move(*each));
-        talk->finish();
-        if (const auto failed = talk->failure())
-            return refuse(out, problem_of(*failed));
-        reply(out, answer_json(*talk, id).whole(pieces));
+    static void whole(const answer_json& write, const connection& client, http_response& out) {
+        for (const auto& each : write.all())
+            serve(*each, client);
+        json choices = json::array();
+        for (std::size_t i = 0; i < write.all().size(); ++i) {
+            exchange& talk = *write.all()[i];
+            std::vector<piece> pieces;
+            while (auto each = talk.next(std::chrono::milliseconds(0)))
+                pieces.push_back(std::move(*each));
+            talk.finish();
+            if (!talk.failure())
+                write.add_choices(i, pieces, choices);
+        }
+        for (const auto& each : write.all())
+            if (const auto failed = each->failure())
+                return refuse(out, problem_of(*failed));
+        reply(out, write.whole(std::move(choices)));
     }
 
-    // The events of a stream.
+    // The events of a stream, one prompt after another.
     struct streaming {
-        std::shared_ptr<exchange> talk;
         answer_json write;
-        std::vector<bool> opened; // per choice
+        std::size_t now = 0;      // the prompt
+        std::vector<bool> opened; // per choice of the prompt
 
-        streaming(std::shared_ptr<exchange> with, std::string id)
-            : talk(std::move(with)), write(*talk, std::move(id)), opened(talk->asked().choices) {}
+        explicit streaming(answer_json with) : write(std::move(with)) {}
+
+        [[nodiscard]] exchange& talk() const { return *write.all()[now]; }
 
         bool send(chunk_writer& to, const json& body) const {
             const std::string event = "data: " + body.dump(-1, ' ', false, json::error_handler_t::replace) + "\n\n";
@@ -81,43 +98,55 @@ private:
             const bool first = !opened[said.choice];
             if (first && !open(to, said.choice))
                 return false;
-            const bool empty = said.text.empty() && !talk->asked().log_probabilities && !talk->asked().token_ids;
-            return (empty && (!first || talk->asked().chat)) || send(to, write.chunk_of(said));
+            const question& asked = talk().asked();
+            const bool empty = said.text.empty() && !asked.log_probabilities && !asked.token_ids;
+            return (empty && (!first || asked.chat)) || send(to, write.chunk_of(now, said));
         }
 
         bool open(chunk_writer& to, std::size_t choice) {
             opened[choice] = true;
-            return !talk->asked().chat || send(to, write.opening(choice));
+            const question& asked = talk().asked();
+            return (!asked.chat && !asked.echo) || send(to, write.opening(now, choice));
         }
 
-        // Sends all events. False closes the connection.
-        bool send_all(chunk_writer& to) {
-            while (!talk->over()) {
-                const auto said = talk->next(std::chrono::milliseconds(100));
+        // Sends the events of a prompt. False closes the connection.
+        bool send_prompt(chunk_writer& to) {
+            opened.assign(talk().asked().choices, false);
+            while (!talk().over()) {
+                const auto said = talk().next(std::chrono::milliseconds(100));
                 if (said ? !say(to, *said) : !to.open()) // no token for a while: check the client
                     return false;
             }
-            talk->finish();
-            if (const auto failed = talk->failure()) {
+            talk().finish();
+            if (const auto failed = talk().failure()) {
                 (void)send(to, problem_of(*failed).body());
                 return false;
             }
-            for (std::size_t i = 0; i < talk->asked().choices; ++i)
-                if ((!opened[i] && !open(to, i)) || !send(to, write.ending(i)))
+            for (std::size_t i = 0; i < opened.size(); ++i)
+                if ((!opened[i] && !open(to, i)) || !send(to, write.ending(now, i)))
                     return false;
-            if ((talk->asked().include_usage || talk->asked().show_tokens) && !send(to, write.usage_chunk()))
+            return true;
+        }
+
+        bool send_all(chunk_writer& to) {
+            for (now = 0; now < write.all().size(); ++now)
+                if (!send_prompt(to))
+                    return false;
+            const question& asked = write.asked();
+            if ((asked.include_usage || asked.show_tokens) && !send(to, write.usage_chunk()))
                 return false;
             return to.write("data: [DONE]\n\n");
         }
     };
 
-    static void stream(const std::shared_ptr<exchange>& talk, const std::string& id, http_response& out) {
-        const auto to = std::make_shared<streaming>(talk, id);
+    static void stream(answer_json write, http_response& out) {
+        const auto to = std::make_shared<streaming>(std::move(write));
         out.headers.set(http::field::cache_control, "no-cache");
         out.type = "text/event-stream";
         out.stream = [to](chunk_writer& sink) {
             const bool sent = to->send_all(sink);
-            to->talk->abandon(); // no effect if it is over
+            for (const auto& each : to->write.all())
+                each->abandon(); // no effect if it is over
             return sent;
         };
     }

@@ -30,28 +30,32 @@ struct piece {
 /// A request shared by the computing thread and the client's thread. Created by ask; both own it.
 class exchange : public std::enable_shared_from_this<exchange> {
 public:
-    exchange(host& at, question asked) : at_(at), asked_(std::move(asked)) {}
+    /// Answers a chat, or a prompt of a completion. It reuses and stores pages of `tenant`.
+    exchange(host& at, std::shared_ptr<const question> asked, std::size_t prompt, store tenant)
+        : at_(at), asked_(std::move(asked)), which_(prompt), tenant_(std::move(tenant)) {}
 
     /// Submits the question to the engine, as a turn of the conversation `session_key`, or of none if it is empty.
     /// Errors: an invalid question; a full queue.
     [[nodiscard]] kvcache::result<void> ask(const std::string& session_key) {
-        if (auto begun = asked_.chat ? begin_chat(session_key) : begin_completion(); !begun)
+        if (auto begun = asked_->chat ? begin_chat(session_key) : begin_completion(); !begun)
             return begun;
-        kvcache::stop_criteria until{.max_tokens = asked_.max_tokens.value_or(at_.context() - prompt_.size())};
-        if (until.max_tokens > at_.context() - prompt_.size() && asked_.max_tokens)
+        kvcache::stop_criteria until{.max_tokens = asked_->max_tokens.value_or(at_.context() - prompt_.size())};
+        if (until.max_tokens > at_.context() - prompt_.size() && asked_->max_tokens)
             return too_long();
-        if (!asked_.ignore_eos)
+        if (!asked_->ignore_eos)
             until.stop = at_.model.config().eos;
-        for (std::size_t i = 0; i < asked_.choices; ++i)
-            texts_.emplace_back(at_.words, prompt_, asked_.stop);
+        for (std::size_t i = 0; i < asked_->choices; ++i)
+            texts_.emplace_back(at_.words, prompt_, asked_->stop);
         const auto self = shared_from_this();
         kvcache::engine_request<store> request{
             .prompt = prompt_,
-            .draw = asked_.draw,
+            .tenant = tenant_,
+            .draw = asked_->draw,
             .until = std::move(until),
-            .choices = asked_.choices,
+            .choices = asked_->choices,
             .draft = at_.with.draft,
-            .log_probabilities = asked_.log_probabilities,
+            .log_probabilities = asked_->log_probabilities,
+            .score_prompt = asked_->echo && asked_->log_probabilities,
             .deadline = began_ + std::chrono::seconds(at_.with.timeout_s),
             .on_token = [self](const kvcache::generated_token& token) { return self->on_token(token); },
             .done = [self](kvcache::engine_outcome<store>&& end) { self->done(std::move(end)); }};
@@ -108,13 +112,14 @@ public:
         at_.times.add(took);
         if (held_ && !failure() && end.answers[0].sequence) {
             auto& first = end.answers[0];
-            (*held_)->finish(std::move(*turn_), std::move(*first.sequence), first.ids, texts_[0].text(),
-                             first.why == kvcache::finish_reason::stopped);
-            held_->set_bytes(((*held_)->info().cached / at_.with.page + 1) * at_.cache.codec().page_bytes());
+            auto& chat = (*held_)->chat;
+            chat.finish(std::move(*turn_), std::move(*first.sequence), first.ids, texts_[0].text(),
+                        first.why == kvcache::finish_reason::stopped);
+            held_->set_bytes((chat.info().cached / at_.with.page + 1) * tenant_.codec().page_bytes());
         }
         if (at_.with.debug)
             std::fprintf(stderr, "prefix_hit=%zu prefill=%zu generated=%zu cached=%zu\n", end.reused, end.prefilled,
-                         took.generated, held_ ? (*held_)->info().cached : 0);
+                         took.generated, held_ ? (*held_)->chat.info().cached : 0);
         held_.reset();
         turn_.reset();
         for (auto& each : end.answers)
@@ -135,9 +140,14 @@ public:
         return std::nullopt;
     }
 
-    [[nodiscard]] const question& asked() const noexcept { return asked_; }
+    [[nodiscard]] const question& asked() const noexcept { return *asked_; }
     [[nodiscard]] host& at() const noexcept { return at_; }
     [[nodiscard]] const std::vector<kvcache::token_id>& prompt() const noexcept { return prompt_; }
+    /// The text of the prompt of a completion.
+    [[nodiscard]] std::string prompt_text() const {
+        const text_or_ids& given = asked_->prompts[which_];
+        return given.ids.empty() ? given.text : at_.words.decode(prompt_, {});
+    }
     [[nodiscard]] std::size_t known_before() const noexcept { return known_before_; }
     [[nodiscard]] const std::string& text(std::size_t choice) const { return texts_[choice].text(); }
     [[nodiscard]] const kvcache::engine_outcome<store>& outcome() const { return *outcome_; }
@@ -147,7 +157,7 @@ public:
     [[nodiscard]] double first_token() const noexcept { return first_.value_or(0.0); }
 
 private:
-    using table = kvcache::session_table<session>;
+    using table = kvcache::session_table<conversation>;
 
     // A request without a key belongs to no conversation: it reuses pages that are cached, and nothing else.
     [[nodiscard]] kvcache::result<void> begin_chat(const std::string& key) {
@@ -155,15 +165,18 @@ private:
             return kvcache::error{kvcache::error_code::malformed, "messages",
                                   "messages cannot be written for this model: " + at_.no_form};
         if (!key.empty()) {
-            auto held = at_.sessions.acquire(at_.fingerprint, key, at_.make_session());
+            auto held = at_.sessions.acquire(digest_of(tenant_.id()), key, at_.make_conversation(tenant_));
             if (!held)
                 return held.error();
             held_.emplace(std::move(*held));
         }
-        session alone(at_.cache, *at_.form, at_.context(), {}, overflow(at_.with));
-        session& with = held_ ? **held_ : alone;
+        conversation alone(tenant_, *at_.form, at_.context(), at_.with);
+        auto& with = (held_ ? **held_ : alone).chat;
         known_before_ = with.ids().size();
-        auto begun = with.begin(asked_.messages, asked_.max_tokens.value_or(1));
+        kvcache::chat_options how = at_.form->rendering;
+        if (!asked_->tools.is_null())
+            how.variables["tools"] = asked_->tools;
+        auto begun = with.begin(asked_->messages, asked_->max_tokens.value_or(1), how);
         if (!begun)
             return begun.error();
         prompt_ = begun->prompt;
@@ -172,9 +185,10 @@ private:
     }
 
     [[nodiscard]] kvcache::result<void> begin_completion() {
-        if (!asked_.prompt_ids.empty())
-            prompt_ = asked_.prompt_ids;
-        else if (auto encoded = at_.words.encode(asked_.prompt, {}))
+        const text_or_ids& given = asked_->prompts[which_];
+        if (!given.ids.empty())
+            prompt_ = given.ids;
+        else if (auto encoded = at_.words.encode(given.text, {}))
             prompt_ = std::move(*encoded);
         else
             return encoded.error();
@@ -187,7 +201,7 @@ private:
         return {kvcache::error_code::out_of_range, "context",
                 "the maximum context length is " + std::to_string(at_.context()) + " tokens; the prompt takes " +
                     std::to_string(prompt_.size()) + " and the answer may take " +
-                    std::to_string(asked_.max_tokens.value_or(1))};
+                    std::to_string(asked_->max_tokens.value_or(1))};
     }
 
     // Called by the computing thread.
@@ -213,7 +227,9 @@ private:
     }
 
     host& at_;
-    question asked_;
+    std::shared_ptr<const question> asked_;
+    std::size_t which_; // of the prompts
+    store tenant_;      // outlives what belongs to it
     std::vector<kvcache::token_id> prompt_;
     std::size_t known_before_ = 0;
     std::optional<table::hold> held_;

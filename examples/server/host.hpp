@@ -2,47 +2,27 @@
 #pragma once
 
 #include <kvcache/kvcache.hpp>
-#include <kvcache/session/chat_session.hpp>
 #include <kvcache/session/engine.hpp>
 #include <kvcache/session/session_table.hpp>
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "../support/model_directory.hpp"
+#include "api_keys.hpp"
 #include "chosen_tier.hpp"
+#include "conversation.hpp"
 #include "latencies.hpp"
 #include "options.hpp"
 #include "ready_memory.hpp"
 
 namespace server {
-
-using store = kvcache::cache<kvcache::codec::f32, kvcache::locking::mutex, chosen_tier, kvcache::storage::heap>;
-
-/// What a chat does when it is too long.
-struct overflow {
-    bool slides = false;
-    bool forgets = false;
-    explicit overflow(const options& with) : slides(with.overflow == "slide"), forgets(with.overflow == "sinks") {}
-    [[nodiscard]] std::size_t droppable_turns(std::span<const kvcache::chat_message> messages) const {
-        return slides ? kvcache::slide_overflow{}.droppable_turns(messages) : 0;
-    }
-    [[nodiscard]] std::vector<kvcache::chat_message> without_turns(std::span<const kvcache::chat_message> messages,
-                                                                   std::size_t turns) const {
-        return kvcache::slide_overflow{}.without_turns(messages, turns);
-    }
-    [[nodiscard]] std::optional<std::size_t> sinks() const {
-        return forgets ? kvcache::sinks_overflow{}.sinks() : std::nullopt;
-    }
-};
-using session = kvcache::chat_session<store, overflow>;
 
 /// A model, its cache, its conversations, and the computing thread.
 class host {
@@ -58,7 +38,11 @@ public:
         const auto tier = read_chosen_tier(with.tier);
         if (!tier)
             return tier.error();
+        auto keys = api_keys::read(with);
+        if (!keys)
+            return keys.error();
         std::unique_ptr<host> made(new host(with, std::move(*loaded), *words, *tier));
+        made->keys = std::move(*keys);
         if (auto usable = made->cache.tier().status(); !usable)
             return usable.error();
         return made;
@@ -73,9 +57,22 @@ public:
             computing_.join();
     }
 
-    /// Returns a factory of conversations. Requires: `form` is set.
-    [[nodiscard]] auto make_session() {
-        return [this] { return std::make_unique<session>(cache, *form, context(), std::string(), overflow(with)); };
+    /// Returns a factory of a tenant's conversations. Requires: `form` is set.
+    [[nodiscard]] auto make_conversation(const store& of) {
+        return [this, of] { return std::make_unique<conversation>(of, *form, context(), with); };
+    }
+
+    /// Returns what a request reuses: the pages of its key and its salt. Without either, and of its key alone with
+    /// --share-prefixes, it is what all share. Errors: out_of_range, if there are too many tenants.
+    [[nodiscard]] kvcache::result<store> tenant_of(const http_request& in, const std::string& cache_salt) {
+        std::string salt;
+        if (const auto key = keys.of(in); key && !with.share_prefixes)
+            salt = "key " + to_string(*key);
+        if (!cache_salt.empty())
+            salt += " salt " + cache_salt;
+        if (salt.empty())
+            return cache.shared();
+        return cache.open(kvcache::tenant_salt(std::move(salt)), std::numeric_limits<std::size_t>::max());
     }
 
     /// Maximum tokens of a prompt and its answer: what the model has positions for, and the pages room. Two pages are
@@ -92,10 +89,11 @@ public:
     kvcache::tokenizer words;
     std::optional<kvcache::chat_format> form; ///< Empty for a model without a usable chat template.
     std::string no_form;                      ///< The reason, if `form` is empty.
+    api_keys keys;
     ready_memory memory;
-    store cache;
-    kvcache::digest fingerprint;
-    kvcache::session_table<session> sessions;
+    tenant_cache cache;
+    store shared = cache.shared();
+    kvcache::session_table<conversation> sessions;
     latencies times;
 
 private:
@@ -104,21 +102,21 @@ private:
           name(!with.name.empty() ? with.name : std::filesystem::canonical(with.model).filename().string()),
           model(std::move(loaded.model)),
           words(std::move(speaks)),
-          cache(kvcache::make_cache(identity(loaded.weights), model.shape(with.page), {.bytes = with.cache_mib << 20},
-                                    kvcache::locking::mutex{}, tier, kvcache::storage::heap{&memory, true})),
-          fingerprint(kvcache::digest_of(cache.id())),
+          cache(kvcache::make_tenant_cache(with.tenants, identity(loaded.weights), model.shape(with.page),
+                                           {.bytes = with.cache_mib << 20}, kvcache::locking::mutex{}, tier,
+                                           kvcache::storage::heap{&memory, true})),
           // Idle conversations hold at most three quarters of the pages.
           sessions({.sessions = with.sessions, .bytes = (with.cache_mib << 20) / 4 * 3}),
           threads_(with.threads),
-          pipeline_(cache, model, threads_, with.rows),
-          engine_(cache, model, pipeline_, {.rows = with.rows, .lanes = with.lanes, .waiting = with.queue}) {
+          pipeline_(shared, model, threads_, with.rows),
+          engine_(shared, model, pipeline_, {.rows = with.rows, .lanes = with.lanes, .waiting = with.queue}) {
         if (auto read = kvcache::chat_template::open(words, "default"))
             form.emplace(kvcache::chat_format{words, std::move(*read)});
         else
             no_form = read.error().message;
         {
-            auto nothing = cache.open(); // allocates the first pages before the first request
-            (void)cache.reserve(nothing, 1);
+            auto nothing = shared.open(); // allocates the first pages before the first request
+            (void)shared.reserve(nothing, 1);
         }
         engine_.set_relief([this] { return sessions.evict(); });
         computing_ = std::jthread([this](const std::stop_token& stop) { engine_.run(stop); });

@@ -17,7 +17,10 @@ struct options {
     std::string name;               ///< Name of the model in the API; default: the directory's name.
     std::string host = "127.0.0.1"; ///< Default: loopback only.
     int port = 8080;
-    std::string api_key;
+    std::vector<std::string> api_keys;
+    std::string api_key_file;
+    bool share_prefixes = false;          ///< Clients with different keys reuse each other's pages.
+    std::size_t tenants = 1024;           ///< Keys and salts whose pages are kept apart at the same time.
     std::vector<std::string> allow_hosts; ///< Names in Host besides localhost, for a server on loopback without a key.
     std::size_t threads = 2;
     std::size_t cache_mib = 1024;
@@ -46,9 +49,14 @@ inline void add_flags(CLI::App& app, options& o) {
     app.add_option("--name", o.name, "What clients call the model (its directory's name)");
     app.add_option("--host", o.host, "Address to listen on")->capture_default_str();
     app.add_option("--port", o.port, "0: any that is free")->check(CLI::Range(0, 65535))->capture_default_str();
-    app.add_option("--api-key", o.api_key, "Clients must send it as a bearer token")->check([](const std::string& key) {
-        return key.empty() ? "the key is empty" : std::string();
-    });
+    app.add_option("--api-key", o.api_keys,
+                   "Clients must send one as a bearer token; others on this machine see it here")
+        ->check([](const std::string& key) { return key.empty() ? "the key is empty" : std::string(); });
+    app.add_option("--api-key-file", o.api_key_file, "File with a key on each line; KVCACHE_API_KEYS has more");
+    app.add_flag("--share-prefixes", o.share_prefixes, "Clients with different keys reuse each other's prefixes");
+    app.add_option("--tenants", o.tenants, "Keys and salts whose prefixes are kept apart at once")
+        ->check(whole(1, 65536))
+        ->capture_default_str();
     app.add_option("--allow-host", o.allow_hosts, "Names that clients call it by, as through a proxy");
     app.add_option("--threads", o.threads, "Threads that compute")->check(whole(1, 1024))->capture_default_str();
     app.add_option("--cache-mib", o.cache_mib, "MiB for pages")->check(whole(1, 1u << 20))->capture_default_str();

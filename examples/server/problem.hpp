@@ -33,8 +33,8 @@ struct problem {
         made.code = "context_length_exceeded";
     else if (fault.message.find(fault.field) == std::string::npos)
         made.message = fault.field + ": " + fault.message;
-    if (fault.code == out_of_memory) {
-        made.status = fault.field == "queue" || fault.field == "sessions" ? 429 : 503;
+    if (fault.code == out_of_memory || fault.field == "tenants") {
+        made.status = fault.field == "queue" || fault.field == "sessions" || fault.field == "tenants" ? 429 : 503;
         made.type = made.status == 429 ? "rate_limit_error" : "overloaded_error";
     } else if (fault.code == cancelled) {
         made.status = 503;

@@ -25,7 +25,7 @@ class routes {
 public:
     explicit routes(host& at) : at_(at), completions_(at) {
         // With a key, or where other machines may know the server by any name, a wrong name does no harm.
-        if (at.with.api_key.empty() && is_loopback(at.with.host)) {
+        if (at.keys.empty() && is_loopback(at.with.host)) {
             names_ = {"localhost"};
             for (const std::string& each : at.with.allow_hosts)
                 names_.push_back(host_name(each));
@@ -47,8 +47,8 @@ public:
         on("POST", "/detokenize", [this](const auto& in, auto& out) { detokenize(in, out); });
         on("GET", "/v1/models", [this](const auto&, auto& out) { reply(out, models()); });
         on("GET", "/v1/models/*", [this](const auto& in, auto& out) { model(below(in, "/v1/models/"), out); });
-        on("GET", "/v1/sessions", [this](const auto&, auto& out) { reply(out, sessions()); });
-        on("DELETE", "/v1/sessions/*", [this](const auto& in, auto& out) { forget(below(in, "/v1/sessions/"), out); });
+        on("GET", "/v1/sessions", [this](const auto& in, auto& out) { sessions(in, out); });
+        on("DELETE", "/v1/sessions/*", [this](const auto& in, auto& out) { forget(in, out); });
         on("GET", "/metrics", [this](const auto&, auto& out) {
             out.body = metrics();
             out.type = "text/plain; version=0.0.4";
@@ -73,28 +73,9 @@ private:
             return why;
         if (auto why = check_origin(in, names_))
             return why;
-        if (in.path() == "/" || in.path() == "/health" || at_.with.api_key.empty() ||
-            same(bearer_token(in.header("Authorization")), at_.with.api_key))
+        if (in.path() == "/" || in.path() == "/health" || at_.keys.empty() || at_.keys.of(in))
             return std::nullopt;
         return problem{401, "authentication_error", "invalid_api_key", "the API key is missing or wrong"};
-    }
-
-    // Returns the token of an Authorization header; the name of the scheme is in any case (RFC 9110, 11.1).
-    [[nodiscard]] static std::string bearer_token(const std::string& header) {
-        constexpr std::string_view scheme = "bearer ";
-        const bool named = header.size() >= scheme.size() &&
-                           std::equal(scheme.begin(), scheme.end(), header.begin(), [](char wanted, char sent) {
-                               return wanted == (sent >= 'A' && sent <= 'Z' ? sent - 'A' + 'a' : sent);
-                           });
-        return named ? header.substr(header.find_first_not_of(' ', scheme.size() - 1)) : std::string();
-    }
-
-    // Compares in constant time.
-    [[nodiscard]] static bool same(const std::string& given, const std::string& wanted) {
-        unsigned differs = given.size() != wanted.size();
-        for (std::size_t i = 0; i < given.size(); ++i)
-            differs |= static_cast<unsigned char>(given[i] ^ wanted[i % wanted.size()]);
-        return differs == 0;
     }
 
     // Computes a text, or the beginning of a chat, so that later requests reuse it.
@@ -112,7 +93,13 @@ private:
         auto asked = read_question(*body, chat);
         if (!asked)
             return refuse(out, problem_of(asked.error()));
-        const auto talk = std::make_shared<exchange>(at_, std::move(*asked));
+        if (asked->prompts.size() > 1)
+            return refuse(out, {.code = "text", .message = "text must be one text"});
+        auto tenant = at_.tenant_of(in, asked->cache_salt);
+        if (!tenant)
+            return refuse(out, problem_of(tenant.error()));
+        const auto talk =
+            std::make_shared<exchange>(at_, std::make_shared<const question>(std::move(*asked)), 0, std::move(*tenant));
         if (auto begun = talk->ask({}); !begun)
             return refuse(out, problem_of(begun.error()));
         serve(*talk, in.client);
@@ -180,17 +167,30 @@ private:
         name == at_.name ? reply(out, model_entry()) : refuse(out, no_model(name, at_.name));
     }
 
-    [[nodiscard]] json sessions() const {
+    // A client sees and forgets its own conversations only.
+    void sessions(const http_request& in, http_response& out) {
+        const auto tenant = at_.tenant_of(in, salt_of(in));
+        if (!tenant)
+            return refuse(out, problem_of(tenant.error()));
         json list = json::array();
-        for (const auto& each : at_.sessions.list(at_.fingerprint))
+        for (const auto& each : at_.sessions.list(digest_of(tenant->id())))
             list.push_back({{"id", each.key}, {"requests", each.uses}, {"bytes", each.bytes}, {"in_use", each.in_use}});
-        return {{"object", "list"}, {"data", std::move(list)}};
+        reply(out, {{"object", "list"}, {"data", std::move(list)}});
     }
 
-    void forget(const std::string& key, http_response& out) {
-        if (!at_.sessions.remove(at_.fingerprint, key))
+    void forget(const http_request& in, http_response& out) {
+        const std::string key = below(in, "/v1/sessions/");
+        const auto tenant = at_.tenant_of(in, salt_of(in));
+        if (!tenant)
+            return refuse(out, problem_of(tenant.error()));
+        if (!at_.sessions.remove(digest_of(tenant->id()), key))
             return refuse(out, {404, "invalid_request_error", "session_not_found", "there is no session " + key});
         reply(out, {{"id", key}, {"deleted", true}});
+    }
+
+    // The salt of a request without a body.
+    [[nodiscard]] static std::string salt_of(const http_request& in) {
+        return in.header("x-cache-salt").substr(0, 256);
     }
 
     [[nodiscard]] std::string metrics() {

@@ -10,31 +10,32 @@
 
 namespace server {
 
-/// Fields that the server reads.
-inline constexpr std::array<std::string_view, 24> read_fields{"messages",
-                                                              "prompt",
-                                                              "model",
-                                                              "user",
-                                                              "temperature",
-                                                              "seed",
-                                                              "top_k",
-                                                              "top_p",
-                                                              "min_p",
-                                                              "repetition_penalty",
-                                                              "frequency_penalty",
-                                                              "presence_penalty",
-                                                              "max_tokens",
-                                                              "logprobs",
-                                                              "max_completion_tokens",
-                                                              "top_logprobs",
-                                                              "n",
-                                                              "ignore_eos",
-                                                              "stream",
-                                                              "kvcache_tokens",
-                                                              "return_token_ids",
-                                                              "stop",
-                                                              "logit_bias",
-                                                              "stream_options"};
+/// Fields of a chat or a completion that the server reads.
+inline constexpr std::array<std::string_view, 23> common_fields{"model",
+                                                                "user",
+                                                                "cache_salt",
+                                                                "temperature",
+                                                                "seed",
+                                                                "top_k",
+                                                                "top_p",
+                                                                "min_p",
+                                                                "logprobs",
+                                                                "repetition_penalty",
+                                                                "stop",
+                                                                "logit_bias",
+                                                                "frequency_penalty",
+                                                                "presence_penalty",
+                                                                "max_tokens",
+                                                                "n",
+                                                                "ignore_eos",
+                                                                "stream",
+                                                                "stream_options",
+                                                                "max_completion_tokens",
+                                                                "top_logprobs",
+                                                                "kvcache_tokens",
+                                                                "return_token_ids"};
+inline constexpr std::array<std::string_view, 3> chat_fields{"messages", "tools", "tool_choice"};
+inline constexpr std::array<std::string_view, 2> completion_fields{"prompt", "echo"};
 
 /// Fields of OpenAI's and vLLM's APIs that cannot change an answer: accounting, routing and caching.
 inline constexpr std::array<std::string_view, 9> inert_fields{
@@ -70,11 +71,15 @@ inline constexpr std::array neutral_values{
            });
 }
 
-/// Refuses the first field that the server does not know, because it might change the answer.
-inline void refuse_unsupported(field_reader& fields, const sent_json& body) {
+/// Refuses the first field that the server does not read for a chat or a completion, because it might change the
+/// answer.
+inline void refuse_unsupported(field_reader& fields, const sent_json& body, bool chat) {
+    const auto among = [](const auto& list, const std::string& name) {
+        return std::ranges::find(list, name) != list.end();
+    };
     for (const auto& [name, value] : body.items())
-        if (std::ranges::find(read_fields, name) == read_fields.end() &&
-            std::ranges::find(inert_fields, name) == inert_fields.end() && !is_neutral(name, value))
+        if (!among(common_fields, name) && !(chat ? among(chat_fields, name) : among(completion_fields, name)) &&
+            !among(inert_fields, name) && !is_neutral(name, value))
             return fields.refuse(name.substr(0, 64), "is not supported");
 }
 

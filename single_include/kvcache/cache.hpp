@@ -1383,6 +1383,26 @@ public:
         return number;
     }
 
+    /// Evicts the idle pages of a tenant. Returns whether it has no pages left. Cost: O(its pages * all pages).
+    template <class Cache>
+    [[nodiscard]] static bool clear_tenant(Cache& cache, std::uint32_t tenant) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.pages_.clear(tenant);
+    }
+
+    /// Gives the number of a tenant to another one. Requires: it has no pages, sequences or matches. Throws: bad_alloc;
+    /// nothing has changed then.
+    template <class Cache>
+    static void replace_tenant(Cache& cache, std::uint32_t tenant, std::string salt, std::size_t quota) {
+        const std::lock_guard guard(cache.lock_);
+        identity own = cache.identity_;
+        own.tenant = salt;
+        const auto root = cache.hash_.open(own).root();
+        cache.tier_.set(tenant, own);
+        cache.pages_.replace_tenant(tenant, root, quota);
+        cache.salts_[tenant - 1] = std::move(salt);
+    }
+
     template <class Cache>
     static void set_quota(Cache& cache, std::uint32_t tenant, std::size_t quota) {
         const std::lock_guard guard(cache.lock_);
@@ -1408,6 +1428,15 @@ public:
     template <class Cache>
     [[nodiscard]] static auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
         return cache.tier_.match(cache, tenant, tokens);
+    }
+
+    template <class Cache>
+    [[nodiscard]] static bool tier_may_know(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        return cache.tier_.may_know(cache, tenant, tokens);
+    }
+    template <class Cache>
+    static std::size_t prefetch(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        return cache.tier_.prefetch(cache, tenant, tokens);
     }
 
     /// An empty sequence of a tenant.
@@ -2796,6 +2825,8 @@ public:
     [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
+    /// Whether a page has a rank among those that may be evicted.
+    [[nodiscard]] bool ranked(page_id page) const noexcept { return eviction_.ranked(page); }
 
     [[nodiscard]] residual_pool<Coded>& residual() noexcept { return residual_; }
     [[nodiscard]] const residual_pool<Coded>& residual() const noexcept { return residual_; }
@@ -2810,6 +2841,19 @@ public:
     void set_quota(std::uint32_t tenant, std::size_t quota) { tenants_.set_quota(tenant, quota); }
     /// The number of available pages that a tenant may allocate.
     [[nodiscard]] std::size_t room(std::uint32_t tenant) const noexcept { return tenants_.room(tenant, available()); }
+
+    /// Evicts the idle pages of a tenant. Returns whether it has no pages left.
+    [[nodiscard]] bool clear(std::uint32_t tenant) {
+        while (evict(tenant)) {
+        }
+        return tenants_.usage(tenant).pages == 0;
+    }
+    /// Gives the number of a tenant without pages to another one.
+    void replace_tenant(std::uint32_t tenant, const digest& root, std::size_t quota) {
+        expects(tenants_.usage(tenant).pages == 0, "a tenant that is replaced has no pages");
+        eviction_.name_root(*index_.root_of(tenant), root);
+        tenants_.set_quota(tenant, quota);
+    }
 
     /// Adds a tenant whose page names derive from `root`. Throws: bad_alloc; no tenant is then added.
     std::uint32_t add_tenant(const digest& root, std::size_t quota) {
@@ -2925,53 +2969,7 @@ public:
         return page;
     }
 
-    /// Checks that every page is in exactly one state. `held` is the expected reference count of each page.
-    [[nodiscard]] result<void> check(std::span<const std::uint32_t> held) const {
-        std::vector<bool> free(pool_.pages(), false);
-        for (const page_id page : pool_.free()) {
-            if (free[index_of(page)])
-                return broken(page, "is free twice");
-            free[index_of(page)] = true;
-        }
-        std::size_t idle = 0;
-        for (std::uint32_t i = 0; i < pool_.pages(); ++i) {
-            const page_id page{i};
-            const bool known = index_.contains(page);
-            if (pool_.holders(page) != held[i])
-                return broken(page, detail::joined({"counts ", std::to_string(pool_.holders(page)), " holders and has ",
-                                                    std::to_string(held[i])}));
-            if (free[i] && (known || eviction_.ranked(page) || held[i] > 0))
-                return broken(page, "is free and in use");
-            if (!free[i] && !known && held[i] == 0)
-                return broken(page, "is lost: neither free, held nor known");
-            if (eviction_.ranked(page) && !known)
-                return broken(page, "is ranked for eviction and not in the index");
-            if (!known)
-                continue;
-            idle += held[i] == 0;
-            if (held[i] == 0 && !eviction_.ranked(page))
-                return broken(page, "is idle and can never leave");
-            if (index_.run(page).empty() || index_.run(page).size() > shape_.tokens)
-                return broken(page, "has a run that is not of a page");
-            if (!index_.leaf(page) && index_.run(page).size() != shape_.tokens)
-                return broken(page, "has children and is not full");
-            if (const auto parent = index_.parent(page); parent && (!index_.contains(*parent) || index_.leaf(*parent) ||
-                                                                    (held[i] > 0 && held[index_of(*parent)] == 0)))
-                return broken(page, "has a parent that is gone, childless or not held with it");
-        }
-        if (idle != idle_)
-            return error{error_code::malformed, "pages",
-                         detail::joined({std::to_string(idle), " pages are evictable, the page manager counts ",
-                                         std::to_string(idle_)})};
-        return {};
-    }
-
 private:
-    [[nodiscard]] static error broken(page_id page, const std::string& how) {
-        return {error_code::malformed, detail::joined({"page ", std::to_string(index_of(page))}),
-                detail::joined({"the page ", how})};
-    }
-
     void wake(page_id page) noexcept {
         --idle_;
         tenants_.wake(page);
@@ -3122,6 +3120,61 @@ private:
     std::size_t page_tokens_;
     std::vector<std::uint32_t> held_;
 };
+
+} // namespace kvcache
+
+// ---- kvcache/cache/page_check.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+[[nodiscard]] inline error broken_page(page_id page, const std::string& how) {
+    return {error_code::malformed, joined({"page ", std::to_string(index_of(page))}), joined({"the page ", how})};
+}
+
+/// Checks that every page of a page_manager is in exactly one state. `held` is the expected reference count of each
+/// page. `page_tokens`: tokens a page. Errors: malformed, with the page. Cost: O(pages + tokens).
+template <class Pages>
+[[nodiscard]] result<void> check_pages(const Pages& pages, std::span<const std::uint32_t> held,
+                                       std::size_t page_tokens) {
+    std::vector<bool> free(pages.pool().pages(), false);
+    for (const page_id page : pages.pool().free()) {
+        if (free[index_of(page)])
+            return broken_page(page, "is free twice");
+        free[index_of(page)] = true;
+    }
+    std::size_t idle = 0;
+    for (std::uint32_t i = 0; i < pages.pool().pages(); ++i) {
+        const page_id page{i};
+        const bool known = pages.index().contains(page);
+        if (pages.pool().holders(page) != held[i])
+            return broken_page(page, joined({"counts ", std::to_string(pages.pool().holders(page)), " holders and has ",
+                                             std::to_string(held[i])}));
+        if (free[i] && (known || pages.ranked(page) || held[i] > 0))
+            return broken_page(page, "is free and in use");
+        if (!free[i] && !known && held[i] == 0)
+            return broken_page(page, "is lost: neither free, held nor known");
+        if (pages.ranked(page) && !known)
+            return broken_page(page, "is ranked for eviction and not in the index");
+        if (!known)
+            continue;
+        idle += held[i] == 0;
+        if (held[i] == 0 && !pages.ranked(page))
+            return broken_page(page, "is idle and can never leave");
+        if (pages.index().run(page).empty() || pages.index().run(page).size() > page_tokens)
+            return broken_page(page, "has a run that is not of a page");
+        if (!pages.index().leaf(page) && pages.index().run(page).size() != page_tokens)
+            return broken_page(page, "has children and is not full");
+        if (const auto parent = pages.index().parent(page);
+            parent && (!pages.index().contains(*parent) || pages.index().leaf(*parent) ||
+                       (held[i] > 0 && held[index_of(*parent)] == 0)))
+            return broken_page(page, "has a parent that is gone, childless or not held with it");
+    }
+    if (idle != pages.idle())
+        return error{error_code::malformed, "pages",
+                     joined({std::to_string(idle), " pages are evictable, the page manager counts ",
+                             std::to_string(pages.idle())})};
+    return {};
+}
 
 } // namespace kvcache
 
@@ -3467,7 +3520,7 @@ public:
         }
         if (!pages_.residual().add_up(leased))
             return error{error_code::malformed, "exact rows", "exact rows are kept that no page and no lease has"};
-        return pages_.check(holders.held());
+        return detail::check_pages(pages_, holders.held(), page_tokens_);
     }
 
 private:

@@ -6230,6 +6230,26 @@ public:
         return number;
     }
 
+    /// Evicts the idle pages of a tenant. Returns whether it has no pages left. Cost: O(its pages * all pages).
+    template <class Cache>
+    [[nodiscard]] static bool clear_tenant(Cache& cache, std::uint32_t tenant) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.pages_.clear(tenant);
+    }
+
+    /// Gives the number of a tenant to another one. Requires: it has no pages, sequences or matches. Throws: bad_alloc;
+    /// nothing has changed then.
+    template <class Cache>
+    static void replace_tenant(Cache& cache, std::uint32_t tenant, std::string salt, std::size_t quota) {
+        const std::lock_guard guard(cache.lock_);
+        identity own = cache.identity_;
+        own.tenant = salt;
+        const auto root = cache.hash_.open(own).root();
+        cache.tier_.set(tenant, own);
+        cache.pages_.replace_tenant(tenant, root, quota);
+        cache.salts_[tenant - 1] = std::move(salt);
+    }
+
     template <class Cache>
     static void set_quota(Cache& cache, std::uint32_t tenant, std::size_t quota) {
         const std::lock_guard guard(cache.lock_);
@@ -6255,6 +6275,15 @@ public:
     template <class Cache>
     [[nodiscard]] static auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
         return cache.tier_.match(cache, tenant, tokens);
+    }
+
+    template <class Cache>
+    [[nodiscard]] static bool tier_may_know(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        return cache.tier_.may_know(cache, tenant, tokens);
+    }
+    template <class Cache>
+    static std::size_t prefetch(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        return cache.tier_.prefetch(cache, tenant, tokens);
     }
 
     /// An empty sequence of a tenant.
@@ -7586,6 +7615,8 @@ public:
     [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
+    /// Whether a page has a rank among those that may be evicted.
+    [[nodiscard]] bool ranked(page_id page) const noexcept { return eviction_.ranked(page); }
 
     [[nodiscard]] residual_pool<Coded>& residual() noexcept { return residual_; }
     [[nodiscard]] const residual_pool<Coded>& residual() const noexcept { return residual_; }
@@ -7600,6 +7631,19 @@ public:
     void set_quota(std::uint32_t tenant, std::size_t quota) { tenants_.set_quota(tenant, quota); }
     /// The number of available pages that a tenant may allocate.
     [[nodiscard]] std::size_t room(std::uint32_t tenant) const noexcept { return tenants_.room(tenant, available()); }
+
+    /// Evicts the idle pages of a tenant. Returns whether it has no pages left.
+    [[nodiscard]] bool clear(std::uint32_t tenant) {
+        while (evict(tenant)) {
+        }
+        return tenants_.usage(tenant).pages == 0;
+    }
+    /// Gives the number of a tenant without pages to another one.
+    void replace_tenant(std::uint32_t tenant, const digest& root, std::size_t quota) {
+        expects(tenants_.usage(tenant).pages == 0, "a tenant that is replaced has no pages");
+        eviction_.name_root(*index_.root_of(tenant), root);
+        tenants_.set_quota(tenant, quota);
+    }
 
     /// Adds a tenant whose page names derive from `root`. Throws: bad_alloc; no tenant is then added.
     std::uint32_t add_tenant(const digest& root, std::size_t quota) {
@@ -7715,53 +7759,7 @@ public:
         return page;
     }
 
-    /// Checks that every page is in exactly one state. `held` is the expected reference count of each page.
-    [[nodiscard]] result<void> check(std::span<const std::uint32_t> held) const {
-        std::vector<bool> free(pool_.pages(), false);
-        for (const page_id page : pool_.free()) {
-            if (free[index_of(page)])
-                return broken(page, "is free twice");
-            free[index_of(page)] = true;
-        }
-        std::size_t idle = 0;
-        for (std::uint32_t i = 0; i < pool_.pages(); ++i) {
-            const page_id page{i};
-            const bool known = index_.contains(page);
-            if (pool_.holders(page) != held[i])
-                return broken(page, detail::joined({"counts ", std::to_string(pool_.holders(page)), " holders and has ",
-                                                    std::to_string(held[i])}));
-            if (free[i] && (known || eviction_.ranked(page) || held[i] > 0))
-                return broken(page, "is free and in use");
-            if (!free[i] && !known && held[i] == 0)
-                return broken(page, "is lost: neither free, held nor known");
-            if (eviction_.ranked(page) && !known)
-                return broken(page, "is ranked for eviction and not in the index");
-            if (!known)
-                continue;
-            idle += held[i] == 0;
-            if (held[i] == 0 && !eviction_.ranked(page))
-                return broken(page, "is idle and can never leave");
-            if (index_.run(page).empty() || index_.run(page).size() > shape_.tokens)
-                return broken(page, "has a run that is not of a page");
-            if (!index_.leaf(page) && index_.run(page).size() != shape_.tokens)
-                return broken(page, "has children and is not full");
-            if (const auto parent = index_.parent(page); parent && (!index_.contains(*parent) || index_.leaf(*parent) ||
-                                                                    (held[i] > 0 && held[index_of(*parent)] == 0)))
-                return broken(page, "has a parent that is gone, childless or not held with it");
-        }
-        if (idle != idle_)
-            return error{error_code::malformed, "pages",
-                         detail::joined({std::to_string(idle), " pages are evictable, the page manager counts ",
-                                         std::to_string(idle_)})};
-        return {};
-    }
-
 private:
-    [[nodiscard]] static error broken(page_id page, const std::string& how) {
-        return {error_code::malformed, detail::joined({"page ", std::to_string(index_of(page))}),
-                detail::joined({"the page ", how})};
-    }
-
     void wake(page_id page) noexcept {
         --idle_;
         tenants_.wake(page);
@@ -7912,6 +7910,61 @@ private:
     std::size_t page_tokens_;
     std::vector<std::uint32_t> held_;
 };
+
+} // namespace kvcache
+
+// ---- kvcache/cache/page_check.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+[[nodiscard]] inline error broken_page(page_id page, const std::string& how) {
+    return {error_code::malformed, joined({"page ", std::to_string(index_of(page))}), joined({"the page ", how})};
+}
+
+/// Checks that every page of a page_manager is in exactly one state. `held` is the expected reference count of each
+/// page. `page_tokens`: tokens a page. Errors: malformed, with the page. Cost: O(pages + tokens).
+template <class Pages>
+[[nodiscard]] result<void> check_pages(const Pages& pages, std::span<const std::uint32_t> held,
+                                       std::size_t page_tokens) {
+    std::vector<bool> free(pages.pool().pages(), false);
+    for (const page_id page : pages.pool().free()) {
+        if (free[index_of(page)])
+            return broken_page(page, "is free twice");
+        free[index_of(page)] = true;
+    }
+    std::size_t idle = 0;
+    for (std::uint32_t i = 0; i < pages.pool().pages(); ++i) {
+        const page_id page{i};
+        const bool known = pages.index().contains(page);
+        if (pages.pool().holders(page) != held[i])
+            return broken_page(page, joined({"counts ", std::to_string(pages.pool().holders(page)), " holders and has ",
+                                             std::to_string(held[i])}));
+        if (free[i] && (known || pages.ranked(page) || held[i] > 0))
+            return broken_page(page, "is free and in use");
+        if (!free[i] && !known && held[i] == 0)
+            return broken_page(page, "is lost: neither free, held nor known");
+        if (pages.ranked(page) && !known)
+            return broken_page(page, "is ranked for eviction and not in the index");
+        if (!known)
+            continue;
+        idle += held[i] == 0;
+        if (held[i] == 0 && !pages.ranked(page))
+            return broken_page(page, "is idle and can never leave");
+        if (pages.index().run(page).empty() || pages.index().run(page).size() > page_tokens)
+            return broken_page(page, "has a run that is not of a page");
+        if (!pages.index().leaf(page) && pages.index().run(page).size() != page_tokens)
+            return broken_page(page, "has children and is not full");
+        if (const auto parent = pages.index().parent(page);
+            parent && (!pages.index().contains(*parent) || pages.index().leaf(*parent) ||
+                       (held[i] > 0 && held[index_of(*parent)] == 0)))
+            return broken_page(page, "has a parent that is gone, childless or not held with it");
+    }
+    if (idle != pages.idle())
+        return error{error_code::malformed, "pages",
+                     joined({std::to_string(idle), " pages are evictable, the page manager counts ",
+                             std::to_string(pages.idle())})};
+    return {};
+}
 
 } // namespace kvcache
 
@@ -8257,7 +8310,7 @@ public:
         }
         if (!pages_.residual().add_up(leased))
             return error{error_code::malformed, "exact rows", "exact rows are kept that no page and no lease has"};
-        return pages_.check(holders.held());
+        return detail::check_pages(pages_, holders.held(), page_tokens_);
     }
 
 private:
@@ -19076,6 +19129,117 @@ template <class Cache, class Model, class Say>
 
 } // namespace kvcache
 
+// ---- kvcache/cache/tenant.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A salt that separates a tenant's prompts from all others, in the index and in every name: a nonempty byte string. It
+/// need not be secret to separate tenants within one process; names that leave the process are only as secret as the
+/// salt.
+class tenant_salt {
+public:
+    /// Requires: `bytes` is not empty.
+    explicit tenant_salt(std::string bytes) : bytes_(std::move(bytes)) {
+        expects(!bytes_.empty(), "a tenant's salt is not empty");
+    }
+    [[nodiscard]] const std::string& bytes() const noexcept { return bytes_; }
+
+private:
+    std::string bytes_;
+};
+
+/// One tenant's view of a shared cache. It has a cache's interface, as pipelines use it, and finds only what this
+/// tenant has stored. Copies are views of the same tenant. Requires: the cache outlives it; a view of the tenant
+/// outlives its sequences, matches and leases.
+template <class Cache>
+class basic_tenant {
+public:
+    using codec_type = typename Cache::codec_type;
+    using storage_type = typename Cache::storage_type;
+    using sequence = typename Cache::sequence;
+    using match_type = typename Cache::match_type;
+    using lease = typename Cache::lease;
+    using locking_type = typename Cache::locking_type;
+    static constexpr bool knows_chunks = Cache::knows_chunks;
+    static constexpr bool writes_rows = Cache::writes_rows;
+    static constexpr bool has_tier = Cache::has_tier;
+
+    /// The longest run of `tokens` that this tenant has stored, pinned.
+    [[nodiscard]] match_type match(std::span<const token_id> tokens) const {
+        return cache_access::match(*cache_, number_, tokens);
+    }
+    /// As match, without the tier.
+    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) const {
+        return cache_access::match_resident(*cache_, number_, tokens, true, 0);
+    }
+    /// Whether match would look for more pages of this prompt in the tier.
+    [[nodiscard]] bool tier_may_know(std::span<const token_id> tokens) const {
+        return cache_access::tier_may_know(*cache_, number_, tokens);
+    }
+    /// Loads the pages of a prompt that only the tier has. Returns the number of tokens loaded.
+    std::size_t prefetch(std::span<const token_id> tokens) const {
+        return cache_access::prefetch(*cache_, number_, tokens);
+    }
+    [[nodiscard]] compute_range plan(const match_type& found) const { return cache_->plan(found); }
+    [[nodiscard]] sequence open() const { return cache_access::open(*cache_, number_); }
+    [[nodiscard]] sequence open(match_type found, const compute_range& plan) const {
+        return cache_->open(std::move(found), plan);
+    }
+    /// Errors: out_of_memory: field "quota" where the tenant has its share, "pages" where the cache is full.
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) const {
+        return cache_->reserve(to, rows, options);
+    }
+
+    [[nodiscard]] const auto& recompute() const noexcept { return cache_->recompute(); }
+
+    /// The identity of what this tenant stores.
+    [[nodiscard]] identity id() const { return cache_access::id(*cache_, number_); }
+    [[nodiscard]] std::span<const std::byte> bytes(page_id page) const { return cache_->bytes(page); }
+    [[nodiscard]] std::span<const std::byte> residual_bytes(page_id page) const { return cache_->residual_bytes(page); }
+
+    [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
+    [[nodiscard]] const codec_type& codec() const noexcept { return cache_->codec(); }
+    [[nodiscard]] const storage_type& storage() const noexcept { return cache_->storage(); }
+
+    /// What this tenant has and may have.
+    [[nodiscard]] tenant_usage usage() const { return cache_access::usage(*cache_, number_); }
+
+    /// Whether two views are of the same tenant.
+    friend bool operator==(const basic_tenant& a, const basic_tenant& b) noexcept {
+        return a.cache_ == b.cache_ && a.number_ == b.number_;
+    }
+
+private:
+    friend class cache_access;
+    template <class>
+    friend class basic_tenant_cache;
+    basic_tenant(Cache& cache, std::uint32_t number, std::shared_ptr<const void> views)
+        : cache_(&cache), number_(number), views_(std::move(views)) {}
+
+    Cache* cache_;
+    std::uint32_t number_;
+    std::shared_ptr<const void> views_; // counts the views of a tenant
+};
+
+namespace detail {
+
+template <class Cache>
+struct tenant_view {
+    using type = basic_tenant<Cache>;
+};
+template <class Cache>
+struct tenant_view<basic_tenant<Cache>> {
+    using type = basic_tenant<Cache>;
+};
+
+} // namespace detail
+
+/// The view of a tenant of a cache, which may be such a view itself.
+template <class Cache>
+using tenant_of = typename detail::tenant_view<Cache>::type;
+
+} // namespace kvcache
+
 // ---- kvcache/session/engine_request.hpp ---------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -19083,10 +19247,10 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Id of an engine request; ids ascend in order of arrival.
 enum class request_id : std::uint64_t {};
 
-/// A generated token of an answer.
+/// A token of an answer or a prompt.
 struct generated_token {
     std::size_t choice = 0;
-    std::size_t index = 0; ///< Index in the answer.
+    std::size_t index = 0; ///< Index in the answer, or the prompt.
     token_id token = {};
     std::optional<float> log_probability = {}; ///< From the unmodified logits of the model, if requested.
     std::vector<token_score> top = {};         ///< The most likely tokens at this position.
@@ -19121,7 +19285,8 @@ template <class Cache>
 struct engine_outcome {
     std::vector<engine_answer<Cache>> answers = {};
     std::optional<error> failure = {};
-    std::size_t reused = 0;    ///< Tokens of the prompt whose keys and values were cached.
+    std::vector<generated_token> prompt = {}; ///< The tokens of the prompt, if they are scored; the first has no score.
+    std::size_t reused = 0;                   ///< Tokens of the prompt whose keys and values were cached.
     std::size_t prefilled = 0; ///< Tokens of the prompt that were computed, including recomputation after a preemption.
     std::size_t drafted = 0;
     std::size_t accepted = 0; ///< Drafted tokens that were accepted.
@@ -19131,6 +19296,8 @@ struct engine_outcome {
 template <class Cache>
 struct engine_request {
     std::vector<token_id> prompt = {};
+    /// The tenant whose pages it reuses and stores; by default what the engine's cache is a view of.
+    std::optional<tenant_of<Cache>> tenant = {};
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
@@ -19140,6 +19307,9 @@ struct engine_request {
     std::size_t draft = 0; ///< Maximum tokens drafted by prompt lookup; drafts do not change the result.
     std::optional<std::size_t> log_probabilities = {}; ///< If set, log-probabilities are reported, with this number
                                                        ///< of most likely tokens.
+    /// Reports the log-probabilities of the prompt too, with as many of the most likely tokens. The prompt is then
+    /// computed in full, and nothing of it is reused.
+    bool score_prompt = false;
     std::optional<std::chrono::steady_clock::time_point> deadline = {};
     std::function<token_action(const generated_token&)> on_token = {};
     std::function<void(engine_outcome<Cache>&&)> done = {}; ///< Called exactly once.
@@ -19232,21 +19402,22 @@ public:
     tier_prefetch(const tier_prefetch&) = delete;
     tier_prefetch& operator=(const tier_prefetch&) = delete;
 
-    /// Queues a prompt for reading if the tier may hold pages that memory lacks; otherwise returns no ticket. Throws:
-    /// bad_alloc, system_error.
-    [[nodiscard]] ticket ask(std::span<const token_id> prompt) {
+    /// Queues a prompt of a tenant for reading if the tier may hold pages that memory lacks; otherwise returns no
+    /// ticket. Throws: bad_alloc, system_error.
+    [[nodiscard]] ticket ask(std::span<const token_id> prompt, const std::optional<tenant_of<Cache>>& tenant) {
         if constexpr (detail::prefetches<Cache>) {
-            if (!cache_.tier_may_know(prompt))
+            if (tenant ? !tenant->tier_may_know(prompt) : !cache_.tier_may_know(prompt))
                 return nullptr;
             auto over = std::make_shared<std::atomic<bool>>(false);
             const std::lock_guard guard(lock_);
-            waiting_.push_back({{prompt.begin(), prompt.end()}, over});
+            waiting_.push_back({{prompt.begin(), prompt.end()}, tenant, over});
             if (reader_threads_.size() < std::min(most_readers, waiting_.size() + under_way_.size()))
                 reader_threads_.emplace_back([this] { run(); });
             wake_.notify_one();
             return over;
         } else {
             static_cast<void>(prompt);
+            static_cast<void>(tenant);
             return nullptr;
         }
     }
@@ -19273,6 +19444,7 @@ private:
 
     struct wanted {
         std::vector<token_id> tokens = {};
+        std::optional<tenant_of<Cache>> tenant = {};
         std::shared_ptr<std::atomic<bool>> over = {};
     };
     using wanted_list = std::list<wanted>;
@@ -19300,7 +19472,7 @@ private:
             under_way_.splice(under_way_.end(), waiting_, one);
             guard.unlock();
             if (one->over.use_count() > 1)
-                read(one->tokens);
+                read(*one);
             *one->over = true;
             done_();
             guard.lock();
@@ -19310,10 +19482,10 @@ private:
         }
     }
 
-    void read(std::span<const token_id> tokens) noexcept {
+    void read(const wanted& one) noexcept {
         if constexpr (detail::prefetches<Cache>) {
             try {
-                static_cast<void>(cache_.prefetch(tokens));
+                static_cast<void>(one.tenant ? one.tenant->prefetch(one.tokens) : cache_.prefetch(one.tokens));
             } catch (const std::bad_alloc&) { // without memory the prompt is computed
             }
         }
@@ -19375,6 +19547,8 @@ struct engine_job {
         : id(name), request(std::move(asked)) {
         most = std::min(request.until.max_tokens, max_positions - request.prompt.size() + 1);
         lanes.resize(request.choices);
+        if (request.score_prompt && !request.prompt.empty())
+            outcome.prompt.push_back({.token = request.prompt.front()});
         for (auto& lane : lanes) {
             lane.tokens = request.prompt;
             lane.draw = request.draw;
@@ -19392,6 +19566,25 @@ struct engine_job {
     }
     /// Returns whether an answer takes its prompt from the first answer, once that has run it.
     [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && generated(lanes[choice]) == 0; }
+
+    /// Whether an answer runs the prompt to score it.
+    [[nodiscard]] bool scores_prompt(std::size_t choice) const {
+        return request.score_prompt && choice == 0 && outcome.prompt.size() < request.prompt.size();
+    }
+    /// Scores tokens of the prompt with the logits of `rows` rows from position `before` on, the first of which is row
+    /// `first`.
+    void score_prompt(const matrix& logits, std::size_t first, std::size_t before, std::size_t rows) {
+        for (std::size_t i = 0; i < rows && scores_prompt(0); ++i) {
+            generated_token token{.index = before + i + 1};
+            if (token.index != outcome.prompt.size())
+                continue; // scored before a preemption
+            if (auto finite = detail::check_finite(row_of(logits, first + i)); !finite)
+                return fail(finite.error());
+            token.token = request.prompt[token.index];
+            score(token, row_of(logits, first + i));
+            outcome.prompt.push_back(std::move(token));
+        }
+    }
 
     void end(finish_reason why) {
         for (auto& lane : lanes)
@@ -19458,6 +19651,12 @@ struct engine_job {
     }
 
 private:
+    void score(generated_token& token, std::span<const float> logits) const {
+        const kvcache::log_probabilities scores(logits);
+        token.log_probability = scores.of(token.token);
+        token.top = scores.top(request.log_probabilities.value_or(0));
+    }
+
     // Draws the next token of a slot and reports it to `on_token`.
     void say(std::size_t choice, std::span<const float> logits) {
         auto& lane = lanes[choice];
@@ -19473,11 +19672,8 @@ private:
         token.token = lane.draw.draw(logits, token.index, lane.counts);
         if (lane.draw.penalises())
             lane.counts.add(token.token);
-        if (request.log_probabilities) {
-            const kvcache::log_probabilities scores(logits);
-            token.log_probability = scores.of(token.token);
-            token.top = scores.top(*request.log_probabilities);
-        }
+        if (request.log_probabilities)
+            score(token, logits);
         lane.tokens.push_back(token.token);
         const token_action action = request.on_token ? request.on_token(token) : token_action::go_on;
         if (action == token_action::cancel)
@@ -19581,7 +19777,7 @@ private:
                     continue;
                 one.rows = std::min(left, one.pending());
                 one.drafted.clear();
-                add(*each, c, one.rows == one.pending() ? 1 : 0);
+                add(*each, c, each->scores_prompt(c) ? one.rows : one.rows == one.pending() ? 1 : 0);
                 left -= one.rows;
             }
         return !batch_.empty();
@@ -19605,7 +19801,12 @@ private:
     // slot. Returns false while another slot is computing a longer one.
     [[nodiscard]] bool start(job& each, std::size_t choice) {
         lane& one = each.lanes[choice];
-        auto found = match(one.tokens);
+        if (each.scores_prompt(choice)) { // which takes the logits of all its rows
+            one.sequence = each.request.tenant ? each.request.tenant->open() : cache_.open();
+            each.request.known.reset();
+            return each.counted = true;
+        }
+        auto found = each.request.tenant ? match(*each.request.tenant, one.tokens) : match(cache_, one.tokens);
         const compute_range plan = cache_.plan(found);
         auto& given = each.request.known;
         const bool own = given && given->size() >= plan.first && given->size() < one.tokens.size();
@@ -19614,6 +19815,8 @@ private:
         std::size_t held = known, coming = known; // tokens in common
         for (const auto& other : running_)
             for (const lane& its : other->lanes) {
+                if (other->request.tenant != each.request.tenant)
+                    break;
                 if (&its == &one || !its.active())
                     continue;
                 const std::size_t common = in_common(its, one);
@@ -19639,11 +19842,12 @@ private:
     }
 
     // The tier was read ahead if possible, so only memory is searched then.
-    [[nodiscard]] typename Cache::match_type match(std::span<const token_id> tokens) {
+    template <class View>
+    [[nodiscard]] static typename Cache::match_type match(View& view, std::span<const token_id> tokens) {
         if constexpr (prefetches<Cache>)
-            return cache_.match_in_memory(tokens);
+            return view.match_in_memory(tokens);
         else
-            return cache_.match(tokens);
+            return view.match(tokens);
     }
 
     // Returns how many of `n` tokens another sequence can continue from: whole pages if the codec encodes whole
@@ -19681,11 +19885,15 @@ private:
             const std::size_t before = heard.held() - heard.run_rows;
             const std::size_t prompt = one.of->request.prompt.size();
             one.of->outcome.prefilled += std::min(heard.held(), prompt) - std::min(before, prompt);
-            const bool first = one.wanted > 0 && one.choice == 0 && one.of->generated(heard) == 0;
+            const bool first = one.choice == 0 && heard.held() >= prompt && one.of->generated(heard) == 0;
+            if (one.wanted > 0 && one.of->scores_prompt(one.choice))
+                one.of->score_prompt(logits_, row, before, one.wanted);
+            const std::size_t drawn = std::max<std::size_t>(1, heard.drafted.size()); // rows that tokens are drawn from
+            const std::size_t from = row + one.wanted - std::min(drawn, one.wanted);
             if (!heard.ended)
-                one.of->sample(one.choice, logits_, row);
+                one.of->sample(one.choice, logits_, from);
             if (first)
-                one.of->follow(logits_, row);
+                one.of->follow(logits_, from);
             row += one.wanted;
         }
     }
@@ -19890,10 +20098,11 @@ private:
     // Starts reading the tier for a request, unless its own sequence already holds its pages.
     void read_ahead(job& each) noexcept {
         const std::size_t page = schedule_.page_tokens(), wanted = each.request.prompt.size();
-        if (each.over() || (each.request.known && each.request.known->size() / page == wanted / page))
+        if (each.over() || each.request.score_prompt ||
+            (each.request.known && each.request.known->size() / page == wanted / page))
             return;
         try {
-            each.ahead = ahead_.ask(each.lanes.front().tokens);
+            each.ahead = ahead_.ask(each.lanes.front().tokens, each.request.tenant);
         } catch (const std::exception&) { // without memory or a thread the prompt is computed
             each.ahead = nullptr;
         }

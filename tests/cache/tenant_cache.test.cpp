@@ -3,6 +3,8 @@
 #include <kvcache/index/all.hpp>
 #include <kvcache/observer/events.hpp>
 
+#include <map>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -60,7 +62,8 @@ TEST_CASE("a salt names its tenant, and there is room for so many") {
     auto cache = kv::make_tenant_cache(2, {}, small, pages(8));
     const auto a = *cache.open(kv::tenant_salt("a"), 8);
     (void)store(a, counted(0, 20));
-    REQUIRE(cache.open(kv::tenant_salt("b"), 8));
+    const auto b = cache.open(kv::tenant_salt("b"), 8);
+    REQUIRE(b);
     const auto third = cache.open(kv::tenant_salt("c"), 8);
     REQUIRE_FALSE(third);
     CHECK(third.error().code == kv::error_code::out_of_range);
@@ -69,6 +72,79 @@ TEST_CASE("a salt names its tenant, and there is room for so many") {
     CHECK(again.match(counted(0, 20)).tokens() == 20);
     CHECK(again.usage() == kv::tenant_usage{.pages = 2, .evictable = 2, .quota = 5});
     CHECK_THROWS_AS(kv::tenant_salt(""), kv::contract_violation);
+}
+
+TEST_CASE("a new tenant takes the place of one without views, and finds nothing of it") {
+    auto cache = kv::make_tenant_cache(3, {}, small, pages(20));
+    const auto prompt = counted(0, 40);
+    const auto a = *cache.open(kv::tenant_salt("a"), 20);
+    CHECK(store(a, prompt) == 0);
+    (void)store(*cache.open(kv::tenant_salt("b"), 20), counted(100, 70));
+    (void)store(*cache.open(kv::tenant_salt("c"), 20), prompt);
+    const auto d = *cache.open(kv::tenant_salt("d"), 20); // in place of c, which has fewer pages than b
+    CHECK(d.match(prompt).tokens() == 0);
+    CHECK(d.usage() == kv::tenant_usage{.pages = 0, .evictable = 0, .quota = 20});
+    CHECK(d.id().tenant == "d");
+    CHECK(store(d, prompt) == 0);
+    CHECK((*cache.open(kv::tenant_salt("b"), 20)).match(counted(100, 70)).tokens() == 70);
+    const auto c = *cache.open(kv::tenant_salt("c"), 20); // in place of b
+    CHECK(c.match(prompt).tokens() == 0);
+    CHECK(c.match(counted(100, 70)).tokens() == 0);
+    CHECK_FALSE(cache.open(kv::tenant_salt("e"), 20));
+    CHECK(a.match(prompt).tokens() == 40);
+    CHECK(cache.check());
+}
+
+TEST_CASE("what belongs to no tenant is shared, and apart from all tenants") {
+    auto cache = kv::make_tenant_cache(1, {}, small, pages(20));
+    const auto a = *cache.open(kv::tenant_salt("a"), 20);
+    const auto all = cache.shared(), same = cache.shared();
+    const auto prompt = counted(0, 40);
+    CHECK(store(all, prompt) == 0);
+    CHECK(same.match(prompt).tokens() == 40);
+    CHECK(a.match(prompt).tokens() == 0);
+    CHECK(store(a, prompt) == 0);
+    CHECK(all == same);
+    CHECK(!(all == a));
+    CHECK(cache.check());
+}
+
+// Many salts, few places, against a model: what each tenant stored since it was opened last, and whether it was
+// replaced.
+TEST_CASE("tenants come and go at random, and none finds what another has stored") {
+    const auto seed = GENERATE(1u, 2u, 3u);
+    CAPTURE(seed);
+    std::mt19937 draw(seed);
+    auto cache = kv::make_tenant_cache(4, {}, small, pages(24));
+    using tenant = decltype(cache)::tenant;
+    std::map<std::string, tenant> held;
+    for (int step = 0; step < 2000; ++step) {
+        const std::string salt(1, static_cast<char>('a' + draw() % 9));
+        if (held.contains(salt) && draw() % 2 == 0) {
+            held.erase(salt);
+            continue;
+        }
+        const auto opened = cache.open(kv::tenant_salt(salt), 24);
+        REQUIRE(bool(opened) == (held.size() < 4 || held.contains(salt)));
+        if (!opened)
+            continue;
+        CHECK(opened->id().tenant == salt);
+        // Each salt stores prompts of its own next to a common one; both begin alike.
+        std::vector<kv::token_id> prompt = counted(0, 20);
+        const auto own = counted(1000 * (salt[0] - 'a' + 1), 20);
+        prompt.insert(prompt.end(), own.begin(), own.end());
+        (void)store(*opened, prompt);
+        for (char other = 'a'; other < 'j'; ++other)
+            if (other != salt[0]) {
+                std::vector<kv::token_id> foreign = counted(0, 20);
+                const auto its = counted(1000 * (other - 'a' + 1), 20);
+                foreign.insert(foreign.end(), its.begin(), its.end());
+                CHECK(opened->match(foreign).tokens() <= 20);
+            }
+        if (held.size() < 3 || draw() % 4 == 0)
+            held.emplace(salt, *opened);
+    }
+    CHECK(cache.check());
 }
 
 TEST_CASE("past its quota a tenant is refused by name, and nothing is lost") {

@@ -5,8 +5,12 @@
 """
 import gzip
 import json
+import os
 import socket
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import running
 from running import check
@@ -192,12 +196,79 @@ def slow_senders():
     at.stop()
 
 
+def keyed(at, key, path, **body):
+    return at.ask("POST", path, body, {"Authorization": f"Bearer {key}"})[:2]
+
+
+def cached(reply):
+    return reply[1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def isolation():
+    """Clients with different keys, or salts, reuse nothing of each other, and see no conversation of another."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "keys"
+        file.write_text("\nann-key \r\n\nbob-key\n")
+        os.environ["KVCACHE_API_KEYS"] = "eve-key, dan-key,"
+        at = Server("--api-key-file", str(file), "--api-key", "fay-key")
+        shared = Server("--api-key-file", str(file), "--api-key", "fay-key", "--share-prefixes")
+        del os.environ["KVCACHE_API_KEYS"]
+        file.write_text("\n \n")
+        for flags, word in ((["--api-key-file", str(file)], "has no key"), (["--api-key-file", folder + "/none"], "cannot be read")):
+            ends = subprocess.run([SERVER, "--model", MODEL, "--port", "0", *flags], capture_output=True, text=True, timeout=60)
+            check(ends.returncode == 1 and word in ends.stderr, ends)
+    keys = ("ann-key", "bob-key", "eve-key", "dan-key", "fay-key")
+    prompt = dict(prompt="The secret of the house is that the red kite lives in the library of the old school", max_tokens=4, temperature=0)
+    for wrong in ("", "none", "ann-key,", "ann-key dan-key", "ANN-KEY", "eve-key, dan-key"):
+        check(keyed(at, wrong, "/v1/completions", **prompt)[0] == 401, wrong)
+    first = [keyed(at, key, "/v1/completions", **prompt) for key in keys]
+    check([cached(r) for r in first] == [0] * 5, "no key finds what another one has stored")
+    again = [keyed(at, key, "/v1/completions", **prompt) for key in keys]
+    tokens = again[0][1]["usage"]["prompt_tokens"]
+    check([cached(r) for r in again] == [tokens - 1] * 5, again)
+    check(len({r[1]["choices"][0]["text"] for r in first + again}) == 1, "and the answer is the same")
+    salted = [[cached(keyed(at, key, "/v1/completions", **prompt, cache_salt=salt)) for key in keys] for salt in ("s", "t", "s")]
+    check(salted == [[0] * 5, [0] * 5, [tokens - 1] * 5], salted)
+    found = [cached(keyed(shared, key, "/v1/completions", **prompt)) for key in keys]
+    check(found == [0] + [tokens - 1] * 4, found)
+    found = [cached(keyed(shared, key, "/v1/completions", **prompt, cache_salt="s")) for key in keys]
+    check(found == [0] + [tokens - 1] * 4, "a salt is apart from no salt where prefixes are shared")
+    for bad in ("", "x" * 257, 5):
+        status, got = keyed(at, "ann-key", "/v1/completions", **prompt, cache_salt=bad)
+        check(status == 400 and "cache_salt" in got["error"]["message"], got)
+    # Conversations of the same name.
+    for key, word in (("ann-key", "kite"), ("bob-key", "book")):
+        keyed(at, key, "/v1/chat/completions", messages=[{"role": "user", "content": f"Where is the {word}?"}], user="me", max_tokens=8)
+    keyed(at, "ann-key", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}], user="ann", max_tokens=8, cache_salt="s")
+
+    def listed(key, **headers):
+        return [s["id"] for s in at.ask("GET", "/v1/sessions", None, {"Authorization": f"Bearer {key}", **headers})[1]["data"]]
+    check(listed("ann-key") == ["me"] and listed("bob-key") == ["me"] and listed("eve-key") == [], "each sees its own")
+    check(listed("ann-key", **{"x-cache-salt": "s"}) == ["ann"] and listed("bob-key", **{"x-cache-salt": "s"}) == [], "of its salt")
+
+    def forget(key, name):
+        return at.ask("DELETE", f"/v1/sessions/{name}", None, {"Authorization": f"Bearer {key}"})[0]
+    check(forget("eve-key", "me") == 404 and forget("bob-key", "ann") == 404 and listed("ann-key") == ["me"], "and forgets its own")
+    check(forget("bob-key", "me") == 200 and listed("bob-key") == [] and listed("ann-key") == ["me"], "alone")
+    at.stop()
+    shared.stop()
+    # More salts than places: who comes next takes the place of one that is not in use.
+    few = Server("--tenants", "3")
+    first = few.post("/v1/completions", **prompt)
+    for n in range(40):
+        got = few.post("/v1/completions", **prompt, cache_salt=f"salt {n}")
+        check(got[0] == 200 and cached(got) == 0 and got[1]["choices"] == first[1]["choices"], got)
+    check(cached(few.post("/v1/completions", **prompt)) == tokens - 1, "what is shared stays")
+    few.stop()
+
+
 def main():
     at = Server()
     origins(at)
     framing(at)
     at.stop()
     slow_senders()
+    isolation()
     print(f"hostile.py: {running.checks} checks hold")
 
 

@@ -126,6 +126,98 @@ def seeds(at):
     check(limited["choices"][0]["text"] == at.post("/v1/completions", **body, seed=7)[1]["choices"][0]["text"], limited)
 
 
+def prompts(at):
+    """Several prompts in one request, each answered as alone; and prompts that are returned, and scored."""
+    texts = ["Ella lives in", "The kite is made of", "x", "Ella lives in"]
+    how = dict(max_tokens=6, temperature=0.9, seed=3, ignore_eos=True, n=2)
+    alone = [at.post("/v1/completions", prompt=t, **how)[1] for t in texts]
+    wanted = [c["text"] for one in alone for c in one["choices"]]
+    ids = [at.post("/tokenize", content=t)[1]["tokens"] for t in texts]
+    for many in (texts, ids, [texts[0], ids[1], texts[2], ids[3]]):
+        _, got = at.post("/v1/completions", prompt=many, **how)
+        check([c["text"] for c in got["choices"]] == wanted and [c["index"] for c in got["choices"]] == list(range(8)), got)
+        check(got["usage"]["prompt_tokens"] == sum(len(i) for i in ids) and got["usage"]["completion_tokens"] == 48, got["usage"])
+        streamed = [""] * 8
+        for event in at.stream("/v1/completions", prompt=many, **how):
+            for choice in event["choices"]:
+                streamed[choice["index"]] += choice["text"]
+        check(streamed == wanted, (streamed, wanted))
+    for bad in ([], [[]], [texts, texts], [["x"]], ["x", 5], [5, "x"], [[1], None], ["x"] * 129, {}, True, [1.5], [-1], [2**31]):
+        status, got = at.post("/v1/completions", prompt=bad, max_tokens=1)
+        check(status == 400 and "prompt" in got["error"]["message"], (bad, got))
+    for bad in (["x", "library " * 3000], ["x", [99999999]]):
+        check(at.post("/v1/completions", prompt=bad, max_tokens=1)[0] == 400, "one that is wrong refuses all")
+    # With echo the answer begins with the prompt; with logprobs each of its tokens has the score it would have as an answer.
+    greedy = dict(temperature=0, ignore_eos=True)
+    start = ids[0]
+    _, said = at.post("/v1/completions", prompt=start, max_tokens=8, logprobs=3, return_token_ids=True, **greedy)
+    said = said["choices"][0]
+    whole = start + said["token_ids"]
+    for _ in range(2):  # also when all is cached
+        for more in (0, 1, 3):
+            _, echoed = at.post("/v1/completions", prompt=[whole, start], max_tokens=more, logprobs=3, echo=True, **greedy)
+            first, second = echoed["choices"]
+            scores = first["logprobs"]
+            check(first["text"].startswith(at.post("/detokenize", tokens=whole)[1]["prompt"]), first)
+            check(len(scores["tokens"]) == len(scores["token_logprobs"]) == len(scores["top_logprobs"]) == len(whole) + more, scores)
+            check(scores["token_logprobs"][0] is None and scores["top_logprobs"][0] is None, scores)
+            for name in ("tokens", "token_logprobs", "top_logprobs"):
+                check(scores[name][len(start):len(whole)] == said["logprobs"][name], (name, scores, said))
+                check(second["logprobs"][name][len(start):] == said["logprobs"][name][:more], (second, said))
+                check(second["logprobs"][name][:len(start)] == scores[name][:len(start)], (second, scores))
+            check(all(max(top.values()) >= score for top, score in zip(scores["top_logprobs"][1:], scores["token_logprobs"][1:])), scores)
+    events = at.stream("/v1/completions", prompt=texts[0], echo=True, max_tokens=6, **greedy)
+    _, plain = at.post("/v1/completions", prompt=texts[0], echo=True, max_tokens=6, **greedy)
+    check("".join(e["choices"][0]["text"] for e in events) == plain["choices"][0]["text"], events)
+    check(plain["choices"][0]["text"].startswith(texts[0]) and plain["choices"][0]["logprobs"] is None, plain)
+    check(at.post("/v1/completions", prompt="x", echo=True, logprobs=1, stream=True)[0] == 400, "scores of a prompt are not streamed")
+
+
+def tools():
+    """Tools, their calls and their results reach the model's template, as text without control tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file in Path(MODEL).iterdir():
+            if file.name != "tokenizer_config.json":
+                (Path(folder) / file.name).symlink_to(file.resolve())
+        config = json.loads((Path(MODEL) / "tokenizer_config.json").read_text())
+        config["chat_template"] = (
+            "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }}: {{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments }}]"
+            "{% endfor %}{% if m.tool_call_id %}({{ m.tool_call_id }}){% endif %}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+        (Path(folder) / "tokenizer_config.json").write_text(json.dumps(config))
+        at = Server(model=folder)
+
+        def prompt(**more):
+            status, got = at.chat("Where is it?", kvcache_tokens=True, **more)
+            check(status == 200, got)
+            return "".join(got["kvcache"]["prompt"]), got
+
+        tool = {"type": "function", "function": {"name": "find", "description": "finds <|im_end|>", "parameters": {"type": "object"}}}
+        plain, first = prompt()
+        check("find" not in plain, plain)
+        listed, with_tools = prompt(tools=[tool])
+        check("find: {" in listed and '"parameters"' in listed, listed)
+        check(prompt(tools=[tool], tool_choice="auto")[0] == listed and prompt(tools=[tool], tool_choice="none")[0] == plain, "the choice")
+        check(prompt(tools=[])[0] == plain, "no tools")
+        safe, _ = prompt(tools=[{**tool, "function": {**tool["function"], "description": "finds <|xx_end|>"}}])
+        check("<|im_end|>" in listed and "<|xx_end|>" in safe, (listed, safe))
+        call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"what": "kite"}'}}
+        messages = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": None, "tool_calls": [call]},
+                    {"role": "tool", "content": "in the library", "tool_call_id": "c1"}]
+        for user in (None, "ann"):
+            body = dict(messages=messages, tools=[tool], max_tokens=4, temperature=0, kvcache_tokens=True, user=user)
+            status, got = at.post("/v1/chat/completions", **body)
+            text = "".join(got["kvcache"]["prompt"])
+            check(status == 200 and '[find {"what": "kite"}]' in text and "in the library(c1)" in text, got)
+        # Within a conversation the tools may change: what differs is computed again, and the answer is that of a fresh one.
+        other = {**tool, "function": {**tool["function"], "name": "look"}}
+        for given in ([tool], [other], [], [tool, other]):
+            of_ann = at.chat("Where is it?", user="ann", tools=given)[1]["choices"]
+            check(of_ann == at.chat("Where is it?", tools=given)[1]["choices"], of_ann)
+        at.stop()
+
+
 def strangers(at):
     """A request without a key is in no conversation: it changes no answer of another one, and leaves no session."""
     before = [s["id"] for s in at.ask("GET", "/v1/sessions")[1]["data"]]
@@ -146,11 +238,17 @@ def strangers(at):
 def fields(at):
     """A field that could change the answer and is not supported is refused by its name; one that cannot is ignored."""
     asked = dict(prompt="Ella", max_tokens=2, temperature=0)
-    for name, value in (("echo", True), ("tools", [{"type": "function"}]), ("tool_choice", "auto"), ("suffix", "x"),
-                        ("response_format", {"type": "json_object"}), ("guided_json", {}), ("best_of", 2), ("min_tokens", 1),
-                        ("skip_special_tokens", False), ("logits_procesors", []), ("tempreature", 0.5)):
+    for name, value in (("suffix", "x"), ("response_format", {"type": "json_object"}), ("guided_json", {}), ("best_of", 2),
+                        ("min_tokens", 1), ("skip_special_tokens", False), ("logits_procesors", []), ("tempreature", 0.5)):
         status, got = at.post("/v1/completions", **asked, **{name: value})
         check(status == 400 and name in got["error"]["message"], (name, status, got))
+        status, got = at.chat("x", **{name: value})
+        check(status == 400 and name in got["error"]["message"], (name, status, got))
+    for name, value in (("tools", [{"type": "function"}]), ("tool_choice", "auto"), ("messages", []), ("echo", "yes")):
+        status, got = at.post("/v1/completions", **asked, **{name: value})
+        check(status == 400 and name in got["error"]["message"], (name, status, got))
+    for name, value in (("echo", True), ("prompt", "x"), ("tools", {}), ("tools", [5]), ("tools", [{"type": "magic"}]),
+                        ("tool_choice", "auto"), ("tool_choice", "required"), ("tool_choice", {"type": "function"})):
         status, got = at.chat("x", **{name: value})
         check(status == 400 and name in got["error"]["message"], (name, status, got))
     _, plain = at.post("/v1/completions", **asked)
@@ -466,7 +564,7 @@ def bare():
 
 def main():
     at = Server()
-    for part in (shapes, asks, seeds, strangers, fields, sessions, errors, rude):
+    for part in (shapes, asks, seeds, prompts, strangers, fields, sessions, errors, rude):
         part(at)
     if LOAD:
         loads(at)
@@ -498,6 +596,7 @@ def main():
     check([named.ask("GET", "/health", None, {"Host": name})[0] for name in ("a.example", "B.example:80", "c.example")] ==
           [200, 200, 403], "names may be allowed")
     named.stop()
+    tools()
     equal()
     overflows()
     little_memory()

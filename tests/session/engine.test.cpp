@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/cache/tenant_cache.hpp>
 #include <kvcache/session/engine.hpp>
 
 #include <algorithm>
@@ -361,6 +362,86 @@ TEST_CASE("the sequence a request continues from is shared only as far as it is 
         check_same({second}, {plainly(model, what)});
         CHECK(second.reused <= (forgets ? 4u : 20u));
     }
+}
+
+TEST_CASE("requests of different tenants run together and reuse nothing of each other") {
+    const auto& model = random_model();
+    auto tenants = kv::make_tenant_cache(2, {}, model.shape(16), {.bytes = 512 * host::bytes(model, 16)});
+    using view = decltype(tenants)::tenant;
+    view shared = tenants.shared();
+    const std::vector<view> whose{shared, *tenants.open(kv::tenant_salt("a"), 512),
+                                  *tenants.open(kv::tenant_salt("b"), 512)};
+    kv::thread_pool pool(1);
+    kv::pipeline<view, kv::transformer> pipeline(shared, model, pool, 64);
+    kv::engine<view, kv::transformer> runs(shared, model, pipeline, {.rows = 32});
+    const tokens prompt = some_tokens(model, 70, 1);
+    const told wanted = plainly(model, {.prompt = prompt, .until = {.max_tokens = 8}});
+    for (int round = 0; round < 2; ++round) {
+        std::vector<kv::engine_outcome<view>> ends(2 * whose.size());
+        for (std::size_t i = 0; i < ends.size(); ++i)
+            REQUIRE(runs.submit({.prompt = prompt,
+                                 .tenant = i == 0 ? std::nullopt : std::optional(whose[i % whose.size()]),
+                                 .until = {.max_tokens = 8},
+                                 .done = [&ends, i](auto&& end) { ends[i] = std::move(end); }}));
+        while (runs.step(at{})) {
+        }
+        for (std::size_t i = 0; i < ends.size(); ++i) {
+            INFO("round " << round << ", request " << i);
+            REQUIRE(ends[i].answers.size() == 1);
+            CHECK(ends[i].answers[0].ids == wanted.ids[0]);
+            CHECK(ends[i].reused == (round == 0 && i < whose.size() ? 0 : 69)); // the first of each tenant computes
+        }
+    }
+    CHECK(tenants.check());
+}
+
+TEST_CASE(
+    "every token of a prompt is scored, also when it is cached, shared, drafted, preempted or run in small steps") {
+    const auto& model = random_model();
+    const tokens common = some_tokens(model, 40, 1);
+    std::vector<asked> all;
+    for (std::uint32_t i = 0; i < 6; ++i)
+        all.push_back({.prompt = joined(common, some_tokens(model, 1 + 17 * i, 2 + i)),
+                       .draw = {.temperature = 0.8f, .seed = i},
+                       .until = {.max_tokens = i == 1 ? 0u : 6u},
+                       .choices = 1 + i % 3});
+    all.push_back({.prompt = {common[0]}, .until = {.max_tokens = 2}});
+    for (const std::size_t rows : {2, 7, 64, 256})
+        for (const std::size_t pages : {20, 4096}) {
+            room here(model, {.rows = rows}, pages);
+            for (int round = 0; round < 2; ++round) {
+                std::vector<told> made(all.size());
+                std::vector<std::vector<kv::generated_token>> scored(all.size());
+                for (std::size_t i = 0; i < all.size(); ++i) {
+                    auto asks = here.make(all[i], made[i], i % 2 * 4);
+                    asks.score_prompt = i != 4; // one that reuses what the others compute
+                    asks.done = [tell = std::move(asks.done), &into = scored[i]](outcome&& end) {
+                        into = std::move(end.prompt);
+                        tell(std::move(end));
+                    };
+                    REQUIRE(here.runs.submit(std::move(asks)));
+                }
+                while (here.runs.step(at{})) {
+                }
+                for (std::size_t i = 0; i < all.size(); ++i) {
+                    INFO(rows << " rows, " << pages << " pages, round " << round << ", request " << i);
+                    check_same({made[i]}, {plainly(model, all[i])});
+                    REQUIRE(scored[i].size() == (i != 4 ? all[i].prompt.size() : 0));
+                    if (i == 4)
+                        continue;
+                    CHECK(made[i].reused == 0);
+                    CHECK_FALSE(scored[i][0].log_probability);
+                    const kv::matrix logits = cold(model, all[i].prompt);
+                    for (std::size_t t = 1; t < scored[i].size(); ++t) {
+                        const kv::log_probabilities wanted(kv::row_of(logits, t - 1));
+                        CHECK(scored[i][t].token == all[i].prompt[t]);
+                        CHECK(scored[i][t].index == t);
+                        CHECK(*scored[i][t].log_probability == wanted.of(all[i].prompt[t]));
+                        CHECK(scored[i][t].top == wanted.top(2));
+                    }
+                }
+            }
+        }
 }
 
 TEST_CASE("many threads submit to one engine") {

@@ -94,6 +94,26 @@ public:
         return number;
     }
 
+    /// Evicts the idle pages of a tenant. Returns whether it has no pages left. Cost: O(its pages * all pages).
+    template <class Cache>
+    [[nodiscard]] static bool clear_tenant(Cache& cache, std::uint32_t tenant) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.pages_.clear(tenant);
+    }
+
+    /// Gives the number of a tenant to another one. Requires: it has no pages, sequences or matches. Throws: bad_alloc;
+    /// nothing has changed then.
+    template <class Cache>
+    static void replace_tenant(Cache& cache, std::uint32_t tenant, std::string salt, std::size_t quota) {
+        const std::lock_guard guard(cache.lock_);
+        identity own = cache.identity_;
+        own.tenant = salt;
+        const auto root = cache.hash_.open(own).root();
+        cache.tier_.set(tenant, own);
+        cache.pages_.replace_tenant(tenant, root, quota);
+        cache.salts_[tenant - 1] = std::move(salt);
+    }
+
     template <class Cache>
     static void set_quota(Cache& cache, std::uint32_t tenant, std::size_t quota) {
         const std::lock_guard guard(cache.lock_);
@@ -119,6 +139,15 @@ public:
     template <class Cache>
     [[nodiscard]] static auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
         return cache.tier_.match(cache, tenant, tokens);
+    }
+
+    template <class Cache>
+    [[nodiscard]] static bool tier_may_know(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        return cache.tier_.may_know(cache, tenant, tokens);
+    }
+    template <class Cache>
+    static std::size_t prefetch(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        return cache.tier_.prefetch(cache, tenant, tokens);
     }
 
     /// An empty sequence of a tenant.

@@ -7,10 +7,9 @@
 #include <kvcache/cache/residual_pool.hpp>
 #include <kvcache/cache/tenant_index.hpp>
 #include <kvcache/cache/tenant_quotas.hpp>
+#include <kvcache/core/contract.hpp>
 #include <kvcache/core/exceptions.hpp>
-#include <kvcache/core/joined.hpp>
 #include <kvcache/core/page_table.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/hash/concept.hpp>
@@ -21,7 +20,6 @@
 #include <cstddef>
 #include <new>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -51,6 +49,8 @@ public:
     [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
+    /// Whether a page has a rank among those that may be evicted.
+    [[nodiscard]] bool ranked(page_id page) const noexcept { return eviction_.ranked(page); }
 
     [[nodiscard]] residual_pool<Coded>& residual() noexcept { return residual_; }
     [[nodiscard]] const residual_pool<Coded>& residual() const noexcept { return residual_; }
@@ -65,6 +65,19 @@ public:
     void set_quota(std::uint32_t tenant, std::size_t quota) { tenants_.set_quota(tenant, quota); }
     /// The number of available pages that a tenant may allocate.
     [[nodiscard]] std::size_t room(std::uint32_t tenant) const noexcept { return tenants_.room(tenant, available()); }
+
+    /// Evicts the idle pages of a tenant. Returns whether it has no pages left.
+    [[nodiscard]] bool clear(std::uint32_t tenant) {
+        while (evict(tenant)) {
+        }
+        return tenants_.usage(tenant).pages == 0;
+    }
+    /// Gives the number of a tenant without pages to another one.
+    void replace_tenant(std::uint32_t tenant, const digest& root, std::size_t quota) {
+        expects(tenants_.usage(tenant).pages == 0, "a tenant that is replaced has no pages");
+        eviction_.name_root(*index_.root_of(tenant), root);
+        tenants_.set_quota(tenant, quota);
+    }
 
     /// Adds a tenant whose page names derive from `root`. Throws: bad_alloc; no tenant is then added.
     std::uint32_t add_tenant(const digest& root, std::size_t quota) {
@@ -180,53 +193,7 @@ public:
         return page;
     }
 
-    /// Checks that every page is in exactly one state. `held` is the expected reference count of each page.
-    [[nodiscard]] result<void> check(std::span<const std::uint32_t> held) const {
-        std::vector<bool> free(pool_.pages(), false);
-        for (const page_id page : pool_.free()) {
-            if (free[index_of(page)])
-                return broken(page, "is free twice");
-            free[index_of(page)] = true;
-        }
-        std::size_t idle = 0;
-        for (std::uint32_t i = 0; i < pool_.pages(); ++i) {
-            const page_id page{i};
-            const bool known = index_.contains(page);
-            if (pool_.holders(page) != held[i])
-                return broken(page, detail::joined({"counts ", std::to_string(pool_.holders(page)), " holders and has ",
-                                                    std::to_string(held[i])}));
-            if (free[i] && (known || eviction_.ranked(page) || held[i] > 0))
-                return broken(page, "is free and in use");
-            if (!free[i] && !known && held[i] == 0)
-                return broken(page, "is lost: neither free, held nor known");
-            if (eviction_.ranked(page) && !known)
-                return broken(page, "is ranked for eviction and not in the index");
-            if (!known)
-                continue;
-            idle += held[i] == 0;
-            if (held[i] == 0 && !eviction_.ranked(page))
-                return broken(page, "is idle and can never leave");
-            if (index_.run(page).empty() || index_.run(page).size() > shape_.tokens)
-                return broken(page, "has a run that is not of a page");
-            if (!index_.leaf(page) && index_.run(page).size() != shape_.tokens)
-                return broken(page, "has children and is not full");
-            if (const auto parent = index_.parent(page); parent && (!index_.contains(*parent) || index_.leaf(*parent) ||
-                                                                    (held[i] > 0 && held[index_of(*parent)] == 0)))
-                return broken(page, "has a parent that is gone, childless or not held with it");
-        }
-        if (idle != idle_)
-            return error{error_code::malformed, "pages",
-                         detail::joined({std::to_string(idle), " pages are evictable, the page manager counts ",
-                                         std::to_string(idle_)})};
-        return {};
-    }
-
 private:
-    [[nodiscard]] static error broken(page_id page, const std::string& how) {
-        return {error_code::malformed, detail::joined({"page ", std::to_string(index_of(page))}),
-                detail::joined({"the page ", how})};
-    }
-
     void wake(page_id page) noexcept {
         --idle_;
         tenants_.wake(page);

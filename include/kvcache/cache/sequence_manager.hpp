@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/invariant_checker.hpp>
+#include <kvcache/cache/page_check.hpp>
 #include <kvcache/cache/residual_leases.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/codec/concept.hpp>
@@ -202,7 +203,7 @@ public:
         }
         if (!pages_.residual().add_up(leased))
             return error{error_code::malformed, "exact rows", "exact rows are kept that no page and no lease has"};
-        return pages_.check(holders.held());
+        return detail::check_pages(pages_, holders.held(), page_tokens_);
     }
 
 private:

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -35,7 +36,8 @@ private:
 };
 
 /// One tenant's view of a shared cache. It has a cache's interface, as pipelines use it, and finds only what this
-/// tenant has stored. Requires: the cache outlives it.
+/// tenant has stored. Copies are views of the same tenant. Requires: the cache outlives it; a view of the tenant
+/// outlives its sequences, matches and leases.
 template <class Cache>
 class basic_tenant {
 public:
@@ -44,11 +46,26 @@ public:
     using sequence = typename Cache::sequence;
     using match_type = typename Cache::match_type;
     using lease = typename Cache::lease;
+    using locking_type = typename Cache::locking_type;
     static constexpr bool knows_chunks = Cache::knows_chunks;
+    static constexpr bool writes_rows = Cache::writes_rows;
+    static constexpr bool has_tier = Cache::has_tier;
 
     /// The longest run of `tokens` that this tenant has stored, pinned.
     [[nodiscard]] match_type match(std::span<const token_id> tokens) const {
         return cache_access::match(*cache_, number_, tokens);
+    }
+    /// As match, without the tier.
+    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) const {
+        return cache_access::match_resident(*cache_, number_, tokens, true, 0);
+    }
+    /// Whether match would look for more pages of this prompt in the tier.
+    [[nodiscard]] bool tier_may_know(std::span<const token_id> tokens) const {
+        return cache_access::tier_may_know(*cache_, number_, tokens);
+    }
+    /// Loads the pages of a prompt that only the tier has. Returns the number of tokens loaded.
+    std::size_t prefetch(std::span<const token_id> tokens) const {
+        return cache_access::prefetch(*cache_, number_, tokens);
     }
     [[nodiscard]] compute_range plan(const match_type& found) const { return cache_->plan(found); }
     [[nodiscard]] sequence open() const { return cache_access::open(*cache_, number_); }
@@ -74,14 +91,38 @@ public:
     /// What this tenant has and may have.
     [[nodiscard]] tenant_usage usage() const { return cache_access::usage(*cache_, number_); }
 
+    /// Whether two views are of the same tenant.
+    friend bool operator==(const basic_tenant& a, const basic_tenant& b) noexcept {
+        return a.cache_ == b.cache_ && a.number_ == b.number_;
+    }
+
 private:
     friend class cache_access;
     template <class>
     friend class basic_tenant_cache;
-    basic_tenant(Cache& cache, std::uint32_t number) : cache_(&cache), number_(number) {}
+    basic_tenant(Cache& cache, std::uint32_t number, std::shared_ptr<const void> views)
+        : cache_(&cache), number_(number), views_(std::move(views)) {}
 
     Cache* cache_;
     std::uint32_t number_;
+    std::shared_ptr<const void> views_; // counts the views of a tenant
 };
+
+namespace detail {
+
+template <class Cache>
+struct tenant_view {
+    using type = basic_tenant<Cache>;
+};
+template <class Cache>
+struct tenant_view<basic_tenant<Cache>> {
+    using type = basic_tenant<Cache>;
+};
+
+} // namespace detail
+
+/// The view of a tenant of a cache, which may be such a view itself.
+template <class Cache>
+using tenant_of = typename detail::tenant_view<Cache>::type;
 
 } // namespace kvcache

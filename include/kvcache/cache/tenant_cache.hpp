@@ -6,7 +6,9 @@
 #include <kvcache/core/exceptions.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -27,23 +29,35 @@ public:
                        const std::tuple<Given...>& given)
         : most_(most), cache_(detail::opener<Cache>::open({shape, limit, std::move(id), most}, given)) {}
 
-    /// Opens the tenant of this salt, with a quota of `quota` pages; an existing tenant gets the new quota.
-    /// Errors: out_of_range, if there are `most` tenants already.
+    /// Opens the tenant of this salt, with a quota of `quota` pages; an existing tenant gets the new quota. If there
+    /// are `most` tenants already, it takes the place of one that has no views, the one with the fewest pages, whose
+    /// pages are evicted. Errors: out_of_range, if all have views. Cost: O(tenants), and for a replaced tenant O(its
+    /// pages * all pages).
     [[nodiscard]] result<tenant> open(const tenant_salt& salt, std::size_t quota) {
         const std::lock_guard guard(lock_);
-        if (const auto known = numbers_.find(salt.bytes()); known != numbers_.end()) {
-            cache_access::set_quota(cache_, known->second, quota);
-            return tenant(cache_, known->second);
+        if (const auto known = accounts_.find(salt.bytes()); known != accounts_.end()) {
+            cache_access::set_quota(cache_, known->second.number, quota);
+            return view_of(known->second);
         }
-        if (numbers_.size() == most_)
+        const auto replaced = accounts_.size() == most_ ? replaceable() : accounts_.end();
+        if (accounts_.size() == most_ && replaced == accounts_.end())
             return error{error_code::out_of_range, "tenants",
                          "there are " + std::to_string(most_) + " tenants already, as many as there may be"};
-        const auto place = numbers_.emplace(salt.bytes(), 0).first;
-        detail::scope_guard undo([&] { numbers_.erase(place); });
-        place->second = cache_access::add_tenant(cache_, salt.bytes(), quota);
+        const auto place = accounts_.emplace(salt.bytes(), account{}).first;
+        detail::scope_guard undo([&] { accounts_.erase(place); });
+        if (replaced == accounts_.end()) {
+            place->second.number = cache_access::add_tenant(cache_, salt.bytes(), quota);
+        } else {
+            place->second.number = replaced->second.number;
+            cache_access::replace_tenant(cache_, replaced->second.number, salt.bytes(), quota);
+            accounts_.erase(replaced);
+        }
         undo.dismiss();
-        return tenant(cache_, place->second);
+        return view_of(place->second);
     }
+
+    /// The view of what belongs to no tenant: all who use it share what is stored.
+    [[nodiscard]] tenant shared() { return tenant(cache_, 0, nullptr); }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return cache_.shape(); }
     /// The occupancy of the cache, for its operator only: it reveals the activity of all tenants.
@@ -58,10 +72,42 @@ public:
     }
 
 private:
+    struct account {
+        std::uint32_t number = 0;
+        std::shared_ptr<const std::uint64_t> views = std::make_shared<const std::uint64_t>();
+        std::uint64_t used = 0; // when it was last opened
+    };
+    using accounts = std::map<std::string, account, std::less<>>;
+
+    [[nodiscard]] tenant view_of(account& of) {
+        of.used = ++opened_;
+        return tenant(cache_, of.number, of.views);
+    }
+
+    // Returns a tenant without views and, from now on, without pages: the one with the fewest pages, of those the one
+    // not opened for the longest time.
+    [[nodiscard]] typename accounts::iterator replaceable() {
+        auto found = accounts_.end();
+        std::size_t fewest = 0;
+        for (auto each = accounts_.begin(); each != accounts_.end(); ++each) {
+            if (each->second.views.use_count() > 1)
+                continue;
+            const std::size_t pages = cache_access::usage(cache_, each->second.number).pages;
+            if (found == accounts_.end() ||
+                std::pair(pages, each->second.used) < std::pair(fewest, found->second.used)) {
+                found = each;
+                fewest = pages;
+            }
+        }
+        return found != accounts_.end() && cache_access::clear_tenant(cache_, found->second.number) ? found
+                                                                                                    : accounts_.end();
+    }
+
     std::size_t most_;
     Cache cache_;
     typename Cache::locking_type lock_;
-    std::map<std::string, std::uint32_t, std::less<>> numbers_;
+    accounts accounts_;
+    std::uint64_t opened_ = 0;
 };
 
 /// Opens a cache for at most `most` tenants from policies given by value in any order.

@@ -91,8 +91,14 @@ public:
     /// Begins a turn over these messages, which need not be the current ones. Errors: those of the template and the
     /// tokenizer; out_of_range if `room` more tokens do not fit and the overflow policy gives up.
     [[nodiscard]] result<chat_turn<Cache>> begin(std::vector<chat_message> messages, std::size_t room) {
+        return begin(std::move(messages), room, with_.rendering);
+    }
+    /// Begins a turn that is rendered with options of its own, such as other tools.
+    [[nodiscard]] result<chat_turn<Cache>> begin(std::vector<chat_message> messages, std::size_t room,
+                                                 const chat_options& rendering) {
         const std::size_t given = messages.size();
-        const chat_renderer renderer(with_, transcript_, overflow_, context_ - std::min(room, context_));
+        const chat_format form{with_.words, with_.form, rendering};
+        const chat_renderer renderer(form, transcript_, overflow_, context_ - std::min(room, context_));
         auto made = renderer.fit(std::move(messages));
         if (!made)
             return made.error();

@@ -185,10 +185,11 @@ private:
     // Starts reading the tier for a request, unless its own sequence already holds its pages.
     void read_ahead(job& each) noexcept {
         const std::size_t page = schedule_.page_tokens(), wanted = each.request.prompt.size();
-        if (each.over() || (each.request.known && each.request.known->size() / page == wanted / page))
+        if (each.over() || each.request.score_prompt ||
+            (each.request.known && each.request.known->size() / page == wanted / page))
             return;
         try {
-            each.ahead = ahead_.ask(each.lanes.front().tokens);
+            each.ahead = ahead_.ask(each.lanes.front().tokens, each.request.tenant);
         } catch (const std::exception&) { // without memory or a thread the prompt is computed
             each.ahead = nullptr;
         }

@@ -58,6 +58,8 @@ struct engine_job {
         : id(name), request(std::move(asked)) {
         most = std::min(request.until.max_tokens, max_positions - request.prompt.size() + 1);
         lanes.resize(request.choices);
+        if (request.score_prompt && !request.prompt.empty())
+            outcome.prompt.push_back({.token = request.prompt.front()});
         for (auto& lane : lanes) {
             lane.tokens = request.prompt;
             lane.draw = request.draw;
@@ -75,6 +77,25 @@ struct engine_job {
     }
     /// Returns whether an answer takes its prompt from the first answer, once that has run it.
     [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && generated(lanes[choice]) == 0; }
+
+    /// Whether an answer runs the prompt to score it.
+    [[nodiscard]] bool scores_prompt(std::size_t choice) const {
+        return request.score_prompt && choice == 0 && outcome.prompt.size() < request.prompt.size();
+    }
+    /// Scores tokens of the prompt with the logits of `rows` rows from position `before` on, the first of which is row
+    /// `first`.
+    void score_prompt(const matrix& logits, std::size_t first, std::size_t before, std::size_t rows) {
+        for (std::size_t i = 0; i < rows && scores_prompt(0); ++i) {
+            generated_token token{.index = before + i + 1};
+            if (token.index != outcome.prompt.size())
+                continue; // scored before a preemption
+            if (auto finite = detail::check_finite(row_of(logits, first + i)); !finite)
+                return fail(finite.error());
+            token.token = request.prompt[token.index];
+            score(token, row_of(logits, first + i));
+            outcome.prompt.push_back(std::move(token));
+        }
+    }
 
     void end(finish_reason why) {
         for (auto& lane : lanes)
@@ -141,6 +162,12 @@ struct engine_job {
     }
 
 private:
+    void score(generated_token& token, std::span<const float> logits) const {
+        const kvcache::log_probabilities scores(logits);
+        token.log_probability = scores.of(token.token);
+        token.top = scores.top(request.log_probabilities.value_or(0));
+    }
+
     // Draws the next token of a slot and reports it to `on_token`.
     void say(std::size_t choice, std::span<const float> logits) {
         auto& lane = lanes[choice];
@@ -156,11 +183,8 @@ private:
         token.token = lane.draw.draw(logits, token.index, lane.counts);
         if (lane.draw.penalises())
             lane.counts.add(token.token);
-        if (request.log_probabilities) {
-            const kvcache::log_probabilities scores(logits);
-            token.log_probability = scores.of(token.token);
-            token.top = scores.top(*request.log_probabilities);
-        }
+        if (request.log_probabilities)
+            score(token, logits);
         lane.tokens.push_back(token.token);
         const token_action action = request.on_token ? request.on_token(token) : token_action::go_on;
         if (action == token_action::cancel)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/tenant.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/session/generate.hpp>
@@ -19,10 +20,10 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Id of an engine request; ids ascend in order of arrival.
 enum class request_id : std::uint64_t {};
 
-/// A generated token of an answer.
+/// A token of an answer or a prompt.
 struct generated_token {
     std::size_t choice = 0;
-    std::size_t index = 0; ///< Index in the answer.
+    std::size_t index = 0; ///< Index in the answer, or the prompt.
     token_id token = {};
     std::optional<float> log_probability = {}; ///< From the unmodified logits of the model, if requested.
     std::vector<token_score> top = {};         ///< The most likely tokens at this position.
@@ -57,7 +58,8 @@ template <class Cache>
 struct engine_outcome {
     std::vector<engine_answer<Cache>> answers = {};
     std::optional<error> failure = {};
-    std::size_t reused = 0;    ///< Tokens of the prompt whose keys and values were cached.
+    std::vector<generated_token> prompt = {}; ///< The tokens of the prompt, if they are scored; the first has no score.
+    std::size_t reused = 0;                   ///< Tokens of the prompt whose keys and values were cached.
     std::size_t prefilled = 0; ///< Tokens of the prompt that were computed, including recomputation after a preemption.
     std::size_t drafted = 0;
     std::size_t accepted = 0; ///< Drafted tokens that were accepted.
@@ -67,6 +69,8 @@ struct engine_outcome {
 template <class Cache>
 struct engine_request {
     std::vector<token_id> prompt = {};
+    /// The tenant whose pages it reuses and stores; by default what the engine's cache is a view of.
+    std::optional<tenant_of<Cache>> tenant = {};
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
@@ -76,6 +80,9 @@ struct engine_request {
     std::size_t draft = 0; ///< Maximum tokens drafted by prompt lookup; drafts do not change the result.
     std::optional<std::size_t> log_probabilities = {}; ///< If set, log-probabilities are reported, with this number
                                                        ///< of most likely tokens.
+    /// Reports the log-probabilities of the prompt too, with as many of the most likely tokens. The prompt is then
+    /// computed in full, and nothing of it is reused.
+    bool score_prompt = false;
     std::optional<std::chrono::steady_clock::time_point> deadline = {};
     std::function<token_action(const generated_token&)> on_token = {};
     std::function<void(engine_outcome<Cache>&&)> done = {}; ///< Called exactly once.

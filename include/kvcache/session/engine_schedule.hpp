@@ -107,7 +107,7 @@ private:
                     continue;
                 one.rows = std::min(left, one.pending());
                 one.drafted.clear();
-                add(*each, c, one.rows == one.pending() ? 1 : 0);
+                add(*each, c, each->scores_prompt(c) ? one.rows : one.rows == one.pending() ? 1 : 0);
                 left -= one.rows;
             }
         return !batch_.empty();
@@ -131,7 +131,12 @@ private:
     // slot. Returns false while another slot is computing a longer one.
     [[nodiscard]] bool start(job& each, std::size_t choice) {
         lane& one = each.lanes[choice];
-        auto found = match(one.tokens);
+        if (each.scores_prompt(choice)) { // which takes the logits of all its rows
+            one.sequence = each.request.tenant ? each.request.tenant->open() : cache_.open();
+            each.request.known.reset();
+            return each.counted = true;
+        }
+        auto found = each.request.tenant ? match(*each.request.tenant, one.tokens) : match(cache_, one.tokens);
         const compute_range plan = cache_.plan(found);
         auto& given = each.request.known;
         const bool own = given && given->size() >= plan.first && given->size() < one.tokens.size();
@@ -140,6 +145,8 @@ private:
         std::size_t held = known, coming = known; // tokens in common
         for (const auto& other : running_)
             for (const lane& its : other->lanes) {
+                if (other->request.tenant != each.request.tenant)
+                    break;
                 if (&its == &one || !its.active())
                     continue;
                 const std::size_t common = in_common(its, one);
@@ -165,11 +172,12 @@ private:
     }
 
     // The tier was read ahead if possible, so only memory is searched then.
-    [[nodiscard]] typename Cache::match_type match(std::span<const token_id> tokens) {
+    template <class View>
+    [[nodiscard]] static typename Cache::match_type match(View& view, std::span<const token_id> tokens) {
         if constexpr (prefetches<Cache>)
-            return cache_.match_in_memory(tokens);
+            return view.match_in_memory(tokens);
         else
-            return cache_.match(tokens);
+            return view.match(tokens);
     }
 
     // Returns how many of `n` tokens another sequence can continue from: whole pages if the codec encodes whole
@@ -207,11 +215,15 @@ private:
             const std::size_t before = heard.held() - heard.run_rows;
             const std::size_t prompt = one.of->request.prompt.size();
             one.of->outcome.prefilled += std::min(heard.held(), prompt) - std::min(before, prompt);
-            const bool first = one.wanted > 0 && one.choice == 0 && one.of->generated(heard) == 0;
+            const bool first = one.choice == 0 && heard.held() >= prompt && one.of->generated(heard) == 0;
+            if (one.wanted > 0 && one.of->scores_prompt(one.choice))
+                one.of->score_prompt(logits_, row, before, one.wanted);
+            const std::size_t drawn = std::max<std::size_t>(1, heard.drafted.size()); // rows that tokens are drawn from
+            const std::size_t from = row + one.wanted - std::min(drawn, one.wanted);
             if (!heard.ended)
-                one.of->sample(one.choice, logits_, row);
+                one.of->sample(one.choice, logits_, from);
             if (first)
-                one.of->follow(logits_, row);
+                one.of->follow(logits_, from);
             row += one.wanted;
         }
     }

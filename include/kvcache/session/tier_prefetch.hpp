@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/tenant.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/locking/none.hpp>
@@ -15,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -59,21 +61,22 @@ public:
     tier_prefetch(const tier_prefetch&) = delete;
     tier_prefetch& operator=(const tier_prefetch&) = delete;
 
-    /// Queues a prompt for reading if the tier may hold pages that memory lacks; otherwise returns no ticket. Throws:
-    /// bad_alloc, system_error.
-    [[nodiscard]] ticket ask(std::span<const token_id> prompt) {
+    /// Queues a prompt of a tenant for reading if the tier may hold pages that memory lacks; otherwise returns no
+    /// ticket. Throws: bad_alloc, system_error.
+    [[nodiscard]] ticket ask(std::span<const token_id> prompt, const std::optional<tenant_of<Cache>>& tenant) {
         if constexpr (detail::prefetches<Cache>) {
-            if (!cache_.tier_may_know(prompt))
+            if (tenant ? !tenant->tier_may_know(prompt) : !cache_.tier_may_know(prompt))
                 return nullptr;
             auto over = std::make_shared<std::atomic<bool>>(false);
             const std::lock_guard guard(lock_);
-            waiting_.push_back({{prompt.begin(), prompt.end()}, over});
+            waiting_.push_back({{prompt.begin(), prompt.end()}, tenant, over});
             if (reader_threads_.size() < std::min(most_readers, waiting_.size() + under_way_.size()))
                 reader_threads_.emplace_back([this] { run(); });
             wake_.notify_one();
             return over;
         } else {
             static_cast<void>(prompt);
+            static_cast<void>(tenant);
             return nullptr;
         }
     }
@@ -100,6 +103,7 @@ private:
 
     struct wanted {
         std::vector<token_id> tokens = {};
+        std::optional<tenant_of<Cache>> tenant = {};
         std::shared_ptr<std::atomic<bool>> over = {};
     };
     using wanted_list = std::list<wanted>;
@@ -127,7 +131,7 @@ private:
             under_way_.splice(under_way_.end(), waiting_, one);
             guard.unlock();
             if (one->over.use_count() > 1)
-                read(one->tokens);
+                read(*one);
             *one->over = true;
             done_();
             guard.lock();
@@ -137,10 +141,10 @@ private:
         }
     }
 
-    void read(std::span<const token_id> tokens) noexcept {
+    void read(const wanted& one) noexcept {
         if constexpr (detail::prefetches<Cache>) {
             try {
-                static_cast<void>(cache_.prefetch(tokens));
+                static_cast<void>(one.tenant ? one.tenant->prefetch(one.tokens) : cache_.prefetch(one.tokens));
             } catch (const std::bad_alloc&) { // without memory the prompt is computed
             }
         }

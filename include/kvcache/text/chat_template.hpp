@@ -34,6 +34,7 @@ enum class chat_family {
 struct chat_message {
     std::string role = "user";
     std::string content = {};
+    json more = json::object(); ///< Further fields for the template: "tool_calls", "reasoning_content".
 };
 
 /// Options of rendering.

@@ -148,7 +148,7 @@ KVCACHE_BODY result<rendered_chat> chat_template::render(std::span<const chat_me
                                                          const chat_options& options) const {
     json list = json::array();
     for (const chat_message& m : messages) {
-        json one = json::object();
+        json one = m.more;
         one["role"] = m.role;
         one["content"] = m.content;
         list.push_back(std::move(one));

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/tenant_cache.hpp>
+#include <kvcache/kvcache.hpp>
+#include <kvcache/session/chat_session.hpp>
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chosen_tier.hpp"
+#include "options.hpp"
+
+namespace server {
+
+using tenant_cache = kvcache::basic_tenant_cache<
+    kvcache::cache<kvcache::codec::f32, kvcache::locking::mutex, chosen_tier, kvcache::storage::heap>>;
+/// A tenant's view of the cache, or the view of what is shared.
+using store = tenant_cache::tenant;
+
+/// What a chat does when it is too long.
+struct overflow {
+    bool slides = false;
+    bool forgets = false;
+    explicit overflow(const options& with) : slides(with.overflow == "slide"), forgets(with.overflow == "sinks") {}
+    [[nodiscard]] std::size_t droppable_turns(std::span<const kvcache::chat_message> messages) const {
+        return slides ? kvcache::slide_overflow{}.droppable_turns(messages) : 0;
+    }
+    [[nodiscard]] std::vector<kvcache::chat_message> without_turns(std::span<const kvcache::chat_message> messages,
+                                                                   std::size_t turns) const {
+        return kvcache::slide_overflow{}.without_turns(messages, turns);
+    }
+    [[nodiscard]] std::optional<std::size_t> sinks() const {
+        return forgets ? kvcache::sinks_overflow{}.sinks() : std::nullopt;
+    }
+};
+
+/// A conversation of a tenant.
+struct conversation {
+    conversation(store of, kvcache::chat_format form, std::size_t context, const options& with)
+        : tenant(std::move(of)), chat(tenant, std::move(form), context, {}, overflow(with)) {}
+    conversation(const conversation&) = delete;
+    conversation& operator=(const conversation&) = delete;
+
+    store tenant;
+    kvcache::chat_session<store, overflow> chat;
+};
+
+} // namespace server
