@@ -168,6 +168,39 @@ TEST_CASE("a template's memory for marked text is bounded as well") {
     }
 }
 
+TEST_CASE("a hostile tokenizer ends in an error, with memory in proportion to the text") {
+    const auto many = [](const std::string& one, int count) {
+        std::string all = one;
+        for (int i = 1; i < count; ++i)
+            all += ", " + one;
+        return all;
+    };
+    const std::string doubling = R"({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"})";
+    const std::string to_long =
+        R"({"type": "Replace", "pattern": {"Regex": "."}, "content": ")" + std::string(1'000'000, 'a') + "\"}";
+    const std::string bytes = R"({"type": "ByteLevel", "use_regex": false})";
+    for (const std::string& rules :
+         {R"("normalizer": {"type": "Sequence", "normalizers": [)" + many(doubling, 40),
+          R"("normalizer": {"type": "Sequence", "normalizers": [)" + many(doubling, 32),
+          R"("normalizer": {"type": "Sequence", "normalizers": [)" + many(to_long, 32),
+          R"("normalizer": {"type": "Sequence", "normalizers": [)" + many(R"({"type": "ByteLevel"})", 32),
+          R"("pre_tokenizer": {"type": "Sequence", "pretokenizers": [)" + many(bytes, 2000),
+          R"("pre_tokenizer": {"type": "Sequence", "pretokenizers": [)" + many(bytes, 16)}) {
+        bool refused = false;
+        std::string text;
+        for (int i = 0; i < 500'000; ++i)
+            text += "a\u00e9";
+        const std::size_t most = peak_of([&] {
+            const auto words =
+                kv::tokenizer::parse("{" + rules + R"(]}, "model": {"vocab": {"a": 0}, "merges": []}})", {});
+            refused = !words || !words->encode(text, {});
+        });
+        INFO(rules.substr(0, 150) << ": " << most << " bytes");
+        CHECK(refused);
+        CHECK(most < 50 * (text.size() + rules.size()));
+    }
+}
+
 TEST_CASE("a long conversation fits the limits of every real template") {
     const auto path = text_tests::shared / "chat-templates" / "llamacpp_chat_cases.json";
     if (!text_tests::have(path))
