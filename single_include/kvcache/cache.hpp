@@ -217,7 +217,7 @@ concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A violated precondition, thrown where contract checks are on.
+/// A violated precondition.
 class contract_violation : public std::logic_error {
 public:
     using std::logic_error::logic_error;
@@ -239,6 +239,13 @@ violate([[maybe_unused]] const char* what) {
 }
 
 } // namespace detail
+
+/// Checks a precondition in every build: one that guards memory and costs little where it is checked.
+/// Throws: contract_violation, with `what` as its message.
+constexpr void require(bool holds, const char* what) {
+    if (!holds)
+        detail::violate(what);
+}
 
 /// Checks a precondition. Off in release builds unless KVCACHE_CONTRACTS is 1.
 /// Throws: contract_violation, with `what` as its message.
@@ -267,9 +274,19 @@ struct page_shape {
 
     friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
 
-    /// Whether the shape is valid.
+    /// The largest extents of a valid shape, far beyond any model, and the most numbers in the keys of a page. They
+    /// keep the bytes of a page of any codec below 2^56.
+    static constexpr std::uint32_t most_layers = 1u << 16;
+    static constexpr std::uint32_t most_kv_heads = 1u << 16;
+    static constexpr std::uint32_t most_head_dim = 1u << 14;
+    static constexpr std::uint32_t most_tokens = 1u << 16;
+    static constexpr std::uint64_t most_numbers = std::uint64_t{1} << 37;
+
+    /// Whether the shape is valid: no extent is zero or too large, and tokens is a multiple of 16.
     [[nodiscard]] constexpr bool valid() const noexcept {
-        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0;
+        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0 &&
+               layers <= most_layers && kv_heads <= most_kv_heads && head_dim <= most_head_dim &&
+               tokens <= most_tokens && std::uint64_t{layers} * kv_heads * head_dim * tokens <= most_numbers;
     }
 };
 
@@ -1656,13 +1673,17 @@ template <class Cache>
 class basic_lease {
 public:
     basic_lease(basic_lease&& other) noexcept
-        : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
+        : cache_(other.cache_),
+          state_(std::exchange(other.state_, nullptr)),
+          first_(other.first_),
+          committed_(other.committed_) {}
     /// Rolls back the lease that it held before.
     basic_lease& operator=(basic_lease&& other) noexcept {
         basic_lease taken(std::move(other));
         std::swap(cache_, taken.cache_);
         std::swap(state_, taken.state_);
         std::swap(first_, taken.first_);
+        std::swap(committed_, taken.committed_);
         return *this;
     }
     ~basic_lease() { rollback(); }
@@ -1696,7 +1717,7 @@ public:
     /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
     void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
         const page_shape& shape = cache_->shape();
-        expects(row < rows(), "a written row was reserved");
+        require(row < rows(), "a written row was reserved");
         expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
         expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
                 "a row of keys or values has head_dim numbers for each KV head");
@@ -1728,7 +1749,7 @@ public:
 
     /// The sequence's pages, reserved rows included, in the form that attention reads.
     [[nodiscard]] sequence_pages pages() const {
-        expects(state_ != nullptr, "a lease shows its pages until it ends");
+        require(state_ != nullptr, "a lease shows its pages until it ends");
         return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
     }
     /// The codec and the storage of the cache, to read the pages with.
@@ -1757,20 +1778,23 @@ public:
     /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
     /// cost.
     void commit_in_place(std::span<const token_id> tokens) {
-        expects(tokens.size() == rows(), "all rows that are put in place are committed");
+        require(state_ != nullptr && tokens.size() == rows(), "all rows that are put in place are committed");
         cache_access::commit_in_place(*cache_, *state_, tokens);
-        state_ = nullptr;
+        end_committed();
     }
 
     /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
-    /// It cannot fail: the lease has already allocated all necessary memory.
-    /// Requires: tokens.size() <= rows().
+    /// It cannot fail: the lease has already allocated all necessary memory. After a rollback there are no rows, and
+    /// committing none has no effect.
+    /// Requires: tokens.size() <= rows(), and the lease was not committed before.
     void commit(std::span<const token_id> tokens) {
-        expects(state_ != nullptr, "a lease is committed once");
-        expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        require(!committed_, "a lease is committed once");
+        require(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        if (state_ == nullptr)
+            return;
         expects(state_->lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         cache_access::commit(*cache_, *state_, tokens);
-        state_ = nullptr;
+        end_committed();
     }
 
     /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
@@ -1784,9 +1808,15 @@ private:
     friend class cache_access;
     basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
 
+    void end_committed() noexcept {
+        state_ = nullptr;
+        committed_ = true;
+    }
+
     Cache* cache_;
     sequence_state* state_;
     std::size_t first_;
+    bool committed_ = false;
 };
 
 } // namespace kvcache
@@ -2355,12 +2385,19 @@ public:
     /// Requires: the page is ranked, as in `evict`.
     void on_released(page_id page) noexcept { kvcache::on_released(eviction_, slot_of(page)); }
 
-    /// The page to evict among those for which `is_evictable(page)` holds.
+    /// The page to evict among those for which `is_evictable(page)` holds. Throws: contract_violation, in every build,
+    /// if the policy names another.
     template <class MayLeave>
     [[nodiscard]] std::optional<page_id> victim(MayLeave&& is_evictable) {
-        const std::optional<slot_id> slot =
-            eviction_.victim([&](slot_id candidate) { return is_evictable(page_id{index_of(candidate)}); });
-        return slot ? std::optional(page_id{index_of(*slot)}) : std::nullopt;
+        const auto is_evictable_slot = [&](slot_id slot) {
+            return index_of(slot) < flags_.size() && is_evictable(page_id{index_of(slot)});
+        };
+        const std::optional<slot_id> slot = eviction_.victim(is_evictable_slot);
+        if (!slot)
+            return std::nullopt;
+        require(is_evictable_slot(*slot) && ranked(page_id{index_of(*slot)}),
+                "an eviction policy's victim is evictable");
+        return page_id{index_of(*slot)};
     }
 
     void evict(page_id page) noexcept {
@@ -3735,7 +3772,7 @@ public:
     basic_cache(cache_config config, Policies policies)
         : shape_(checked(config.shape)),
           codec_(policies.codec.open(shape_)),
-          identity_(detail::complete_identity(std::move(config.id), codec_, shape_)),
+          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
           pages_({shape_, pages_in(config.limit), codec_.page_bytes(), config.tenants}, identity_, policies),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, quantized()),
@@ -3894,8 +3931,13 @@ private:
                                            opened<decltype(Policies::observer)>, page_writer<codec_type>>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
-        expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");
+        require(shape.valid(), "a page shape has no extent that is zero or too large, and tokens is a multiple of 16");
         return shape;
+    }
+
+    [[nodiscard]] static identity checked(identity id) {
+        require(!has_tier || id != identity{}, "a cache with a tier has an identity");
+        return id;
     }
 
     // What stays exact, where the codec codes whole pages.
@@ -5650,7 +5692,7 @@ class clock::state {
 public:
     state(const clock& policy, std::size_t slots)
         : queue_(slots, 1), counts_(slots), most_(static_cast<std::uint8_t>((1u << policy.bits) - 1)) {
-        expects(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
+        require(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
     }
 
     void admit(slot_id slot, const eviction_entry&) {
@@ -7033,7 +7075,7 @@ template <eviction_policy Inner, priority_rule Rule>
 class prioritised<Inner, Rule>::state {
 public:
     state(const prioritised& policy, eviction_capacity room) : rule_(policy.rule), levels_(room.slots) {
-        expects(policy.levels >= 1 && policy.levels <= 255, "there are 1 to 255 levels of priority");
+        require(policy.levels >= 1 && policy.levels <= 255, "there are 1 to 255 levels of priority");
         inner_.reserve(policy.levels);
         for (std::uint32_t level = 0; level < policy.levels; ++level)
             inner_.push_back(policy.inner.open(room));
@@ -7114,7 +7156,7 @@ public:
           ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
           main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
           threshold_(policy.threshold) {
-        expects(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
+        require(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
     }
 
     void on_miss(const eviction_entry& newcomer) {
@@ -7367,7 +7409,7 @@ public:
           entries_(room.slots),
           filled_(policy.segments),
           share_(room.bytes / policy.segments) {
-        expects(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
+        require(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
     }
 
     void admit(slot_id slot, const eviction_entry& newcomer) {

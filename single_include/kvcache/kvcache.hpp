@@ -224,7 +224,7 @@ concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A violated precondition, thrown where contract checks are on.
+/// A violated precondition.
 class contract_violation : public std::logic_error {
 public:
     using std::logic_error::logic_error;
@@ -246,6 +246,13 @@ violate([[maybe_unused]] const char* what) {
 }
 
 } // namespace detail
+
+/// Checks a precondition in every build: one that guards memory and costs little where it is checked.
+/// Throws: contract_violation, with `what` as its message.
+constexpr void require(bool holds, const char* what) {
+    if (!holds)
+        detail::violate(what);
+}
 
 /// Checks a precondition. Off in release builds unless KVCACHE_CONTRACTS is 1.
 /// Throws: contract_violation, with `what` as its message.
@@ -274,9 +281,19 @@ struct page_shape {
 
     friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
 
-    /// Whether the shape is valid.
+    /// The largest extents of a valid shape, far beyond any model, and the most numbers in the keys of a page. They
+    /// keep the bytes of a page of any codec below 2^56.
+    static constexpr std::uint32_t most_layers = 1u << 16;
+    static constexpr std::uint32_t most_kv_heads = 1u << 16;
+    static constexpr std::uint32_t most_head_dim = 1u << 14;
+    static constexpr std::uint32_t most_tokens = 1u << 16;
+    static constexpr std::uint64_t most_numbers = std::uint64_t{1} << 37;
+
+    /// Whether the shape is valid: no extent is zero or too large, and tokens is a multiple of 16.
     [[nodiscard]] constexpr bool valid() const noexcept {
-        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0;
+        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0 &&
+               layers <= most_layers && kv_heads <= most_kv_heads && head_dim <= most_head_dim &&
+               tokens <= most_tokens && std::uint64_t{layers} * kv_heads * head_dim * tokens <= most_numbers;
     }
 };
 
@@ -6488,13 +6505,17 @@ template <class Cache>
 class basic_lease {
 public:
     basic_lease(basic_lease&& other) noexcept
-        : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
+        : cache_(other.cache_),
+          state_(std::exchange(other.state_, nullptr)),
+          first_(other.first_),
+          committed_(other.committed_) {}
     /// Rolls back the lease that it held before.
     basic_lease& operator=(basic_lease&& other) noexcept {
         basic_lease taken(std::move(other));
         std::swap(cache_, taken.cache_);
         std::swap(state_, taken.state_);
         std::swap(first_, taken.first_);
+        std::swap(committed_, taken.committed_);
         return *this;
     }
     ~basic_lease() { rollback(); }
@@ -6528,7 +6549,7 @@ public:
     /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
     void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
         const page_shape& shape = cache_->shape();
-        expects(row < rows(), "a written row was reserved");
+        require(row < rows(), "a written row was reserved");
         expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
         expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
                 "a row of keys or values has head_dim numbers for each KV head");
@@ -6560,7 +6581,7 @@ public:
 
     /// The sequence's pages, reserved rows included, in the form that attention reads.
     [[nodiscard]] sequence_pages pages() const {
-        expects(state_ != nullptr, "a lease shows its pages until it ends");
+        require(state_ != nullptr, "a lease shows its pages until it ends");
         return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
     }
     /// The codec and the storage of the cache, to read the pages with.
@@ -6589,20 +6610,23 @@ public:
     /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
     /// cost.
     void commit_in_place(std::span<const token_id> tokens) {
-        expects(tokens.size() == rows(), "all rows that are put in place are committed");
+        require(state_ != nullptr && tokens.size() == rows(), "all rows that are put in place are committed");
         cache_access::commit_in_place(*cache_, *state_, tokens);
-        state_ = nullptr;
+        end_committed();
     }
 
     /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
-    /// It cannot fail: the lease has already allocated all necessary memory.
-    /// Requires: tokens.size() <= rows().
+    /// It cannot fail: the lease has already allocated all necessary memory. After a rollback there are no rows, and
+    /// committing none has no effect.
+    /// Requires: tokens.size() <= rows(), and the lease was not committed before.
     void commit(std::span<const token_id> tokens) {
-        expects(state_ != nullptr, "a lease is committed once");
-        expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        require(!committed_, "a lease is committed once");
+        require(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        if (state_ == nullptr)
+            return;
         expects(state_->lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         cache_access::commit(*cache_, *state_, tokens);
-        state_ = nullptr;
+        end_committed();
     }
 
     /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
@@ -6616,9 +6640,15 @@ private:
     friend class cache_access;
     basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
 
+    void end_committed() noexcept {
+        state_ = nullptr;
+        committed_ = true;
+    }
+
     Cache* cache_;
     sequence_state* state_;
     std::size_t first_;
+    bool committed_ = false;
 };
 
 } // namespace kvcache
@@ -7187,12 +7217,19 @@ public:
     /// Requires: the page is ranked, as in `evict`.
     void on_released(page_id page) noexcept { kvcache::on_released(eviction_, slot_of(page)); }
 
-    /// The page to evict among those for which `is_evictable(page)` holds.
+    /// The page to evict among those for which `is_evictable(page)` holds. Throws: contract_violation, in every build,
+    /// if the policy names another.
     template <class MayLeave>
     [[nodiscard]] std::optional<page_id> victim(MayLeave&& is_evictable) {
-        const std::optional<slot_id> slot =
-            eviction_.victim([&](slot_id candidate) { return is_evictable(page_id{index_of(candidate)}); });
-        return slot ? std::optional(page_id{index_of(*slot)}) : std::nullopt;
+        const auto is_evictable_slot = [&](slot_id slot) {
+            return index_of(slot) < flags_.size() && is_evictable(page_id{index_of(slot)});
+        };
+        const std::optional<slot_id> slot = eviction_.victim(is_evictable_slot);
+        if (!slot)
+            return std::nullopt;
+        require(is_evictable_slot(*slot) && ranked(page_id{index_of(*slot)}),
+                "an eviction policy's victim is evictable");
+        return page_id{index_of(*slot)};
     }
 
     void evict(page_id page) noexcept {
@@ -8525,7 +8562,7 @@ public:
     basic_cache(cache_config config, Policies policies)
         : shape_(checked(config.shape)),
           codec_(policies.codec.open(shape_)),
-          identity_(detail::complete_identity(std::move(config.id), codec_, shape_)),
+          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
           pages_({shape_, pages_in(config.limit), codec_.page_bytes(), config.tenants}, identity_, policies),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, quantized()),
@@ -8684,8 +8721,13 @@ private:
                                            opened<decltype(Policies::observer)>, page_writer<codec_type>>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
-        expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");
+        require(shape.valid(), "a page shape has no extent that is zero or too large, and tokens is a multiple of 16");
         return shape;
+    }
+
+    [[nodiscard]] static identity checked(identity id) {
+        require(!has_tier || id != identity{}, "a cache with a tier has an identity");
+        return id;
     }
 
     // What stays exact, where the codec codes whole pages.
@@ -10272,7 +10314,7 @@ public:
           value_bytes_(shape.tokens / values_.tokens() * values_.bytes()),
           rows_(shape),
           exact_(exact) {
-        expects(shape.tokens % keys_.tokens() == 0 && shape.tokens % values_.tokens() == 0,
+        require(shape.tokens % keys_.tokens() == 0 && shape.tokens % values_.tokens() == 0,
                 "a page holds whole groups of the tokens that are coded together");
     }
 
@@ -10803,7 +10845,8 @@ struct int4 {
     std::size_t group = 32; ///< Values that share a scale; a multiple of 16.
 
     [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
-        expects(group > 0 && group % 16 == 0, "a group is a multiple of 16 numbers");
+        require(group > 0 && group % 16 == 0 && group <= page_shape::most_head_dim,
+                "a group is a multiple of 16 numbers, at most 16384");
         return detail::token_coder(detail::int4_quantizer{group}, side, shape.head_dim);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
@@ -11015,7 +11058,7 @@ struct int4_per_channel {
     std::size_t group = 32; ///< Tokens that share a step; a multiple of 16, at most 128.
 
     [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
-        expects(group > 0 && group % tile_tokens == 0 && group <= detail::channel_coder::most_tiles * tile_tokens,
+        require(group > 0 && group % tile_tokens == 0 && group <= detail::channel_coder::most_tiles * tile_tokens,
                 "a group is a multiple of 16 tokens, at most 128");
         return detail::channel_coder(side, shape.head_dim, group);
     }
@@ -11075,7 +11118,8 @@ struct int8_grouped {
     std::size_t group = 32; ///< Values that share a scale; a multiple of 16.
 
     [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
-        expects(group > 0 && group % 16 == 0, "a group is a multiple of 16 numbers");
+        require(group > 0 && group % 16 == 0 && group <= page_shape::most_head_dim,
+                "a group is a multiple of 16 numbers, at most 16384");
         return detail::token_coder(detail::int8_quantizer{group}, side, shape.head_dim);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
@@ -11339,7 +11383,7 @@ class clock::state {
 public:
     state(const clock& policy, std::size_t slots)
         : queue_(slots, 1), counts_(slots), most_(static_cast<std::uint8_t>((1u << policy.bits) - 1)) {
-        expects(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
+        require(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
     }
 
     void admit(slot_id slot, const eviction_entry&) {
@@ -12722,7 +12766,7 @@ template <eviction_policy Inner, priority_rule Rule>
 class prioritised<Inner, Rule>::state {
 public:
     state(const prioritised& policy, eviction_capacity room) : rule_(policy.rule), levels_(room.slots) {
-        expects(policy.levels >= 1 && policy.levels <= 255, "there are 1 to 255 levels of priority");
+        require(policy.levels >= 1 && policy.levels <= 255, "there are 1 to 255 levels of priority");
         inner_.reserve(policy.levels);
         for (std::uint32_t level = 0; level < policy.levels; ++level)
             inner_.push_back(policy.inner.open(room));
@@ -12803,7 +12847,7 @@ public:
           ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
           main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
           threshold_(policy.threshold) {
-        expects(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
+        require(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
     }
 
     void on_miss(const eviction_entry& newcomer) {
@@ -13056,7 +13100,7 @@ public:
           entries_(room.slots),
           filled_(policy.segments),
           share_(room.bytes / policy.segments) {
-        expects(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
+        require(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
     }
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
@@ -19960,7 +20004,7 @@ public:
               const std::lock_guard guard(lock_);
               arrived_.notify_one();
           }) {
-        expects(limits.rows > 1 && limits.lanes > 0, "an engine has a row for an answer and one for a prompt");
+        require(limits.rows > 1 && limits.lanes > 0, "an engine has a row for an answer and one for a prompt");
         set_relief({});
     }
 
@@ -20505,7 +20549,7 @@ public:
         : limits_(limits),
           order_(eviction.open({.slots = limits.sessions, .bytes = limits.sessions})),
           slots_(limits.sessions) {
-        expects(limits.sessions > 0, "a table has room for a session");
+        require(limits.sessions > 0, "a table has room for a session");
     }
     explicit session_table(session_limits limits = {}) requires std::same_as<Eviction, default_session_eviction>
         : session_table(limits, conversations_stay()) {}
@@ -20694,9 +20738,13 @@ private:
     }
 
     bool evict_one(std::unique_ptr<Session>& gone) {
-        const auto victim = order_.victim([&](slot_id at) { return !slots_[index_of(at)]->busy(); });
+        const auto is_evictable = [&](slot_id at) {
+            return index_of(at) < slots_.size() && slots_[index_of(at)] && !slots_[index_of(at)]->busy();
+        };
+        const auto victim = order_.victim(is_evictable);
         if (!victim)
             return false;
+        require(is_evictable(*victim), "an eviction policy's victim is evictable");
         kvcache::evict(order_, *victim);
         forget(*victim, gone);
         return true;
@@ -22964,8 +23012,14 @@ public:
         }
         if (!free_.empty() && bytes_ + bytes <= most_bytes_)
             return std::nullopt;
+        const auto is_record = [&](slot_id at) {
+            return index_of(at) < records_.size() && contains(records_[index_of(at)].name);
+        };
         const auto slot = eviction_.victim([](slot_id) { return true; });
-        return slot ? std::optional(records_[index_of(*slot)].name) : std::nullopt;
+        if (!slot)
+            return std::nullopt;
+        require(is_record(*slot), "an eviction policy's victim is evictable");
+        return records_[index_of(*slot)].name;
     }
 
     /// Admits a newcomer. Requires: victim_for() returned none. Throws: bad_alloc; the newcomer is not admitted then.

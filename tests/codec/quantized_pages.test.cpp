@@ -168,3 +168,21 @@ TEST_CASE("a page that a codec's groups do not fill is a mistake") {
     CHECK_THROWS_AS(kv::codec::int4_per_channel{}.open(shape), kv::contract_violation);
     CHECK_THROWS_AS(kv::codec::int8_grouped{.group = 24}.open(shape), kv::contract_violation);
 }
+
+TEMPLATE_LIST_TEST_CASE("the bytes of a page of any valid shape do not overflow", "", kv::codec_policies) {
+    using shape = kv::page_shape;
+    const auto bytes = [](const shape& of) { return TestType{}.open(of).page_bytes(); };
+    for (std::uint32_t l = 0; l <= 16; l += 4)
+        for (std::uint32_t h = 0; h <= 16; h += 4)
+            for (std::uint32_t d = 0; d <= 14; d += 2)
+                for (std::uint32_t t = 5; t <= 16; ++t) {
+                    const shape of{1u << l, 1u << h, 1u << d, 1u << t};
+                    if (!of.valid())
+                        continue;
+                    // By the smallest page of this head_dim, in floating point, which does not overflow.
+                    const double expected = std::ldexp(static_cast<double>(bytes({1, 1, of.head_dim, 32})),
+                                                       static_cast<int>(l + h + t - 5));
+                    REQUIRE(static_cast<double>(bytes(of)) == expected);
+                    REQUIRE(expected < std::ldexp(1.0, 56));
+                }
+}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/core/shape.hpp>
 
+#include <cstdint>
+
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -17,4 +19,31 @@ TEST_CASE("a shape is valid if it has extents and whole tiles") {
     STATIC_REQUIRE(1_KiB == 1024);
     STATIC_REQUIRE(3_MiB == 3 * 1024 * 1024);
     STATIC_REQUIRE(2_GiB == 2ull << 30);
+}
+
+TEST_CASE("a shape has extents that a model may have") {
+    using shape = kv::page_shape;
+    constexpr std::uint32_t layers = shape::most_layers, heads = shape::most_kv_heads, dim = shape::most_head_dim,
+                            tokens = shape::most_tokens;
+    STATIC_REQUIRE(shape{layers, 1, 1, 16}.valid());
+    STATIC_REQUIRE_FALSE(shape{layers + 1, 1, 1, 16}.valid());
+    STATIC_REQUIRE(shape{1, heads, 1, 16}.valid());
+    STATIC_REQUIRE_FALSE(shape{1, heads + 1, 1, 16}.valid());
+    STATIC_REQUIRE(shape{1, 1, dim, 16}.valid());
+    STATIC_REQUIRE_FALSE(shape{1, 1, dim + 1, 16}.valid());
+    STATIC_REQUIRE(shape{1, 1, 1, tokens}.valid());
+    STATIC_REQUIRE_FALSE(shape{1, 1, 1, tokens + 16}.valid());
+    STATIC_REQUIRE(shape{1u << 7, 1, dim, tokens}.valid()); // 2^37 numbers
+    STATIC_REQUIRE_FALSE(shape{(1u << 7) + 1, 1, dim, tokens}.valid());
+    STATIC_REQUIRE(shape{1, 1u << 7, dim, tokens}.valid());
+    STATIC_REQUIRE_FALSE(shape{layers, heads, dim, tokens}.valid());
+    // Every product of powers of two: valid if and only if its logarithms are within the bounds.
+    for (std::uint32_t l = 0; l < 32; ++l)
+        for (std::uint32_t h = 0; h < 32; ++h)
+            for (std::uint32_t d = 0; d < 32; ++d)
+                for (std::uint32_t t = 0; t < 32; ++t) {
+                    const bool valid = t >= 4 && l <= 16 && h <= 16 && d <= 14 && t <= 16 && l + h + d + t <= 37;
+                    if (shape{1u << l, 1u << h, 1u << d, 1u << t}.valid() != valid)
+                        FAIL(l << " " << h << " " << d << " " << t);
+                }
 }

@@ -7,7 +7,9 @@
 #include <kvcache/storage/heap.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -53,6 +55,20 @@ struct fixture {
         REQUIRE(device.synchronise(compute));
         return std::all_of(seen, seen + page_bytes, [&](std::byte b) { return b == static_cast<std::byte>(value); });
     }
+};
+
+/// Names a victim that it may not.
+struct wrong {
+    using role = kv::eviction_role;
+    kv::slot_id named = {};
+    struct state {
+        kv::slot_id named;
+        void admit(kv::slot_id, const kv::eviction_entry&) {}
+        void touch(kv::slot_id) {}
+        void erase(kv::slot_id) {}
+        [[nodiscard]] std::optional<kv::slot_id> victim(const auto&) { return named; }
+    };
+    [[nodiscard]] state open(kv::eviction_capacity) const { return {named}; }
 };
 
 } // namespace
@@ -193,5 +209,18 @@ TEMPLATE_TEST_CASE("whatever happens, a page holds what was last written", "", k
         }
         CHECK(f.device.counts().bytes == 0);
         CHECK(f.device.counts().pinned == page_bytes);
+    }
+}
+
+TEST_CASE("a victim that is held, not on the device or no page is a contract violation") {
+    for (const std::uint32_t named : {0u, 2u, 3u, 1u << 30}) {
+        INFO(named);
+        fixture one;
+        auto state = one.open(3, 2, wrong{.named = kv::slot_id{named}});
+        for (std::uint32_t page = 0; page < 3; ++page)
+            REQUIRE(state.acquire(kv::page_id{page}));
+        const kv::page_id held[] = {kv::page_id{0}, kv::page_id{1}}, next[] = {kv::page_id{2}};
+        REQUIRE(state.fetch(held));
+        CHECK_THROWS_AS(state.fetch(next), kv::contract_violation);
     }
 }

@@ -36,7 +36,8 @@ tokens joined(std::initializer_list<tokens> parts) {
 TEST_CASE("a tier is given exact pages alone, and gives them back with the bits of a cold run") {
     const kv::transformer& model = small::model();
     kv::thread_pool pool(1);
-    auto store = kv::make_cache(model.shape(16), {.bytes = 40 * kv::codec::f32{}.open(model.shape(16)).page_bytes()},
+    auto store = kv::make_cache(model.id({1, 2}), model.shape(16),
+                                {.bytes = 40 * kv::codec::f32{}.open(model.shape(16)).page_bytes()},
                                 kv::index::chunk{.least = 8},
                                 kv::recompute::chunk_head{.rows = 4, .page_aligned = false}, kv::tier::memory<>{});
     kv::chunk_pipeline<cache, kv::transformer> pipeline(store, model, pool, {.split = {.size = 48, .least = 8}});

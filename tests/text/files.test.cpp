@@ -91,7 +91,99 @@ TEST_CASE("a hostile pattern ends in an error, not in a hang") {
     REQUIRE(words);
     const auto encoded = words->encode(std::string(50'000, 'a') + "b", {});
     REQUIRE_FALSE(encoded);
-    CHECK(encoded.error().field == "regular expression");
+    CHECK(encoded.error().field == "pre_tokenizer.pattern.Regex");
+    CHECK(encoded.error().message.find("tokenizer.json") != std::string::npos);
+}
+
+TEST_CASE("rules that multiply a text end in an error that names their step") {
+    const auto many = [](const std::string& one, std::size_t count) {
+        std::string all = one;
+        for (std::size_t i = 1; i < count; ++i)
+            all += ", " + one;
+        return all;
+    };
+    const std::string doubling = R"({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"})";
+    const std::string half =
+        R"({"type": "Replace", "pattern": {"Regex": "a"}, "content": ")" + std::string(100'000, 'a') + "\"}";
+    const std::string prepend = R"({"type": "Prepend", "prepend": ")" + std::string(1'000'000, 'a') + "\"}";
+    const std::string bytes = R"({"type": "ByteLevel", "use_regex": false})";
+    const std::string metaspace = R"({"type": "Metaspace", "split": false})";
+    const auto normalizers = [&](const std::string& steps) {
+        return R"("normalizer": {"type": "Sequence", "normalizers": [)" + steps + "]}, ";
+    };
+    const auto pre_tokenizers = [&](const std::string& steps) {
+        return R"("pre_tokenizer": {"type": "Sequence", "pretokenizers": [)" + steps + "]}, ";
+    };
+    const auto field = [](const std::string& part) {
+        const auto words = kv::tokenizer::parse("{" + part + R"("model": {"vocab": {"a": 0}, "merges": []}})", {});
+        if (!words)
+            return words.error().field;
+        const auto encoded = words->encode("aaaaaaaa\u00e9   a", {});
+        return encoded ? std::string("none") : encoded.error().field;
+    };
+    CHECK(field(normalizers(many(doubling, 40))) == "normalizer.normalizers[32]");
+    CHECK(field(pre_tokenizers(many(bytes, 2000))) == "pre_tokenizer.pretokenizers[16]"); // each has two steps
+    CHECK(field(R"("decoder": {"type": "Sequence", "decoders": [)" + many(R"({"type": "Fuse"})", 33) + "]}, ") ==
+          "decoder.decoders[32]");
+    CHECK(field(normalizers(many(normalizers(doubling).substr(14, normalizers(doubling).size() - 16), 40))) ==
+          "normalizer.normalizers[32].normalizers[0]");
+    CHECK(field(normalizers(many(doubling, 10))) == "none");
+    CHECK(field(normalizers(many(doubling, 32))) == "normalizer.normalizers[16]");
+    CHECK(field(normalizers(many(half, 3))) == "normalizer.normalizers[1]");
+    CHECK(field(normalizers(many(prepend, 3))) == "normalizer.normalizers[1]");
+    CHECK(field(normalizers(many(R"({"type": "ByteLevel"})", 32))) == "normalizer.normalizers[17]");
+    CHECK(field(pre_tokenizers(many(bytes, 16))) == "none");
+    CHECK(field(pre_tokenizers(R"({"type": "Metaspace"})")) == "none");
+}
+
+TEST_CASE("a decoder's rules that multiply a text leave it as it is") {
+    std::string steps;
+    for (int i = 0; i < 31; ++i)
+        steps += R"({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}, )";
+    const auto words = kv::tokenizer::parse(R"({"decoder": {"type": "Sequence", "decoders": [)" + steps +
+                                                R"({"type": "Fuse"}]}, "model": {"vocab": {"a": 0}, "merges": []}})",
+                                            {});
+    REQUIRE(words);
+    const auto text = words->decode(tokens({0, 0}), {});
+    CHECK(text.size() > 1 << 20);
+    CHECK(text.size() < 32 << 20);
+    CHECK(text.find_first_not_of('a') == std::string::npos);
+}
+
+TEST_CASE("other parts of a file that multiply are refused") {
+    std::string ids = "0";
+    for (int i = 0; i < 100; ++i)
+        ids += ", 0";
+    std::string single = R"({"Sequence": {"id": "A"}})";
+    for (int i = 0; i < 100; ++i)
+        single += R"(, {"SpecialToken": {"id": "x"}})";
+    CHECK(refusal("/post_processor", (R"({"type": "TemplateProcessing", "single": [)" + single +
+                                      R"(], "special_tokens": {"x": {"ids": [)" + ids + "]}}}")
+                                         .c_str())
+              .field == "post_processor");
+    CHECK(refusal("/model/end_of_word_suffix", ("\"" + std::string(65, 'a') + "\"").c_str()).field ==
+          "model.continuing_subword_prefix");
+    const auto words = kv::tokenizer::parse(R"({"added_tokens": [{"id": 1, "content": ")" + std::string(100'000, 'a') +
+                                                R"(b", "special": true}], "model": {"vocab": {"a": 0}, "merges": []}})",
+                                            {});
+    REQUIRE(words);
+    const auto encoded = words->encode(std::string(50'000, 'a'), {});
+    REQUIRE_FALSE(encoded);
+    CHECK(encoded.error().field == "added_tokens");
+}
+
+TEST_CASE("an object of many keys keeps their order, and finds a key that comes twice") {
+    std::string text = "{\"a\": {}";
+    for (int i = 0; i < 100'000; ++i)
+        text += ", \"" + std::to_string(i) + "\": {\"" + std::to_string(i) + "\": 1}";
+    const auto parsed = kv::parse_json(text + "}", "text");
+    REQUIRE(parsed);
+    REQUIRE(parsed->size() == 100'001);
+    CHECK((--parsed->end()).key() == "99999");
+    CHECK(kv::parse_json(text + R"(, "7": 1})", "text").error().message.find("\"7\" twice") != std::string::npos);
+    CHECK(kv::parse_json(text + R"(, "a": 1})", "text").error().message.find("\"a\" twice") != std::string::npos);
+    CHECK(kv::parse_json(R"({"b": 1, "a": 2, "b": 1})", "text").error().message.find("\"b\" twice") !=
+          std::string::npos);
 }
 
 TEST_CASE("a damaged file is refused, or works") {

@@ -72,7 +72,7 @@ public:
     basic_cache(cache_config config, Policies policies)
         : shape_(checked(config.shape)),
           codec_(policies.codec.open(shape_)),
-          identity_(detail::complete_identity(std::move(config.id), codec_, shape_)),
+          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
           pages_({shape_, pages_in(config.limit), codec_.page_bytes(), config.tenants}, identity_, policies),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, quantized()),
@@ -231,8 +231,13 @@ private:
                                            opened<decltype(Policies::observer)>, page_writer<codec_type>>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
-        expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");
+        require(shape.valid(), "a page shape has no extent that is zero or too large, and tokens is a multiple of 16");
         return shape;
+    }
+
+    [[nodiscard]] static identity checked(identity id) {
+        require(!has_tier || id != identity{}, "a cache with a tier has an identity");
+        return id;
     }
 
     // What stays exact, where the codec codes whole pages.

@@ -18,13 +18,17 @@ template <class Cache>
 class basic_lease {
 public:
     basic_lease(basic_lease&& other) noexcept
-        : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
+        : cache_(other.cache_),
+          state_(std::exchange(other.state_, nullptr)),
+          first_(other.first_),
+          committed_(other.committed_) {}
     /// Rolls back the lease that it held before.
     basic_lease& operator=(basic_lease&& other) noexcept {
         basic_lease taken(std::move(other));
         std::swap(cache_, taken.cache_);
         std::swap(state_, taken.state_);
         std::swap(first_, taken.first_);
+        std::swap(committed_, taken.committed_);
         return *this;
     }
     ~basic_lease() { rollback(); }
@@ -58,7 +62,7 @@ public:
     /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
     void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
         const page_shape& shape = cache_->shape();
-        expects(row < rows(), "a written row was reserved");
+        require(row < rows(), "a written row was reserved");
         expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
         expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
                 "a row of keys or values has head_dim numbers for each KV head");
@@ -90,7 +94,7 @@ public:
 
     /// The sequence's pages, reserved rows included, in the form that attention reads.
     [[nodiscard]] sequence_pages pages() const {
-        expects(state_ != nullptr, "a lease shows its pages until it ends");
+        require(state_ != nullptr, "a lease shows its pages until it ends");
         return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
     }
     /// The codec and the storage of the cache, to read the pages with.
@@ -119,20 +123,23 @@ public:
     /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
     /// cost.
     void commit_in_place(std::span<const token_id> tokens) {
-        expects(tokens.size() == rows(), "all rows that are put in place are committed");
+        require(state_ != nullptr && tokens.size() == rows(), "all rows that are put in place are committed");
         cache_access::commit_in_place(*cache_, *state_, tokens);
-        state_ = nullptr;
+        end_committed();
     }
 
     /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
-    /// It cannot fail: the lease has already allocated all necessary memory.
-    /// Requires: tokens.size() <= rows().
+    /// It cannot fail: the lease has already allocated all necessary memory. After a rollback there are no rows, and
+    /// committing none has no effect.
+    /// Requires: tokens.size() <= rows(), and the lease was not committed before.
     void commit(std::span<const token_id> tokens) {
-        expects(state_ != nullptr, "a lease is committed once");
-        expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        require(!committed_, "a lease is committed once");
+        require(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        if (state_ == nullptr)
+            return;
         expects(state_->lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         cache_access::commit(*cache_, *state_, tokens);
-        state_ = nullptr;
+        end_committed();
     }
 
     /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
@@ -146,9 +153,15 @@ private:
     friend class cache_access;
     basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
 
+    void end_committed() noexcept {
+        state_ = nullptr;
+        committed_ = true;
+    }
+
     Cache* cache_;
     sequence_state* state_;
     std::size_t first_;
+    bool committed_ = false;
 };
 
 } // namespace kvcache

@@ -3,6 +3,7 @@
 
 #include <kvcache/cache/pool_config.hpp>
 #include <kvcache/cache/prefill_cost.hpp>
+#include <kvcache/core/contract.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/core/shape.hpp>
@@ -93,12 +94,19 @@ public:
     /// Requires: the page is ranked, as in `evict`.
     void on_released(page_id page) noexcept { kvcache::on_released(eviction_, slot_of(page)); }
 
-    /// The page to evict among those for which `is_evictable(page)` holds.
+    /// The page to evict among those for which `is_evictable(page)` holds. Throws: contract_violation, in every build,
+    /// if the policy names another.
     template <class MayLeave>
     [[nodiscard]] std::optional<page_id> victim(MayLeave&& is_evictable) {
-        const std::optional<slot_id> slot =
-            eviction_.victim([&](slot_id candidate) { return is_evictable(page_id{index_of(candidate)}); });
-        return slot ? std::optional(page_id{index_of(*slot)}) : std::nullopt;
+        const auto is_evictable_slot = [&](slot_id slot) {
+            return index_of(slot) < flags_.size() && is_evictable(page_id{index_of(slot)});
+        };
+        const std::optional<slot_id> slot = eviction_.victim(is_evictable_slot);
+        if (!slot)
+            return std::nullopt;
+        require(is_evictable_slot(*slot) && ranked(page_id{index_of(*slot)}),
+                "an eviction policy's victim is evictable");
+        return page_id{index_of(*slot)};
     }
 
     void evict(page_id page) noexcept {

@@ -51,7 +51,8 @@ struct int4 {
     std::size_t group = 32; ///< Values that share a scale; a multiple of 16.
 
     [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
-        expects(group > 0 && group % 16 == 0, "a group is a multiple of 16 numbers");
+        require(group > 0 && group % 16 == 0 && group <= page_shape::most_head_dim,
+                "a group is a multiple of 16 numbers, at most 16384");
         return detail::token_coder(detail::int4_quantizer{group}, side, shape.head_dim);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }

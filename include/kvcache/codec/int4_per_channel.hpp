@@ -174,7 +174,7 @@ struct int4_per_channel {
     std::size_t group = 32; ///< Tokens that share a step; a multiple of 16, at most 128.
 
     [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
-        expects(group > 0 && group % tile_tokens == 0 && group <= detail::channel_coder::most_tiles * tile_tokens,
+        require(group > 0 && group % tile_tokens == 0 && group <= detail::channel_coder::most_tiles * tile_tokens,
                 "a group is a multiple of 16 tokens, at most 128");
         return detail::channel_coder(side, shape.head_dim, group);
     }

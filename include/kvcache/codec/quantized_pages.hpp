@@ -27,7 +27,7 @@ public:
           value_bytes_(shape.tokens / values_.tokens() * values_.bytes()),
           rows_(shape),
           exact_(exact) {
-        expects(shape.tokens % keys_.tokens() == 0 && shape.tokens % values_.tokens() == 0,
+        require(shape.tokens % keys_.tokens() == 0 && shape.tokens % values_.tokens() == 0,
                 "a page holds whole groups of the tokens that are coded together");
     }
 

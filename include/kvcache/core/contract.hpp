@@ -8,7 +8,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A violated precondition, thrown where contract checks are on.
+/// A violated precondition.
 class contract_violation : public std::logic_error {
 public:
     using std::logic_error::logic_error;
@@ -30,6 +30,13 @@ violate([[maybe_unused]] const char* what) {
 }
 
 } // namespace detail
+
+/// Checks a precondition in every build: one that guards memory and costs little where it is checked.
+/// Throws: contract_violation, with `what` as its message.
+constexpr void require(bool holds, const char* what) {
+    if (!holds)
+        detail::violate(what);
+}
 
 /// Checks a precondition. Off in release builds unless KVCACHE_CONTRACTS is 1.
 /// Throws: contract_violation, with `what` as its message.

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -57,10 +58,9 @@ public:
     bool end_object() override { return close(); }
     bool end_array() override { return close(); }
     bool key(std::string& name) override {
-        const auto [at, added] = object().emplace(name, nullptr);
+        const bool added = add_member(object(), name);
         if (!added && problem_.empty())
             problem_ = joined({"the JSON text has the key \"", name, "\" twice in one object"});
-        member_ = &at->second;
         return true;
     }
     bool parse_error(std::size_t, const std::string&, const json::exception& reason) override {
@@ -71,6 +71,24 @@ public:
 private:
     [[nodiscard]] typename Json::object_t& object() {
         return open_.back()->template get_ref<typename Json::object_t&>();
+    }
+    /// Adds a member without a value, which follows. Returns whether its key is new.
+    [[nodiscard]] bool add_member(typename Json::object_t& members, const std::string& name) {
+        if constexpr (requires { members.emplace_back(name, nullptr); }) { // its own emplace compares with every key
+            constexpr std::size_t few = 32;
+            auto& seen = keys_.back();
+            if (members.size() == few)
+                for (const auto& member : members)
+                    seen.insert(member.first);
+            const bool added = members.size() < few ? members.find(name) == members.end() : seen.insert(name).second;
+            members.emplace_back(name, nullptr);
+            member_ = &members.back().second;
+            return added;
+        } else {
+            const auto [at, added] = members.emplace(name, nullptr);
+            member_ = &at->second;
+            return added;
+        }
     }
     Json* add(Json value) {
         if (!open_.empty() && open_.back()->is_array()) {
@@ -88,15 +106,18 @@ private:
             return false;
         }
         open_.push_back(add(type));
+        keys_.emplace_back();
         return true;
     }
     bool close() {
         open_.pop_back();
+        keys_.pop_back();
         return true;
     }
 
     Json root_;
     std::vector<Json*> open_;
+    std::vector<std::unordered_set<std::string>> keys_; // by open value: the keys of an object of many members
     Json* member_ = nullptr;
     std::string problem_; // duplicate key; a later syntax error takes precedence
     std::string refusal_;
@@ -105,8 +126,7 @@ private:
 } // namespace detail
 
 /// Parses strict JSON (RFC 8259) as `Json`: UTF-8, one value, no duplicate key, at most 256 levels deep. `name` is the
-/// name of the text in errors. Cost: O(n log n) for nlohmann::json; quadratic in the keys of one object where objects
-/// keep their order.
+/// name of the text in errors. Cost: O(n log n).
 template <class Json>
 [[nodiscard]] result<Json> parse_json_as(std::string_view text, std::string name) {
     return detail::json_builder<Json>().build(text, std::move(name));

@@ -20,9 +20,19 @@ struct page_shape {
 
     friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
 
-    /// Whether the shape is valid.
+    /// The largest extents of a valid shape, far beyond any model, and the most numbers in the keys of a page. They
+    /// keep the bytes of a page of any codec below 2^56.
+    static constexpr std::uint32_t most_layers = 1u << 16;
+    static constexpr std::uint32_t most_kv_heads = 1u << 16;
+    static constexpr std::uint32_t most_head_dim = 1u << 14;
+    static constexpr std::uint32_t most_tokens = 1u << 16;
+    static constexpr std::uint64_t most_numbers = std::uint64_t{1} << 37;
+
+    /// Whether the shape is valid: no extent is zero or too large, and tokens is a multiple of 16.
     [[nodiscard]] constexpr bool valid() const noexcept {
-        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0;
+        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0 &&
+               layers <= most_layers && kv_heads <= most_kv_heads && head_dim <= most_head_dim &&
+               tokens <= most_tokens && std::uint64_t{layers} * kv_heads * head_dim * tokens <= most_numbers;
     }
 };
 

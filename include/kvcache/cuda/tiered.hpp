@@ -204,6 +204,8 @@ private:
     [[nodiscard]] result<void> make_room() {
         leaving_.clear();
         const auto is_evictable = [&](slot_id slot) {
+            if (index_of(slot) >= pages_.size())
+                return false;
             const info& page = pages_[index_of(slot)];
             return page.slot != none && page.holds == 0 && !page.leaves;
         };
@@ -211,6 +213,7 @@ private:
             const std::optional<slot_id> victim = policy_.victim(is_evictable);
             if (!victim)
                 break;
+            require(is_evictable(*victim), "an eviction policy's victim is evictable");
             pages_[index_of(*victim)].leaves = true;
             leaving_.push_back(page_id{index_of(*victim)});
         }

@@ -29,7 +29,7 @@ class clock::state {
 public:
     state(const clock& policy, std::size_t slots)
         : queue_(slots, 1), counts_(slots), most_(static_cast<std::uint8_t>((1u << policy.bits) - 1)) {
-        expects(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
+        require(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
     }
 
     void admit(slot_id slot, const eviction_entry&) {

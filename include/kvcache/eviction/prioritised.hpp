@@ -60,7 +60,7 @@ template <eviction_policy Inner, priority_rule Rule>
 class prioritised<Inner, Rule>::state {
 public:
     state(const prioritised& policy, eviction_capacity room) : rule_(policy.rule), levels_(room.slots) {
-        expects(policy.levels >= 1 && policy.levels <= 255, "there are 1 to 255 levels of priority");
+        require(policy.levels >= 1 && policy.levels <= 255, "there are 1 to 255 levels of priority");
         inner_.reserve(policy.levels);
         for (std::uint32_t level = 0; level < policy.levels; ++level)
             inner_.push_back(policy.inner.open(room));

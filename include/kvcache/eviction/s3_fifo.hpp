@@ -42,7 +42,7 @@ public:
           ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
           main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
           threshold_(policy.threshold) {
-        expects(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
+        require(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
     }
 
     void on_miss(const eviction_entry& newcomer) {

@@ -36,7 +36,7 @@ public:
           entries_(room.slots),
           filled_(policy.segments),
           share_(room.bytes / policy.segments) {
-        expects(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
+        require(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
     }
 
     void admit(slot_id slot, const eviction_entry& newcomer) {

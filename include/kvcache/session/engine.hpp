@@ -47,7 +47,7 @@ public:
               const std::lock_guard guard(lock_);
               arrived_.notify_one();
           }) {
-        expects(limits.rows > 1 && limits.lanes > 0, "an engine has a row for an answer and one for a prompt");
+        require(limits.rows > 1 && limits.lanes > 0, "an engine has a row for an answer and one for a prompt");
         set_relief({});
     }
 

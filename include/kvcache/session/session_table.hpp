@@ -67,7 +67,7 @@ public:
         : limits_(limits),
           order_(eviction.open({.slots = limits.sessions, .bytes = limits.sessions})),
           slots_(limits.sessions) {
-        expects(limits.sessions > 0, "a table has room for a session");
+        require(limits.sessions > 0, "a table has room for a session");
     }
     explicit session_table(session_limits limits = {}) requires std::same_as<Eviction, default_session_eviction>
         : session_table(limits, conversations_stay()) {}
@@ -256,9 +256,13 @@ private:
     }
 
     bool evict_one(std::unique_ptr<Session>& gone) {
-        const auto victim = order_.victim([&](slot_id at) { return !slots_[index_of(at)]->busy(); });
+        const auto is_evictable = [&](slot_id at) {
+            return index_of(at) < slots_.size() && slots_[index_of(at)] && !slots_[index_of(at)]->busy();
+        };
+        const auto victim = order_.victim(is_evictable);
         if (!victim)
             return false;
+        require(is_evictable(*victim), "an eviction policy's victim is evictable");
         kvcache::evict(order_, *victim);
         forget(*victim, gone);
         return true;

@@ -60,14 +60,15 @@ public:
 
     [[nodiscard]] bool empty() const noexcept { return edges_.empty(); }
 
-    /// Returns the longest token that matches at `at`, and the end of the match.
-    [[nodiscard]] std::pair<const added_token*, std::size_t> longest(const tagged_text& text, std::size_t at) const {
+    /// Returns the longest token that matches at `at`, and the end of the match. Adds the bytes it has read to `read`.
+    [[nodiscard]] std::pair<const added_token*, std::size_t> longest(const tagged_text& text, std::size_t at,
+                                                                     std::size_t& read) const {
         std::pair<const added_token*, std::size_t> best{nullptr, at};
         if (!begins_[static_cast<unsigned char>(text.bytes[at])])
             return best;
         std::uint32_t node = 0;
         bool plain = false;
-        for (std::size_t i = at; i < text.bytes.size(); ++i) {
+        for (std::size_t i = at; i < text.bytes.size(); ++i, ++read) {
             const auto edge = edges_.find(key(node, text.bytes[i]));
             if (edge == edges_.end())
                 break;
@@ -134,7 +135,7 @@ public:
     }
 
     /// Builds the finders; no token is added afterwards. `is_control(token)` selects the tokens that are never parsed
-    /// from plain text.
+    /// from plain text. Errors: a pattern exceeds its limits, or the tokens have more than 8 MiB.
     template <class IsControl>
     [[nodiscard]] result<void> index(const normalizer& rules, IsControl is_control) {
         if (needs_words_) {
@@ -143,12 +144,17 @@ public:
                 return word.error();
             word_ = std::make_unique<const regex>(std::move(*word));
         }
+        constexpr std::size_t most = std::size_t{8} << 20;
+        std::size_t bytes = 0;
         for (added_token& t : tokens_) {
             t.control = is_control(std::as_const(t));
             tagged_text written{t.content, {}};
             if (t.normalized)
                 if (auto done = rules.apply(written); !done)
                     return done;
+            if (bytes += written.bytes.size(); bytes > most)
+                return error{error_code::out_of_range, "added_tokens",
+                             "the added tokens of tokenizer.json have more than 8 MiB"};
             (t.normalized ? in_normalized_ : in_raw_).add(written.bytes, &t);
         }
         return {};
@@ -164,13 +170,19 @@ public:
         return found == by_content_.end() ? nullptr : try_find(found->second);
     }
 
-    /// Splits `text` at the tokens that match in normalized text, or at those that match in the original text.
-    [[nodiscard]] std::vector<added_span> split(const tagged_text& text, bool normalized) const {
+    /// Splits `text` at the tokens that match in normalized text, or at those that match in the original text. Errors:
+    /// long beginnings of tokens make the search slow.
+    [[nodiscard]] result<std::vector<added_span>> split(const tagged_text& text, bool normalized) const {
+        constexpr std::size_t most_per_byte = 64;
         const added_token_finder& finder = normalized ? in_normalized_ : in_raw_;
         std::vector<added_span> spans;
+        std::size_t read = 0;
         std::size_t done = 0;
         for (std::size_t i = 0; !finder.empty() && i < text.bytes.size();) {
-            const auto [token, match_end] = finder.longest(text, i);
+            const auto [token, match_end] = finder.longest(text, i, read);
+            if (read / most_per_byte > text.bytes.size())
+                return error{error_code::out_of_range, "added_tokens",
+                             "too much of the text begins like long added tokens of tokenizer.json"};
             if (!token) {
                 ++i;
                 continue;

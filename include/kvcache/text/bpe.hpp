@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -42,6 +43,10 @@ public:
         made.ignore_merges_ = at.flag_or("ignore_merges", false);
         made.prefix_ = at.text_or("continuing_subword_prefix", "");
         made.suffix_ = at.text_or("end_of_word_suffix", "");
+        constexpr std::size_t longest = 64;
+        if (made.prefix_.size() > longest || made.suffix_.size() > longest)
+            at.refuse(error_code::out_of_range, "continuing_subword_prefix",
+                      {"it, or end_of_word_suffix, has more than ", std::to_string(longest), " bytes"});
         made.vocabulary_ = vocabulary::open(at.member("vocab"));
         if (at.has("unk_token")) {
             made.unknown_ = made.vocabulary_.try_id(at.text("unk_token"));
@@ -58,6 +63,12 @@ public:
     }
 
     [[nodiscard]] const vocabulary& tokens() const noexcept { return vocabulary_; }
+
+    /// The longest text that is encoded, in bytes: its symbols, one for each byte with its prefix and suffix, are
+    /// counted in 32 bits.
+    [[nodiscard]] std::size_t longest_text() const noexcept {
+        return std::numeric_limits<std::int32_t>::max() / (1 + prefix_.size() + suffix_.size());
+    }
 
 private:
     void find_byte_tokens() {

@@ -4,6 +4,7 @@
 #include <kvcache/text/json_reader.hpp>
 #include <kvcache/text/metaspace.hpp>
 #include <kvcache/text/pattern.hpp>
+#include <kvcache/text/text_limits.hpp>
 #include <kvcache/text/unicode.hpp>
 
 #include <cstddef>
@@ -46,8 +47,11 @@ private:
             return;
         const std::string type = at.text("type");
         if (type == "Sequence")
-            at.member("decoders").each([&](const json_reader& one) { add(one); });
-        else if (type == "ByteLevel")
+            return at.member("decoders").each([&](const json_reader& one) { add(one); });
+        check_steps(at, steps_.size());
+        if (at.failed())
+            return;
+        if (type == "ByteLevel")
             steps_.push_back({.is = kind::byte_level});
         else if (type == "ByteFallback")
             steps_.push_back({.is = kind::byte_fallback});

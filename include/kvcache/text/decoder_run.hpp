@@ -177,13 +177,15 @@ private:
             pass_on(i + 1, replaced(one, token), out);
     }
     [[nodiscard]] static std::string replaced(const step& one, std::string_view token) {
+        constexpr std::size_t most = std::size_t{1} << 20; // bytes that a step may add
         std::string made;
         std::size_t done = 0;
         const auto searched = one.what.each_match(token, [&](std::size_t begin, std::size_t match_end) {
-            made.append(token.substr(done, begin - done)).append(one.content);
+            if (made.size() <= token.size() + most)
+                made.append(token.substr(done, begin - done)).append(one.content);
             done = match_end;
         });
-        if (!searched) // a token stays unchanged if the pattern exceeds its limits
+        if (!searched || made.size() > token.size() + most) // a token stays unchanged where a step exceeds its limits
             return std::string(token);
         return made.append(token.substr(done));
     }
@@ -207,10 +209,10 @@ private:
     }
     /// Strips the start of a token. Returns whether the start of the text is complete.
     static bool strip_start(const step& one, std::string& token, std::size_t& taken) {
-        while (taken < one.start && token.starts_with(one.content)) {
-            token.erase(0, one.content.size());
-            ++taken;
-        }
+        std::size_t begin = 0;
+        for (; taken < one.start && std::string_view(token).substr(begin).starts_with(one.content); ++taken)
+            begin += one.content.size();
+        token.erase(0, begin);
         return taken == one.start || !token.empty();
     }
     static void strip_stop(const step& one, std::string& token) {

@@ -5,6 +5,7 @@
 #include <kvcache/text/json_reader.hpp>
 #include <kvcache/text/pattern.hpp>
 #include <kvcache/text/tagged_text.hpp>
+#include <kvcache/text/text_limits.hpp>
 #include <kvcache/text/unicode.hpp>
 
 #include <cstddef>
@@ -31,11 +32,16 @@ public:
 
     [[nodiscard]] bool empty() const noexcept { return steps_.empty(); }
 
-    /// Rewrites `text` in place. Requires: text is UTF-8. Errors: a pattern exceeds its limits.
+    /// Rewrites `text` in place. Requires: text is UTF-8. Errors: a pattern exceeds its limits, or the text becomes
+    /// longer than `longest_from`; the error names the step.
     [[nodiscard]] result<void> apply(tagged_text& text) const {
-        for (const step& one : steps_)
-            if (auto done = run(one, text); !done)
+        const std::size_t bytes = text.bytes.size();
+        for (const step& one : steps_) {
+            if (auto done = run(one, text, longest_from(bytes)); !done)
                 return done;
+            if (text.bytes.size() > longest_from(bytes))
+                return too_long(one.field, bytes);
+        }
         return {};
     }
 
@@ -48,6 +54,7 @@ private:
         bool right = true;
         pattern what = {}; // replace: the pattern to replace by the content
         std::string content = {};
+        std::string field = {};
     };
 
     void add(const json_reader& at) {
@@ -55,8 +62,11 @@ private:
             return;
         const std::string type = at.text("type");
         if (type == "Sequence")
-            at.member("normalizers").each([&](const json_reader& one) { add(one); });
-        else if (type == "NFC")
+            return at.member("normalizers").each([&](const json_reader& one) { add(one); });
+        check_steps(at, steps_.size());
+        if (at.failed())
+            return;
+        if (type == "NFC")
             steps_.push_back({.form = normal_form::nfc});
         else if (type == "NFD")
             steps_.push_back({.form = normal_form::nfd});
@@ -79,7 +89,8 @@ private:
         else if (type == "Prepend")
             steps_.push_back({.is = kind::prepend, .content = at.text("prepend")});
         else
-            at.refuse(error_code::unsupported, "type", {"the normalizer \"", type, "\" is not known"});
+            return at.refuse(error_code::unsupported, "type", {"the normalizer \"", type, "\" is not known"});
+        steps_.back().field = at.path();
     }
 
     /// Rebuilds `text` code point by code point; `write(out, c)` appends the replacement of c.
@@ -97,10 +108,11 @@ private:
         text = std::move(out);
     }
 
-    static result<void> run(const step& one, tagged_text& text) {
+    /// Runs a step. The text may be longer than `longest` afterwards, by a factor.
+    static result<void> run(const step& one, tagged_text& text, std::size_t longest) {
         switch (one.is) {
         case kind::form:
-            apply_form(one.form, text);
+            apply_form(one.form, text, longest);
             break;
         case kind::lower_case:
             map(text, append_lower_case);
@@ -122,16 +134,18 @@ private:
             strip(one, text);
             break;
         case kind::replace:
-            return replace(one, text);
+            return replace(one, text, longest);
         case kind::prepend:
+            if (text.bytes.size() + one.content.size() > longest)
+                return too_long(one.field, text.bytes.size());
             prepend(one.content, text);
             break;
         }
         return {};
     }
 
-    static void apply_form(normal_form form, tagged_text& text) {
-        auto made = normalized(text.bytes, form);
+    static void apply_form(normal_form form, tagged_text& text, std::size_t longest) {
+        auto made = normalized(text.bytes, form, longest);
         if (made == text.bytes)
             return;
         if (!text.marked()) {
@@ -143,7 +157,8 @@ private:
         for (std::size_t i = 0, end = 0; i < text.bytes.size(); i = end) {
             end = text.plain.find(text.plain[i] == '\0' ? '\1' : '\0', i);
             end = end == std::string::npos ? text.bytes.size() : end;
-            out.append(normalized(std::string_view(text.bytes).substr(i, end - i), form), text.plain[i] != '\0');
+            out.append(normalized(std::string_view(text.bytes).substr(i, end - i), form, longest),
+                       text.plain[i] != '\0');
         }
         text = std::move(out);
     }
@@ -166,7 +181,7 @@ private:
         text = text.sub(begin, end);
     }
 
-    static result<void> replace(const step& one, tagged_text& text) {
+    static result<void> replace(const step& one, tagged_text& text, std::size_t longest) {
         tagged_text out;
         out.bytes.reserve(text.bytes.size());
         std::size_t done = 0;
@@ -176,6 +191,8 @@ private:
                 out.plain.append(text.plain, done, end - done);
         };
         const auto searched = one.what.each_match(text.bytes, [&](std::size_t begin, std::size_t end) {
+            if (out.bytes.size() > longest)
+                return;
             copy(begin);
             out.bytes.append(one.content);
             if (text.marked())

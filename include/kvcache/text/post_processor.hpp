@@ -36,9 +36,10 @@ private:
             at.member("processors").each([&](const json_reader& one) { add(one, size); });
         else if (type == "TemplateProcessing")
             add_template(at, size);
-        else if (type == "BertProcessing" || type == "RobertaProcessing")
+        else if (type == "BertProcessing" || type == "RobertaProcessing") {
+            check_count(at, before_.size() + after_.size() + 2);
             wrap({pair_id(at.member("cls"), size)}, {pair_id(at.member("sep"), size)});
-        else if (type != "ByteLevel") // it only changes offsets
+        } else if (type != "ByteLevel") // it only changes offsets
             at.refuse(error_code::unsupported, "type", {"the post-processor \"", type, "\" is not known"});
     }
 
@@ -58,6 +59,7 @@ private:
                 return;
             at.member("special_tokens").member(name).member("ids").each([&](const json_reader& id) {
                 (seen ? after : before).push_back(read_id(id, size));
+                check_count(at, before_.size() + after_.size() + before.size() + after.size());
             });
         });
         if (!seen && !at.failed())
@@ -80,6 +82,11 @@ private:
         return static_cast<std::int32_t>(at.number(size == 0 ? 0 : size - 1));
     }
 
+    static void check_count(const json_reader& at, std::size_t tokens) {
+        constexpr std::size_t most = 1024;
+        if (tokens > most)
+            at.refuse(error_code::out_of_range, "", {"adds more than ", std::to_string(most), " tokens to a text"});
+    }
     void wrap(std::vector<std::int32_t> before, const std::vector<std::int32_t>& after) {
         before.insert(before.end(), before_.begin(), before_.end());
         before_ = std::move(before);

@@ -5,6 +5,7 @@
 #include <kvcache/text/json_reader.hpp>
 #include <kvcache/text/metaspace.hpp>
 #include <kvcache/text/pieces.hpp>
+#include <kvcache/text/text_limits.hpp>
 #include <kvcache/text/unicode.hpp>
 
 #include <cstddef>
@@ -29,11 +30,16 @@ public:
         return made;
     }
 
-    /// Splits `text`. Requires: text is UTF-8. Errors: a pattern exceeds its limits.
+    /// Splits `text`. Requires: text is UTF-8. Errors: a pattern exceeds its limits, or the text becomes longer than
+    /// `longest_from`; the error names the step.
     [[nodiscard]] result<void> apply(pieces& text) const {
-        for (const step& one : steps_)
+        const std::size_t bytes = text.text.size();
+        for (const step& one : steps_) {
             if (auto done = run(one, text); !done)
                 return done;
+            if (text.text.size() > longest_from(bytes))
+                return too_long(one.field, bytes);
+        }
         return {};
     }
 
@@ -52,6 +58,7 @@ private:
         split_behavior behavior = split_behavior::isolated;
         bool inverted = false;
         metaspace spaces = {};
+        std::string field = {};
     };
 
     void add(const json_reader& at) {
@@ -59,8 +66,12 @@ private:
             return;
         const std::string type = at.text("type");
         if (type == "Sequence")
-            at.member("pretokenizers").each([&](const json_reader& one) { add(one); });
-        else if (type == "ByteLevel")
+            return at.member("pretokenizers").each([&](const json_reader& one) { add(one); });
+        const std::size_t before = steps_.size();
+        check_steps(at, before);
+        if (at.failed())
+            return;
+        if (type == "ByteLevel")
             add_byte_level(at);
         else if (type == "Split")
             steps_.push_back({.is = kind::split,
@@ -85,6 +96,8 @@ private:
             steps_.push_back({.is = kind::spaces, .spaces = metaspace::open(at)});
         else
             at.refuse(error_code::unsupported, "type", {"the pre-tokenizer \"", type, "\" is not known"});
+        for (std::size_t i = before; i < steps_.size(); ++i)
+            steps_[i].field = at.path();
     }
 
     void add_byte_level(const json_reader& at) {

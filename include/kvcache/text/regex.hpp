@@ -8,18 +8,22 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// A compiled regular expression over UTF-8, with Unicode properties. Matching never recurses on the call stack and
-/// is bounded: a hostile pattern or text ends in an error. Several threads may use one expression at once.
+/// A compiled regular expression over UTF-8, with Unicode properties. Matching never recurses on the call stack, and
+/// its work is linear in the text: a hostile pattern or text ends in an error. Several threads may use one expression
+/// at once.
 template <class...>
 class basic_regex {
 public:
@@ -33,21 +37,14 @@ public:
         const auto translated = pcre2_dialect(pattern, field);
         if (!translated)
             return translated.error();
-        const std::unique_ptr<pcre2_compile_context, releaser> context(pcre2_compile_context_create(nullptr));
-        pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
-        // In Ruby ^ and $ match at line boundaries.
-        constexpr std::uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
-        int code = 0;
-        PCRE2_SIZE offset = 0;
         basic_regex made;
-        made.code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated->data()), translated->size(), options,
-                                       &code, &offset, context.get()));
-        if (!made.code_)
-            return error{
-                error_code::malformed, field,
-                kvcache::detail::joined({"the pattern \"", pattern, "\" is no regular expression: ", words(code)})};
-        // If PCRE2 has no JIT for this machine, its interpreter is used.
-        (void)pcre2_jit_compile(made.code_.get(), PCRE2_JIT_COMPLETE);
+        made.field_ = field;
+        made.step_cost_ = 1 + pattern.size() / 512; // a set of many ranges is searched for every character
+        for (auto [code, option] : {std::pair(&made.quick_, PCRE2_USE_OFFSET_LIMIT), {&made.paid_, PCRE2_AUTO_CALLOUT}})
+            if (const auto problem = compile(*translated, option, *code))
+                return error{error_code::malformed, field,
+                             kvcache::detail::joined(
+                                 {"the pattern \"", pattern, "\" is no regular expression: ", words(*problem)})};
         return made;
     }
 
@@ -56,35 +53,24 @@ public:
     /// limits of steps or memory.
     template <class Found>
     [[nodiscard]] result<void> each_match(std::string_view text, Found found) const {
-        const std::unique_ptr<pcre2_match_data, releaser> data(
-            pcre2_match_data_create_from_pattern(code_.get(), nullptr));
-        const std::unique_ptr<pcre2_match_context, releaser> context(pcre2_match_context_create(nullptr));
-        pcre2_set_match_limit(
-            context.get(), static_cast<std::uint32_t>(std::min<std::size_t>(1'000'000 + 32 * text.size(), 0xffffffff)));
-        pcre2_set_heap_limit(context.get(), 256 * 1024); // in units of 1024 bytes
-        const auto* const subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+        search run(*this, text);
         std::optional<std::size_t> last_end;
         for (std::size_t at = 0; at <= text.size();) {
-            int got = pcre2_match(code_.get(), subject, text.size(), at, PCRE2_NO_UTF_CHECK, data.get(), context.get());
-            if (got == PCRE2_ERROR_JIT_STACKLIMIT) // the interpreter keeps its state on the heap
-                got = pcre2_match(code_.get(), subject, text.size(), at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data.get(),
-                                  context.get());
+            const int got = run.next(at);
             if (got == PCRE2_ERROR_NOMATCH)
                 break;
             if (got < 0)
-                return error{error_code::out_of_range, "regular expression", words(got)};
-            const PCRE2_SIZE* const where = pcre2_get_ovector_pointer(data.get());
-            const std::size_t begin = where[0];
-            const std::size_t end = where[1];
+                return error{error_code::out_of_range, field_,
+                             kvcache::detail::joined({"the pattern of tokenizer.json, on a text of ",
+                                                      std::to_string(text.size()), " bytes: ", words(got)})};
+            const auto [begin, end] = run.where();
             if (begin > end)
-                return error{error_code::unsupported, "regular expression", "a match ends before it begins"};
+                return error{error_code::unsupported, field_, "a match ends before it begins"};
+            at = end;
             if (begin == end && last_end == end) {
-                at = end + 1;
-                while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80)
-                    ++at;
+                at = after(text, end);
                 continue;
             }
-            at = end;
             last_end = end;
             found(begin, end);
         }
@@ -98,6 +84,117 @@ private:
         void operator()(pcre2_match_context* p) const noexcept { pcre2_match_context_free(p); }
         void operator()(pcre2_match_data* p) const noexcept { pcre2_match_data_free(p); }
     };
+    using code_pointer = std::unique_ptr<pcre2_code, releaser>;
+
+    /// The search of one text. A match is tried twice: first in the next few characters, with few backtracks, which
+    /// decides almost every match of a real tokenizer. If that is not enough, with a callout at every item of the
+    /// pattern, which pays for the characters passed since the last one: PCRE2's own limit counts neither those nor the
+    /// positions where no match begins.
+    class search {
+    public:
+        search(const basic_regex& of, std::string_view text)
+            : of_(&of),
+              text_(text),
+              data_(pcre2_match_data_create_from_pattern(of.quick_.get(), nullptr)),
+              quickly_(pcre2_match_context_create(nullptr)),
+              paying_(pcre2_match_context_create(nullptr)),
+              left_(65'536 + std::uint64_t{4096} * text.size()) {
+            if (!data_ || !quickly_ || !paying_)
+                throw std::bad_alloc();
+            constexpr std::uint32_t backtracks = 16;
+            pcre2_set_match_limit(quickly_.get(), backtracks);
+            pcre2_set_match_limit(paying_.get(), std::numeric_limits<std::uint32_t>::max());
+            pcre2_set_heap_limit(paying_.get(), 256 * 1024); // in units of 1024 bytes
+            pcre2_set_callout(paying_.get(), pay, this);
+        }
+        search(const search&) = delete;
+        search& operator=(const search&) = delete;
+
+        /// Finds the next match that begins at `at` or later. Returns PCRE2's code.
+        [[nodiscard]] int next(std::size_t at) {
+            constexpr std::size_t starts = 32;
+            constexpr std::size_t horizon = 128;
+            for (int got = PCRE2_ERROR_NOMATCH; at <= text_.size();) {
+                const std::size_t end = boundary(text_, std::min(at + horizon, text_.size()));
+                const std::size_t last = std::min(at + starts, text_.size());
+                pcre2_set_offset_limit(quickly_.get(), last);
+                // With a hard partial match, an answer does not depend on the characters past `end`.
+                got = match(*of_->quick_, *quickly_, {at, end}, end < text_.size() ? PCRE2_PARTIAL_HARD : 0);
+                if (got >= 0)
+                    return got;
+                if (got != PCRE2_ERROR_NOMATCH) {
+                    got = match(*of_->paid_, *paying_, {at, text_.size()}, 0);
+                    if (got == PCRE2_ERROR_JIT_STACKLIMIT) // the interpreter keeps its state on the heap
+                        got = match(*of_->paid_, *paying_, {at, text_.size()}, PCRE2_NO_JIT);
+                    return got;
+                }
+                at = after(text_, last);
+            }
+            return PCRE2_ERROR_NOMATCH;
+        }
+        [[nodiscard]] std::pair<std::size_t, std::size_t> where() const {
+            const PCRE2_SIZE* const found = pcre2_get_ovector_pointer(data_.get());
+            return {found[0], found[1]};
+        }
+
+    private:
+        [[nodiscard]] int match(const pcre2_code& code, pcre2_match_context& limits,
+                                std::pair<std::size_t, std::size_t> range, std::uint32_t options) {
+            position_ = range.first;
+            return pcre2_match(&code, reinterpret_cast<PCRE2_SPTR>(text_.data()), range.second, range.first,
+                               PCRE2_NO_UTF_CHECK | options, data_.get(), &limits);
+        }
+
+        static int pay(pcre2_callout_block* at, void* data) noexcept {
+            search& own = *static_cast<search*>(data);
+            const std::uint64_t passed = at->current_position > own.position_ ? at->current_position - own.position_
+                                                                              : own.position_ - at->current_position;
+            own.position_ = at->current_position;
+            const std::uint64_t price = (16 + passed) * own.of_->step_cost_; // a callout costs as much as 16 characters
+            if (price > own.left_)
+                return PCRE2_ERROR_MATCHLIMIT;
+            own.left_ -= price;
+            return 0;
+        }
+
+        const basic_regex* of_;
+        std::string_view text_;
+        std::unique_ptr<pcre2_match_data, releaser> data_;
+        std::unique_ptr<pcre2_match_context, releaser> quickly_;
+        std::unique_ptr<pcre2_match_context, releaser> paying_;
+        std::uint64_t left_;       // what callouts may still spend
+        std::size_t position_ = 0; // of the last callout
+    };
+
+    /// Compiles a translated pattern. Returns PCRE2's code of an error.
+    [[nodiscard]] static std::optional<int> compile(const std::string& pattern, std::uint32_t option,
+                                                    code_pointer& to) {
+        const std::unique_ptr<pcre2_compile_context, releaser> context(pcre2_compile_context_create(nullptr));
+        if (!context)
+            throw std::bad_alloc();
+        pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
+        // In Ruby ^ and $ match at line boundaries.
+        constexpr std::uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
+        int code = 0;
+        PCRE2_SIZE offset = 0;
+        to.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options | option, &code,
+                               &offset, context.get()));
+        if (!to)
+            return code;
+        // If PCRE2 has no JIT for this machine, its interpreter is used.
+        (void)pcre2_jit_compile(to.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
+        return std::nullopt;
+    }
+
+    /// Returns the first offset from `at` on where a code point begins or the text ends.
+    [[nodiscard]] static std::size_t boundary(std::string_view text, std::size_t at) noexcept {
+        while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80)
+            ++at;
+        return at;
+    }
+    [[nodiscard]] static std::size_t after(std::string_view text, std::size_t at) noexcept {
+        return boundary(text, at + 1);
+    }
 
     [[nodiscard]] static std::string words(int code) {
         PCRE2_UCHAR buffer[256] = {};
@@ -105,7 +202,10 @@ private:
         return reinterpret_cast<const char*>(buffer);
     }
 
-    std::unique_ptr<pcre2_code, releaser> code_;
+    code_pointer quick_;
+    code_pointer paid_;
+    std::string field_;
+    std::uint64_t step_cost_ = 1;
 };
 using regex = basic_regex<>;
 

@@ -62,8 +62,8 @@ private:
             class_begin_ = at_ + open;
             return take(open);
         }
-        if (follows("(*"))
-            return refuse("(*");
+        if (follows("(*") || follows("(?P="))
+            return refuse(std::string(pattern_.substr(at_, 3)));
         // In Ruby x{1,3}+ repeats the group; in PCRE2 it is possessive.
         if (c == '}' && at_ + 1 < pattern_.size() && pattern_[at_ + 1] == '+' && interval())
             return refuse("{...}+");
@@ -103,6 +103,16 @@ private:
         case 'p':
         case 'P':
             return property();
+        case '1':
+        case '2':
+        case '3':
+        case '4':
+        case '5':
+        case '6':
+        case '7':
+        case '8':
+        case '9': // the length that it compares is not paid for
+            return in_class_ ? take(2) : refuse("a reference to a group");
         case 'b':
         case 'B':
             return in_class_ ? take(2) : refuse("\\b"); // its definition of a word differs

@@ -3,13 +3,14 @@
 
 #include <kvcache/core/abi.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <utf8proc.h>
 
@@ -191,8 +192,24 @@ inline void append_lower_case(std::string& out, char32_t c) {
 /// The four normal forms of Unicode.
 enum class normal_form { nfc, nfd, nfkc, nfkd };
 
-/// Returns `text` in a normal form. Requires: text is UTF-8. Throws: std::bad_alloc. Cost: O(bytes).
-[[nodiscard]] inline std::string normalized(std::string_view text, normal_form form) {
+namespace detail {
+
+/// Puts the marks of every run in the canonical order: by combining class, stably. Cost: O(n log n).
+inline void order_marks(std::vector<utf8proc_int32_t>& points) {
+    const auto class_of = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+    for (auto i = points.begin(); i != points.end();) {
+        const auto begin = std::find_if(i, points.end(), [&](utf8proc_int32_t c) { return class_of(c) != 0; });
+        i = std::find_if(begin, points.end(), [&](utf8proc_int32_t c) { return class_of(c) == 0; });
+        if (i - begin > 1)
+            std::stable_sort(begin, i, [&](auto a, auto b) { return class_of(a) < class_of(b); });
+    }
+}
+
+} // namespace detail
+
+/// Returns `text` in a normal form; of a result that is longer than `longest`, at least so much that it is. Requires:
+/// text is UTF-8. Throws: std::bad_alloc. Cost: O(bytes), and O(n log n) for n combining marks in a row.
+[[nodiscard]] inline std::string normalized(std::string_view text, normal_form form, std::size_t longest) {
     // Nothing composes below U+0300, and nothing decomposes below U+00A0.
     const unsigned char settled = form == normal_form::nfc ? 0xcc : 0xc2;
     bool unchanged = true;
@@ -203,14 +220,25 @@ enum class normal_form { nfc, nfd, nfkc, nfkd };
     int options = UTF8PROC_STABLE;
     options |= form == normal_form::nfc || form == normal_form::nfkc ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
     options |= form == normal_form::nfkc || form == normal_form::nfkd ? UTF8PROC_COMPAT : 0;
-    utf8proc_uint8_t* made = nullptr;
-    const auto size =
-        utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
-                     &made, static_cast<utf8proc_option_t>(options));
-    if (size < 0)
-        throw std::bad_alloc(); // the only error that valid UTF-8 allows
-    std::string out(reinterpret_cast<const char*>(made), static_cast<std::size_t>(size));
-    std::free(made);
+    // Not utf8proc_map: it orders marks by exchanging neighbours, which is quadratic in a run of them.
+    constexpr std::size_t most_points = 18; // that one code point decomposes to
+    std::vector<utf8proc_int32_t> points;
+    for (std::size_t i = 0; i < text.size() && points.size() <= longest;) {
+        const auto c = code_point_at(text, i);
+        i += c.bytes;
+        const std::size_t before = points.size();
+        points.resize(before + most_points);
+        int last_class = 0;
+        const auto made = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c.value), points.data() + before,
+                                                  most_points, static_cast<utf8proc_option_t>(options), &last_class);
+        points.resize(before + static_cast<std::size_t>(made));
+    }
+    detail::order_marks(points);
+    const auto size = utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()),
+                                               static_cast<utf8proc_option_t>(options));
+    std::string out;
+    for (const auto c : std::span(points).first(static_cast<std::size_t>(size)))
+        append_utf8(out, static_cast<char32_t>(c));
     return out;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/contract.hpp>
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/little_endian.hpp>
 #include <kvcache/core/sha256_digest.hpp>
@@ -53,8 +54,14 @@ public:
         }
         if (!free_.empty() && bytes_ + bytes <= most_bytes_)
             return std::nullopt;
+        const auto is_record = [&](slot_id at) {
+            return index_of(at) < records_.size() && contains(records_[index_of(at)].name);
+        };
         const auto slot = eviction_.victim([](slot_id) { return true; });
-        return slot ? std::optional(records_[index_of(*slot)].name) : std::nullopt;
+        if (!slot)
+            return std::nullopt;
+        require(is_record(*slot), "an eviction policy's victim is evictable");
+        return records_[index_of(*slot)].name;
     }
 
     /// Admits a newcomer. Requires: victim_for() returned none. Throws: bad_alloc; the newcomer is not admitted then.

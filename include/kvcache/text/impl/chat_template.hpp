@@ -5,6 +5,7 @@
 #include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/text/chat_template.hpp>
+#include <kvcache/text/jinja/budget.hpp>
 #include <kvcache/text/jinja/interpreter.hpp>
 #include <kvcache/text/jinja/parser.hpp>
 #include <kvcache/text/jinja/user_value.hpp>
@@ -48,23 +49,27 @@ KVCACHE_LAZY [[nodiscard]] inline chat_family family_of(std::string_view source)
 
 /// Returns a message. A role of the usual set is not marked plain, so that it may be part of a control token ("<|" +
 /// role + "|>").
-KVCACHE_LAZY [[nodiscard]] inline text::jinja::value chat_message_of(const json& m) {
+KVCACHE_LAZY [[nodiscard]] inline text::jinja::value chat_message_of(const json& m, std::size_t& size) {
     using text::jinja::value;
-    value made = text::jinja::from_user(m);
+    value made = text::jinja::from_user(m, size);
     const auto& role = m["role"].get_ref<const std::string&>();
     constexpr std::array<std::string_view, 7> usual{"system",    "user",  "assistant", "tool",
                                                     "developer", "model", "ipython"};
     if (std::find(usual.begin(), usual.end(), role) != usual.end())
-        made.as_mapping()->set({"role", {}}, std::string_view(role));
+        for (auto& [name, v] : made.as_mapping()->entries)
+            if (name.bytes == "role")
+                v = std::string_view(role);
     return made;
 }
 
-KVCACHE_LAZY [[nodiscard]] inline rendered_chat segments_of(const text::tagged_text& rendered) {
+KVCACHE_LAZY [[nodiscard]] inline rendered_chat segments_of(const text::tagged_text& rendered,
+                                                            text::jinja::budget& spent) {
     rendered_chat out;
     for (std::size_t i = 0, end = 0; i < rendered.bytes.size(); i = end) {
         const bool plain = rendered.marked() && rendered.plain[i] != '\0';
         end = rendered.marked() ? rendered.plain.find(plain ? '\0' : '\1', i) : std::string::npos;
         end = std::min(end, rendered.bytes.size());
+        spent.text(2 * sizeof(text_segment) + end - i);
         out.segments.push_back({rendered.bytes.substr(i, end - i), !plain});
     }
     return out;
@@ -82,12 +87,13 @@ struct chat_template::state {
         if (!messages.is_array())
             return error{error_code::mismatched, "messages", "is not a list"};
         list made;
+        std::size_t size = 0;
         for (const json& m : messages) {
             if (!m.is_object() || !m.contains("role") || !m["role"].is_string())
                 return error{error_code::mismatched,
                              kvcache::detail::joined({"messages[", std::to_string(made.size()), "].role"}),
                              "is missing or not a string"};
-            made.push_back(kvcache::detail::chat_message_of(m));
+            made.push_back(kvcache::detail::chat_message_of(m, size));
         }
         std::map<std::string, value, std::less<>> names;
         for (const auto& [name, token] : special_tokens)
@@ -96,11 +102,12 @@ struct chat_template::state {
             names[name] = value::none{};
         if (const auto* more = options.variables.get_ptr<const json::object_t*>())
             for (const auto& item : *more)
-                names[item.first] = from_user(item.second);
+                names[item.first] = from_user(item.second, size);
         names["messages"] = std::move(made);
         names["add_generation_prompt"] = options.add_generation_prompt;
         try {
-            return kvcache::detail::segments_of(interpreter(std::move(names), options.now).run(body));
+            budget spent(size);
+            return kvcache::detail::segments_of(interpreter(std::move(names), options.now, spent).run(body), spent);
         } catch (const failure& f) {
             return f.reason;
         }

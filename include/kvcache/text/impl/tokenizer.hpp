@@ -34,9 +34,15 @@ KVCACHE_LAZY [[nodiscard]] inline std::string without_loose_spaces(std::string t
     constexpr std::pair<std::string_view, std::string_view> loose[] = {
         {" .", "."},     {" ?", "?"},   {" !", "!"},   {" ,", ","},     {" ' ", "'"},
         {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
-    for (const auto& [from, to] : loose)
-        for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
-            text.replace(at, from.size(), to);
+    for (const auto& [from, to] : loose) {
+        std::string made;
+        std::size_t done = 0;
+        for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, done)) {
+            made.append(text, done, at - done).append(to);
+            done = at + from.size();
+        }
+        text = made.append(text, done);
+    }
     return text;
 }
 
@@ -85,7 +91,7 @@ struct tokenizer::state {
 };
 
 KVCACHE_BODY result<tokenizer> tokenizer::open(const std::filesystem::path& directory) {
-    constexpr std::size_t largest = 256u << 20;
+    constexpr std::size_t largest = 64u << 20; // the largest that is published has 33 MiB
     const auto file = read_file(directory / "tokenizer.json", largest);
     if (!file)
         return file.error();
@@ -175,7 +181,10 @@ KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::tagged_
     if (add_special_tokens)
         ids = state_->wrap.before();
     text::bpe::run run(state_->model, input.marked() ? &state_->control : nullptr);
-    for (const auto& raw : state_->added.split(input, false)) {
+    const auto raws = state_->added.split(input, false);
+    if (!raws)
+        return raws.error();
+    for (const auto& raw : *raws) {
         if (raw.token) {
             ids.push_back(*raw.token);
             continue;
@@ -183,7 +192,10 @@ KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::tagged_
         text::tagged_text section = input.sub(raw.begin, raw.end);
         if (auto done = state_->normalize.apply(section); !done)
             return done.error();
-        for (const auto& span : state_->added.split(section, true)) {
+        const auto spans = state_->added.split(section, true);
+        if (!spans)
+            return spans.error();
+        for (const auto& span : *spans) {
             if (span.token) {
                 ids.push_back(*span.token);
                 continue;
@@ -194,6 +206,10 @@ KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::tagged_
             cut.opens_input = raw.begin == 0 && span.begin == 0;
             if (auto done = state_->split.apply(cut); !done)
                 return done.error();
+            if (cut.text.size() > state_->model.longest_text())
+                return error{error_code::out_of_range, "text",
+                             detail::joined({"more than ", std::to_string(state_->model.longest_text()),
+                                             " bytes are not encoded at once"})};
             for (const text::piece& p : cut.parts)
                 run.encode(cut.view(p), ids);
         }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/text/jinja/budget.hpp>
 #include <kvcache/text/jinja/methods.hpp>
 #include <kvcache/text/jinja/value.hpp>
 
@@ -17,39 +18,59 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// of[key] in Jinja's semantics: undefined if there is no such item.
-KVCACHE_LAZY [[nodiscard]] inline value item_of(const value& of, const value& key) {
+KVCACHE_LAZY [[nodiscard]] inline value item_of(const value& of, const value& key, budget& spent) {
     if (of.is_undefined())
-        mistake({"\"", std::get<value::undefined>(of.held()).name, "\" is undefined"});
+        mistake({"\"", std::get<value::undefined>(of.held()).name(), "\" is undefined"});
     if (const auto* map = of.as_mapping()) {
         const auto* name = key.as_text();
-        const value* found = name ? map->find(name->bytes) : nullptr;
+        const value* found = name ? map->find(name->bytes, spent) : nullptr;
         if (found)
             return *found;
     }
     if (const auto n = key.as_integer()) {
         const auto* items = of.as_list();
         const auto* text = of.as_text();
+        if (text)
+            spent.work(8 * text->bytes.size()); // characters are counted from the start
         const auto size = static_cast<std::int64_t>(items ? items->size() : text ? character_count(text->bytes) : 0);
         const auto at = *n < 0 ? *n + size : *n;
         if (at >= 0 && at < size)
             return items ? (*items)[static_cast<std::size_t>(at)]
-                         : text->sub(offset_of(text->bytes, at), offset_of(text->bytes, at + 1));
+                         : part_of(*text, offset_of(text->bytes, at), offset_of(text->bytes, at + 1), spent);
     }
     const auto* name = key.as_text();
     if (name && has_method(of, name->bytes))
         return bound_function{name->bytes, std::make_shared<const value>(of)};
+    spent.text(name ? name->bytes.size() : 0);
     return value::undefined{name ? name->bytes : "item"};
 }
 
 /// of.name in Jinja's semantics: a method takes precedence over an item.
-KVCACHE_LAZY [[nodiscard]] inline value attribute_of(const value& of, const std::string& name) {
+KVCACHE_LAZY [[nodiscard]] inline value attribute_of(const value& of, const std::string& name, budget& spent) {
     if (has_method(of, name))
         return bound_function{name, std::make_shared<const value>(of)};
-    return item_of(of, std::string_view(name));
+    spent.text(name.size());
+    return item_of(of, std::string_view(name), spent);
+}
+
+/// Returns the list of items that a loop iterates over: a list itself, the keys of a mapping, the characters of a text;
+/// none for an undefined value. Throws: failure.
+KVCACHE_LAZY [[nodiscard]] inline value items_of(const value& of, budget& spent) {
+    if (of.as_list())
+        return of;
+    if (const auto* text = of.as_text())
+        return characters(*text, spent);
+    list out;
+    if (const auto* map = of.as_mapping())
+        for (const auto& [name, v] : map->entries)
+            out.emplace_back(item_part(name, 0, name.bytes.size(), spent));
+    else if (!of.is_undefined())
+        mistake({"a value of type ", of.type_name(), " is not a list"});
+    return out;
 }
 
 /// of[begin:end:step] of a list or a text.
-KVCACHE_LAZY [[nodiscard]] inline value slice_of(const value& of, const std::array<value, 3>& bounds) {
+KVCACHE_LAZY [[nodiscard]] inline value slice_of(const value& of, const std::array<value, 3>& bounds, budget& spent) {
     const auto bound = [&](std::size_t i) -> std::optional<std::int64_t> {
         if (bounds[i].is_none())
             return std::nullopt;
@@ -60,6 +81,8 @@ KVCACHE_LAZY [[nodiscard]] inline value slice_of(const value& of, const std::arr
         return std::clamp(*n, -far, far);
     };
     const auto* text = of.as_text();
+    if (text)
+        spent.work(8 * text->bytes.size());
     if (!text && !of.as_list())
         mistake({"a value of type ", of.type_name(), " has no slices"});
     const auto size = static_cast<std::int64_t>(text ? character_count(text->bytes) : of.as_list()->size());
@@ -74,52 +97,44 @@ KVCACHE_LAZY [[nodiscard]] inline value slice_of(const value& of, const std::arr
     const std::int64_t begin = place(bound(0), step > 0 ? low : high);
     const std::int64_t end = place(bound(1), step > 0 ? high : low);
     if (text && step == 1)
-        return begin < end ? text->sub(offset_of(text->bytes, begin), offset_of(text->bytes, end)) : tagged_text{};
-    const list items = text ? characters(*text) : *of.as_list();
+        return begin < end ? part_of(*text, offset_of(text->bytes, begin), offset_of(text->bytes, end), spent)
+                           : tagged_text{};
+    const value items = items_of(of, spent);
     list out;
-    for (std::int64_t i = begin; step > 0 ? i < end : i > end; i += step)
-        out.push_back(items[static_cast<std::size_t>(i)]);
-    return text ? value(joined(out, {})) : value(std::move(out));
-}
-
-/// Returns the items that a loop iterates over: those of a list, the keys of a mapping, the characters of a text.
-KVCACHE_LAZY [[nodiscard]] inline list items_of(const value& of) {
-    if (const auto* items = of.as_list())
-        return *items;
-    if (const auto* text = of.as_text())
-        return characters(*text);
-    list out;
-    if (const auto* map = of.as_mapping())
-        for (const auto& entry : map->entries)
-            out.emplace_back(entry.first);
-    else if (!of.is_undefined())
-        mistake({"a value of type ", of.type_name(), " is not a list"});
-    return out;
+    for (std::int64_t i = begin; step > 0 ? i < end : i > end; i += step) {
+        spent.items(1);
+        out.push_back((*items.as_list())[static_cast<std::size_t>(i)]);
+    }
+    return text ? value(joined(out, {}, spent)) : value(std::move(out));
 }
 
 /// Returns whether `item` is in a list, the keys of a mapping, or a text.
-KVCACHE_LAZY [[nodiscard]] inline bool contains(const value& in, const value& item) {
+KVCACHE_LAZY [[nodiscard]] inline bool contains(const value& in, const value& item, budget& spent) {
     const auto* text = in.as_text();
     const auto* part = item.as_text();
     if (text) {
         if (!part)
             mistake({"only a text is in a text, not ", item.type_name()});
+        spent.search(text->bytes.size(), part->bytes.size());
         return text->bytes.find(part->bytes) != std::string::npos;
     }
     if (const auto* map = in.as_mapping())
-        return part && map->find(part->bytes);
-    const list items = items_of(in);
-    return std::any_of(items.begin(), items.end(), [&](const value& v) { return equal(v, item); });
+        return part && map->find(part->bytes, spent);
+    const value held = items_of(in, spent);
+    const list& items = *held.as_list();
+    return std::any_of(items.begin(), items.end(), [&](const value& v) { return equal(v, item, spent); });
 }
 
 /// Compares with < as Python does: numbers with numbers, texts with texts.
-KVCACHE_LAZY [[nodiscard]] inline bool less(const value& a, const value& b) {
+KVCACHE_LAZY [[nodiscard]] inline bool less(const value& a, const value& b, budget& spent) {
     const auto x = a.as_number();
     const auto y = b.as_number();
     if (x && y)
         return *x < *y;
-    if (a.as_text() && b.as_text())
+    if (a.as_text() && b.as_text()) {
+        spent.work(std::min(a.as_text()->bytes.size(), b.as_text()->bytes.size()) / 8);
         return a.as_text()->bytes < b.as_text()->bytes;
+    }
     mistake({"values of the types ", a.type_name(), " and ", b.type_name(), " have no order"});
 }
 

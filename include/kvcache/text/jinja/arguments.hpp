@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/text/jinja/budget.hpp>
 #include <kvcache/text/jinja/value.hpp>
 
 #include <cstddef>
@@ -42,10 +43,13 @@ struct arguments {
             mistake({of, "() needs a string as ", name, ", not ", at(position, name).type_name()});
         return *t;
     }
-    KVCACHE_LAZY [[nodiscard]] std::optional<std::string> text_or_none(std::size_t position,
-                                                                       std::string_view name) const {
+    KVCACHE_LAZY [[nodiscard]] std::optional<std::string> text_or_none(std::size_t position, std::string_view name,
+                                                                       budget& spent) const {
         const value* v = find(position, name);
-        return !v || v->is_none() ? std::nullopt : std::optional(text(position, name).bytes);
+        if (!v || v->is_none())
+            return std::nullopt;
+        spent.text(text(position, name).bytes.size());
+        return text(position, name).bytes;
     }
     KVCACHE_LAZY [[nodiscard]] std::int64_t integer(std::size_t position, std::string_view name,
                                                     std::int64_t otherwise) const {

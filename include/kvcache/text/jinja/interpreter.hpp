@@ -21,13 +21,13 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// Renders a template. Steps, depth and output are limited, so a hostile template ends in an error.
+/// Renders a template. Work, memory, depth and output are limited, so a hostile template ends in an error.
 template <class...>
 class basic_interpreter {
 public:
     /// `now`, if given, is the date of strftime_now; without it the function is undefined.
-    basic_interpreter(std::map<std::string, value, std::less<>> names, std::optional<std::tm> now)
-        : scope_(std::make_shared<scope>()), now_(now) {
+    basic_interpreter(std::map<std::string, value, std::less<>> names, std::optional<std::tm> now, budget& spent)
+        : spent_(&spent), scope_(std::make_shared<scope>()), now_(now) {
         scope_->names = std::move(names);
         for (const char* function : {"raise_exception", "range", "namespace", "dict"})
             scope_->names.emplace(function, bound_function{function, nullptr});
@@ -44,14 +44,12 @@ public:
 private:
     enum class flow { on, leave, next };
 
-    /// Counts a step and the depth of the call stack.
+    /// Pays for a step, and counts the depth of the call stack.
     class step {
     public:
         explicit step(basic_interpreter& in) : in_(&in) {
-            constexpr std::size_t most = 5'000'000;
             constexpr std::size_t deepest = 1500;
-            if (++in.steps_ > most)
-                refuse({"it takes more than ", std::to_string(most), " steps"});
+            in.spent_->work(32);
             if (++in.depth_ > deepest)
                 refuse("its macros call each other without end");
         }
@@ -63,7 +61,7 @@ private:
         basic_interpreter* in_;
     };
 
-    void write(const tagged_text& more) { append(out_, more); }
+    void write(const tagged_text& more) { append(out_, more, *spent_); }
 
     flow run_block(const block& body) {
         for (const auto& one : body)
@@ -76,10 +74,11 @@ private:
         const step here(*this);
         switch (s.kind) {
         case statement_kind::data:
+            spent_->text(s.text.size());
             write({s.text, {}});
             return flow::on;
         case statement_kind::print:
-            write(text_of(eval(*s.values[0])));
+            write(text_of(eval(*s.values[0]), *spent_));
             return flow::on;
         case statement_kind::branch:
             for (std::size_t i = 0; i < s.bodies.size(); ++i)
@@ -89,12 +88,13 @@ private:
         case statement_kind::loop:
             return run_loop(s);
         case statement_kind::set:
-            scope_->assign(s.targets, eval(*s.values[0]));
+            scope_->assign(s.targets, eval(*s.values[0]), *spent_);
             return flow::on;
         case statement_kind::set_block:
-            scope_->assign(s.targets, captured(s.bodies[0]));
+            scope_->assign(s.targets, captured(s.bodies[0]), *spent_);
             return flow::on;
         case statement_kind::macro:
+            spent_->text(256 + s.text.size()); // it keeps the memory of its scope
             scope_->names[s.text] = std::make_shared<const macro>(macro{&s, scope_});
             return flow::on;
         case statement_kind::leave:
@@ -118,6 +118,7 @@ private:
     public:
         inner_scope(basic_interpreter& in, std::shared_ptr<scope> around)
             : in_(&in), before_(std::exchange(in.scope_, std::make_shared<scope>())) {
+            in.spent_->work(256);
             in.scope_->around = around ? std::move(around) : before_;
         }
         inner_scope(const inner_scope&) = delete;
@@ -130,23 +131,25 @@ private:
     };
 
     flow run_loop(const statement& s) {
-        list items = items_of(eval(*s.values[0]));
+        value over = items_of(eval(*s.values[0]), *spent_);
         if (s.values[1]) {
             list kept;
-            for (const value& item : items) {
+            for (const value& item : *over.as_list()) {
+                spent_->memory(detail::each_item);
                 const inner_scope one(*this, nullptr);
-                scope_->assign(s.targets, item);
+                scope_->assign(s.targets, item, *spent_);
                 if (eval(*s.values[1]).truth())
                     kept.push_back(item);
             }
-            items = std::move(kept);
+            over = std::move(kept);
         }
+        const list& items = *over.as_list();
         if (items.empty())
             return s.bodies.size() > 1 ? run_block(s.bodies[1]) : flow::on;
         for (std::size_t i = 0; i < items.size(); ++i) {
             const step here(*this);
             const inner_scope one(*this, nullptr);
-            scope_->assign(s.targets, items[i]);
+            scope_->assign(s.targets, items[i], *spent_);
             scope_->items = &items;
             scope_->at = i;
             if (run_block(s.bodies[0]) == flow::leave)
@@ -161,38 +164,42 @@ private:
         case expression_kind::constant:
             return e.constant;
         case expression_kind::name: {
-            const value* found = scope_->find(e.text);
-            return found ? *found : value(value::undefined{e.text});
+            if (const value* found = scope_->find(e.text, *spent_))
+                return *found;
+            spent_->text(e.text.size());
+            return value::undefined{e.text};
         }
         case expression_kind::sequence: {
             list items;
+            spent_->items(2 * e.parts.size());
             for (const auto& part : e.parts)
                 items.push_back(eval(*part));
             return items;
         }
         case expression_kind::mapping: {
             mapping made;
+            spent_->items(8 * e.parts.size());
             for (std::size_t i = 0; i < e.parts.size(); i += 2)
-                made.set(text_of(eval(*e.parts[i])), eval(*e.parts[i + 1]));
+                made.set(text_of(eval(*e.parts[i]), *spent_), eval(*e.parts[i + 1]), *spent_);
             return made;
         }
         case expression_kind::attribute:
-            return attribute_of(eval(*e.parts[0]), e.text);
+            return attribute_of(eval(*e.parts[0]), e.text, *spent_);
         case expression_kind::item:
-            return item_of(eval(*e.parts[0]), eval(*e.parts[1]));
+            return item_of(eval(*e.parts[0]), eval(*e.parts[1]), *spent_);
         case expression_kind::slice: {
             std::array<value, 3> bounds{value::none{}, value::none{}, value::none{}};
             for (std::size_t i = 0; i < bounds.size(); ++i)
                 if (e.parts[i + 1])
                     bounds[i] = eval(*e.parts[i + 1]);
-            return slice_of(eval(*e.parts[0]), bounds);
+            return slice_of(eval(*e.parts[0]), bounds, *spent_);
         }
         case expression_kind::call:
             return call(eval(*e.parts[0]), arguments_of(e, ""));
         case expression_kind::filter:
-            return filtered(eval(*e.parts[0]), arguments_of(e, e.text));
+            return filtered(eval(*e.parts[0]), arguments_of(e, e.text), *spent_);
         case expression_kind::test:
-            return passes(eval(*e.parts[0]), arguments_of(e, e.text));
+            return passes(eval(*e.parts[0]), arguments_of(e, e.text), *spent_);
         case expression_kind::unary:
             return unary(e);
         case expression_kind::binary:
@@ -209,11 +216,14 @@ private:
 
     [[nodiscard]] arguments arguments_of(const expression& e, std::string name) {
         arguments made;
+        spent_->items(2 * e.arguments.size() + name.size() / 32);
         made.of = std::move(name);
         for (const auto& a : e.arguments)
             made.values.push_back(eval(*a));
-        for (const auto& [key, a] : e.named_arguments)
+        for (const auto& [key, a] : e.named_arguments) {
+            spent_->text(64 + key.size());
             made.named.emplace_back(key, eval(*a));
+        }
         return made;
     }
 
@@ -227,14 +237,14 @@ private:
         if (e.text == "and" || e.text == "or")
             return left.truth() == (e.text == "or") ? left : eval(*e.parts[1]);
         const value right = eval(*e.parts[1]);
-        return combined(e.text, left, right);
+        return combined(e.text, left, right, *spent_);
     }
 
     [[nodiscard]] value comparison(const expression& e) {
         value left = eval(*e.parts[0]);
         for (std::size_t i = 0; i < e.operators.size(); ++i) {
             value right = eval(*e.parts[i + 1]);
-            if (!holds(e.operators[i], left, right))
+            if (!holds(e.operators[i], left, right, *spent_))
                 return false;
             left = std::move(right);
         }
@@ -248,7 +258,7 @@ private:
         if (!f)
             mistake({operand(what), " is not a function"});
         args.of = (*f)->name;
-        return (*f)->self ? call_method(*(*f)->self, args) : call_function(args);
+        return (*f)->self ? call_method(*(*f)->self, args, *spent_) : call_function(args);
     }
 
     [[nodiscard]] value call_macro(const macro& m, const arguments& args) {
@@ -258,6 +268,7 @@ private:
         const inner_scope one(*this, around);
         const auto& parameters = m.made_by->parameters;
         for (std::size_t i = 0; i < parameters.size(); ++i) {
+            spent_->text(parameters[i].first.size() + 8 * args.named.size());
             const value* given = args.find(i, parameters[i].first);
             scope_->names[parameters[i].first] = given                  ? *given
                                                  : parameters[i].second ? eval(*parameters[i].second)
@@ -271,22 +282,16 @@ private:
     [[nodiscard]] value call_function(const arguments& args) {
         if (args.of == "raise_exception")
             throw failure{{error_code::mismatched, "messages",
-                           "the chat template says: " + text_of(args.at(0, "message")).bytes}};
-        if (args.of == "strftime_now") {
-            std::array<char, 256> buffer{};
-            const std::string format = args.text(0, "format").bytes;
-            const auto size = std::strftime(buffer.data(), buffer.size(), format.c_str(), &*now_);
-            return std::string_view(buffer.data(), size);
-        }
-        if (args.of == "range")
-            return range(args);
-        return dict(args);
+                           "the chat template says: " + text_of(args.at(0, "message"), *spent_).bytes}};
+        if (args.of == "strftime_now")
+            return date_text(args, *now_, *spent_);
+        return args.of == "range" ? range(args, *spent_) : dict(args, *spent_);
     }
 
+    budget* spent_;
     std::shared_ptr<scope> scope_;
     std::optional<std::tm> now_;
     tagged_text out_;
-    std::size_t steps_ = 0;
     std::size_t depth_ = 0;
 };
 using interpreter = basic_interpreter<>;

@@ -38,11 +38,13 @@ KVCACHE_LAZY [[nodiscard]] inline std::size_t limit_of(std::int64_t n) {
 }
 
 /// Returns whether one of the given strings (one, or a list) is a prefix or suffix of the text.
-KVCACHE_LAZY [[nodiscard]] inline bool affixed(const tagged_text& self, const value& affixes, bool front) {
+KVCACHE_LAZY [[nodiscard]] inline bool affixed(const tagged_text& self, const value& affixes, bool front,
+                                               budget& spent) {
     const auto one = [&](const value& v) {
         const auto* t = v.as_text();
         if (!t)
             mistake({"startswith() and endswith() need strings, not ", v.type_name()});
+        spent.work(8 + std::min(self.bytes.size(), t->bytes.size()) / 8);
         return front ? self.bytes.starts_with(t->bytes) : self.bytes.ends_with(t->bytes);
     };
     if (const auto* several = affixes.as_list())
@@ -50,40 +52,43 @@ KVCACHE_LAZY [[nodiscard]] inline bool affixed(const tagged_text& self, const va
     return one(affixes);
 }
 
-KVCACHE_LAZY [[nodiscard]] inline value call_text_method(const tagged_text& self, const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value call_text_method(const tagged_text& self, const arguments& args,
+                                                         budget& spent) {
     const std::string& name = args.of;
     if (name == "strip" || name == "lstrip" || name == "rstrip") {
         args.expect(1, {});
-        return stripped(self, name != "rstrip", name != "lstrip", args.text_or_none(0, "chars"));
+        return stripped(self, name != "rstrip", name != "lstrip", args.text_or_none(0, "chars", spent), spent);
     }
     if (name == "startswith" || name == "endswith") {
         args.expect(1, {});
-        return affixed(self, args.at(0, "prefix"), name == "startswith");
+        return affixed(self, args.at(0, "prefix"), name == "startswith", spent);
     }
     if (name == "split" || name == "rsplit") {
         args.expect(2, {"sep", "maxsplit"});
-        const auto separator = args.text_or_none(0, "sep");
+        const auto separator = args.text_or_none(0, "sep", spent);
         const auto most = limit_of(args.integer(1, "maxsplit", -1));
         if (name == "split")
-            return split(self, separator, most);
+            return split(self, separator, most, spent);
         if (!separator)
             refuse("rsplit() at white space is not known");
-        return split_right(self, *separator, most);
+        return split_right(self, *separator, most, spent);
     }
     if (name == "replace") {
         args.expect(3, {"count"});
-        return replaced(self, args.text(0, "old").bytes, args.text(1, "new"), limit_of(args.integer(2, "count", -1)));
+        return replaced(self, args.text(0, "old").bytes, args.text(1, "new"), limit_of(args.integer(2, "count", -1)),
+                        spent);
     }
     if (name == "removeprefix" || name == "removesuffix") {
         args.expect(1, {});
         const std::string& affix = args.text(0, "affix").bytes;
         const std::size_t size = self.bytes.size();
         if (name == "removeprefix")
-            return self.bytes.starts_with(affix) ? self.sub(affix.size(), size) : self;
-        return self.bytes.ends_with(affix) ? self.sub(0, size - affix.size()) : self;
+            return part_of(self, self.bytes.starts_with(affix) ? affix.size() : 0, size, spent);
+        return part_of(self, 0, size - (self.bytes.ends_with(affix) ? affix.size() : 0), spent);
     }
     if (name == "find") {
         args.expect(1, {});
+        spent.search(self.bytes.size(), args.text(0, "sub").bytes.size());
         const auto at = self.bytes.find(args.text(0, "sub").bytes);
         return at == std::string::npos
                    ? std::int64_t{-1}
@@ -93,54 +98,62 @@ KVCACHE_LAZY [[nodiscard]] inline value call_text_method(const tagged_text& self
         args.expect(1, {});
         if (args.text(0, "sub").bytes.empty())
             refuse("count() of nothing is not known");
-        return static_cast<std::int64_t>(split(self, args.text(0, "sub").bytes, limit_of(-1)).size()) - 1;
+        return static_cast<std::int64_t>(split(self, args.text(0, "sub").bytes, limit_of(-1), spent).size()) - 1;
     }
     if (name == "join") {
         args.expect(1, {});
         const auto* items = args.at(0, "iterable").as_list();
         if (!items)
             mistake({"join() needs a list, not ", args.at(0, "iterable").type_name()});
-        return joined(*items, self);
+        return joined(*items, self, spent);
     }
     args.expect(0, {});
+    spent.work(self.bytes.size());
     if (name == "splitlines")
-        return split_lines(self);
+        return split_lines(self, spent);
     if (name == "isspace")
-        return !self.bytes.empty() && stripped(self, true, false, std::nullopt).bytes.empty();
+        return !self.bytes.empty() && stripped(self, true, false, std::nullopt, spent).bytes.empty();
     if (name == "isdigit")
         return !self.bytes.empty() && self.bytes.find_first_not_of("0123456789") == std::string::npos;
-    return in_case(self, name == "lower"   ? letter_case::lower
-                         : name == "upper" ? letter_case::upper
-                         : name == "title" ? letter_case::title
-                                           : letter_case::capitalized);
+    return in_case(self,
+                   name == "lower"   ? letter_case::lower
+                   : name == "upper" ? letter_case::upper
+                   : name == "title" ? letter_case::title
+                                     : letter_case::capitalized,
+                   spent);
 }
 
 } // namespace detail
 
 /// Calls a method of a Python string, list or mapping. Throws: failure.
-KVCACHE_LAZY [[nodiscard]] inline value call_method(const value& self, const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value call_method(const value& self, const arguments& args, budget& spent) {
     if (const auto* t = self.as_text())
-        return detail::call_text_method(*t, args);
+        return detail::call_text_method(*t, args, spent);
     if (const auto* map = self.as_mapping()) {
         if (args.of == "get") {
             args.expect(2, {});
-            const value* found = map->find(args.text(0, "key").bytes);
+            const value* found = map->find(args.text(0, "key").bytes, spent);
             const value* otherwise = args.find(1, "default");
             return found ? *found : otherwise ? *otherwise : value(value::none{});
         }
         args.expect(0, {});
         list out;
         for (const auto& [name, v] : map->entries) {
+            spent.items(1);
+            if (args.of == "values") {
+                out.push_back(v);
+                continue;
+            }
+            const value key = item_part(name, 0, name.bytes.size(), spent);
             if (args.of == "items")
-                out.emplace_back(list{value(name), v});
-            else
-                out.push_back(args.of == "keys" ? value(name) : v);
+                spent.items(2);
+            out.push_back(args.of == "items" ? value(list{key, v}) : key);
         }
         return out;
     }
     args.expect(1, {});
     const list& items = *self.as_list();
-    const auto same = [&](const value& v) { return equal(v, args.at(0, "value")); };
+    const auto same = [&](const value& v) { return equal(v, args.at(0, "value"), spent); };
     if (args.of == "count")
         return static_cast<std::int64_t>(std::count_if(items.begin(), items.end(), same));
     const auto found = std::find_if(items.begin(), items.end(), same);

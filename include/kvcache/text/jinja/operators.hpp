@@ -17,7 +17,7 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 /// Returns the description of an operand in errors.
 KVCACHE_LAZY [[nodiscard]] inline std::string operand(const value& v) {
     const auto* name = std::get_if<value::undefined>(&v.held());
-    return name ? "\"" + name->name + "\", which is undefined," : v.type_name();
+    return name ? kvcache::detail::joined({"\"", name->name(), "\", which is undefined,"}) : v.type_name();
 }
 
 /// left sign right, for integers and any sign but /.
@@ -40,18 +40,20 @@ KVCACHE_LAZY [[nodiscard]] inline value whole_numbers(const std::string& sign, s
 }
 
 /// left sign right, for the signs + - * / // % ~.
-KVCACHE_LAZY [[nodiscard]] inline value combined(const std::string& sign, const value& left, const value& right) {
+KVCACHE_LAZY [[nodiscard]] inline value combined(const std::string& sign, const value& left, const value& right,
+                                                 budget& spent) {
     if (sign == "~") {
-        tagged_text made = text_of(left);
-        append(made, text_of(right));
+        tagged_text made = text_of(left, spent);
+        append(made, text_of(right, spent), spent);
         return made;
     }
     if (sign == "+" && left.as_text() && right.as_text()) {
-        tagged_text made = *left.as_text();
-        append(made, *right.as_text());
+        tagged_text made = text_of(left, spent);
+        append(made, *right.as_text(), spent);
         return made;
     }
     if (sign == "+" && left.as_list() && right.as_list()) {
+        spent.items(left.as_list()->size() + right.as_list()->size());
         list made = *left.as_list();
         made.insert(made.end(), right.as_list()->begin(), right.as_list()->end());
         return made;
@@ -84,15 +86,16 @@ KVCACHE_LAZY [[nodiscard]] inline value with_sign(const std::string& sign, const
 }
 
 /// Returns left sign right, for the comparisons and `in`.
-KVCACHE_LAZY [[nodiscard]] inline bool holds(const std::string& sign, const value& left, const value& right) {
-    return sign == "=="       ? equal(left, right)
-           : sign == "!="     ? !equal(left, right)
-           : sign == "in"     ? contains(right, left)
-           : sign == "not in" ? !contains(right, left)
-           : sign == "<"      ? less(left, right)
-           : sign == ">"      ? less(right, left)
-           : sign == "<="     ? less(left, right) || equal(left, right)
-                              : less(right, left) || equal(left, right);
+KVCACHE_LAZY [[nodiscard]] inline bool holds(const std::string& sign, const value& left, const value& right,
+                                             budget& spent) {
+    return sign == "=="       ? equal(left, right, spent)
+           : sign == "!="     ? !equal(left, right, spent)
+           : sign == "in"     ? contains(right, left, spent)
+           : sign == "not in" ? !contains(right, left, spent)
+           : sign == "<"      ? less(left, right, spent)
+           : sign == ">"      ? less(right, left, spent)
+           : sign == "<="     ? less(left, right, spent) || equal(left, right, spent)
+                              : less(right, left, spent) || equal(left, right, spent);
 }
 
 } // namespace kvcache::text::jinja

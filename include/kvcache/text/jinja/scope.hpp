@@ -6,8 +6,10 @@
 #include <kvcache/text/jinja/arguments.hpp>
 #include <kvcache/text/jinja/syntax.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,8 +20,9 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// Returns the value of `loop` for item `i`.
-KVCACHE_LAZY [[nodiscard]] inline value loop_state(const list& items, std::size_t i) {
+/// Returns the value of `loop` for item `i`. Throws: failure.
+KVCACHE_LAZY [[nodiscard]] inline value loop_state(const list& items, std::size_t i, budget& spent) {
+    spent.memory(2048); // nine entries, and their places while the mapping grows
     const auto n = static_cast<std::int64_t>(items.size());
     const auto at = static_cast<std::int64_t>(i);
     mapping made;
@@ -43,21 +46,25 @@ struct scope {
     const list* items = nullptr; ///< The items of the loop whose body this is, and the index of the current one.
     std::size_t at = 0;
 
-    /// Returns the value of a name, or null. `loop` is created on demand.
-    KVCACHE_LAZY [[nodiscard]] const value* find(std::string_view name) {
+    /// Returns the value of a name, or null. `loop` is created on demand. Throws: failure.
+    KVCACHE_LAZY [[nodiscard]] const value* find(std::string_view name, budget& spent) {
         for (scope* s = this; s; s = s->around.get()) {
+            spent.work(16 + name.size());
             if (const auto found = s->names.find(name); found != s->names.end())
                 return &found->second;
             if (s->items && name == "loop")
-                return &s->names.emplace(name, loop_state(*s->items, s->at)).first->second;
+                return &s->names.emplace(name, loop_state(*s->items, s->at, spent)).first->second;
         }
         return nullptr;
     }
 
     /// Gives a value to a name, its parts to several names, or the value to a member of a namespace. Throws: failure.
-    KVCACHE_LAZY void assign(const std::vector<std::string>& targets, value v) {
+    KVCACHE_LAZY void assign(const std::vector<std::string>& targets, value v, budget& spent) {
+        for (const std::string& name : targets)
+            spent.items(2 + name.size() / 32); // a node and its key
         if (targets.size() > 1) {
-            const list parts = items_of(v);
+            const value held = items_of(v, spent);
+            const list& parts = *held.as_list();
             if (parts.size() != targets.size())
                 mistake({"a value of ", std::to_string(parts.size()), " parts is given to ",
                          std::to_string(targets.size()), " names"});
@@ -70,13 +77,13 @@ struct scope {
             names[targets[0]] = std::move(v);
             return;
         }
-        const value* of = find(std::string_view(targets[0]).substr(0, dot));
+        const value* of = find(std::string_view(targets[0]).substr(0, dot), spent);
         mapping* space = of ? of->as_mapping() : nullptr;
         if (!space || !space->is_namespace)
             mistake({"\"", targets[0].substr(0, dot), "\" is not a namespace"});
         if (v.inside().has_namespace)
             refuse("a namespace that holds a namespace is not known");
-        space->set({targets[0].substr(dot + 1), {}}, std::move(v));
+        space->set({targets[0].substr(dot + 1), {}}, std::move(v), spent);
     }
 };
 
@@ -87,19 +94,30 @@ struct macro {
 };
 
 /// dict(...) or namespace(...): the entries of a first mapping, if there is one, and the named arguments.
-KVCACHE_LAZY [[nodiscard]] inline value dict(const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value dict(const arguments& args, budget& spent) {
     mapping made;
     made.is_namespace = args.of == "namespace";
     if (const value* from = args.find(0, ""); from && from->as_mapping())
-        for (const auto& [name, v] : from->as_mapping()->entries)
-            made.add(name, v);
+        for (const auto& [name, v] : from->as_mapping()->entries) {
+            spent.items(8);
+            made.add(part_of(name, 0, name.bytes.size(), spent), v);
+        }
     for (const auto& [name, v] : args.named)
-        made.set({name, {}}, v);
+        made.set({name, {}}, v, spent);
     return made;
 }
 
+/// strftime_now(format). Throws: failure.
+KVCACHE_LAZY [[nodiscard]] inline value date_text(const arguments& args, const std::tm& now, budget& spent) {
+    std::array<char, 256> buffer{};
+    const std::string& format = args.text(0, "format").bytes;
+    spent.work(8 * format.size());
+    const auto size = std::strftime(buffer.data(), buffer.size(), format.c_str(), &now);
+    return std::string_view(buffer.data(), size);
+}
+
 /// range(stop) or range(start, stop, step). Throws: failure.
-KVCACHE_LAZY [[nodiscard]] inline value range(const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value range(const arguments& args, budget& spent) {
     args.expect(3, {});
     const bool one = args.values.size() == 1;
     const std::int64_t begin = one ? 0 : args.integer(0, "start", 0);
@@ -113,6 +131,7 @@ KVCACHE_LAZY [[nodiscard]] inline value range(const arguments& args) {
     for (std::int64_t i = begin; by > 0 ? i < end : i > end; i += by) {
         if (static_cast<std::int64_t>(out.size()) == most)
             mistake({"range() has more than ", std::to_string(most), " items"});
+        spent.memory(3 * sizeof(value));
         out.emplace_back(i);
     }
     return out;

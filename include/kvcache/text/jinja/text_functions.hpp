@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/text/jinja/budget.hpp>
 #include <kvcache/text/jinja/value.hpp>
 #include <kvcache/text/jinja/writing.hpp>
 #include <kvcache/text/unicode.hpp>
@@ -34,14 +35,15 @@ KVCACHE_LAZY [[nodiscard]] inline bool strips(char32_t c, const std::optional<st
 
 /// Removes the characters of `set`, or white space, from the left end, the right end or both.
 KVCACHE_LAZY [[nodiscard]] inline tagged_text stripped(const tagged_text& t, bool left, bool right,
-                                                       const std::optional<std::string>& set) {
+                                                       const std::optional<std::string>& set, budget& spent) {
+    const std::size_t each = 8 + (set ? 8 * set->size() : 0);
     std::size_t begin = 0;
     std::size_t end = t.bytes.size();
-    while (left && begin < end && strips(code_point_at(t.bytes, begin).value, set))
+    for (; left && begin < end && strips(code_point_at(t.bytes, begin).value, set); spent.work(each))
         begin += code_point_at(t.bytes, begin).bytes;
-    while (right && end > begin && strips(code_point_before(t.bytes, end).value, set))
+    for (; right && end > begin && strips(code_point_before(t.bytes, end).value, set); spent.work(each))
         end -= code_point_before(t.bytes, end).bytes;
-    return t.sub(begin, end);
+    return part_of(t, begin, end, spent);
 }
 
 /// Limits the number of parts of a split text. Throws: failure.
@@ -51,23 +53,32 @@ KVCACHE_LAZY inline void check_count(std::size_t parts) {
         refuse({"it cuts a text into more than ", std::to_string(most), " parts"});
 }
 
+/// Returns the bytes [begin, end) of a text, for a list. Throws: failure.
+KVCACHE_LAZY [[nodiscard]] inline tagged_text item_part(const tagged_text& t, std::size_t begin, std::size_t end,
+                                                        budget& spent) {
+    spent.items(2); // the object and, while the list grows, its places
+    return part_of(t, begin, end, spent);
+}
+
 /// str.split: at white space if `separator` is not given; at most `most` cuts.
 KVCACHE_LAZY [[nodiscard]] inline list split(const tagged_text& t, const std::optional<std::string>& separator,
-                                             std::size_t most) {
+                                             std::size_t most, budget& spent) {
     list parts;
     if (separator) {
+        spent.search(t.bytes.size(), separator->size());
         if (separator->empty())
             mistake("split() needs a separator that is not empty");
         std::size_t done = 0;
         for (auto at = t.bytes.find(*separator); at != std::string::npos && parts.size() < most;
              at = t.bytes.find(*separator, done)) {
-            parts.emplace_back(t.sub(done, at));
+            parts.emplace_back(item_part(t, done, at, spent));
             check_count(parts.size());
             done = at + separator->size();
         }
-        parts.emplace_back(t.sub(done, t.bytes.size()));
+        parts.emplace_back(item_part(t, done, t.bytes.size(), spent));
         return parts;
     }
+    spent.work(16 * t.bytes.size());
     for (std::size_t i = 0; i < t.bytes.size();) {
         const auto c = code_point_at(t.bytes, i);
         if (strips(c.value, std::nullopt)) {
@@ -80,39 +91,42 @@ KVCACHE_LAZY [[nodiscard]] inline list split(const tagged_text& t, const std::op
             end = t.bytes.size();
         while (end < t.bytes.size() && !strips(code_point_at(t.bytes, end).value, std::nullopt))
             end += code_point_at(t.bytes, end).bytes;
-        parts.emplace_back(parts.size() == most ? stripped(t.sub(i, end), false, true, std::nullopt) : t.sub(i, end));
+        auto part = item_part(t, i, end, spent);
+        parts.emplace_back(parts.size() == most ? stripped(part, false, true, std::nullopt, spent) : std::move(part));
         i = end;
     }
     return parts;
 }
 
 /// str.rsplit with a separator: the cuts start from the right.
-KVCACHE_LAZY [[nodiscard]] inline list split_right(const tagged_text& t, const std::string& separator,
-                                                   std::size_t most) {
+KVCACHE_LAZY [[nodiscard]] inline list split_right(const tagged_text& t, const std::string& separator, std::size_t most,
+                                                   budget& spent) {
     if (separator.empty())
         mistake("rsplit() needs a separator that is not empty");
+    spent.search(t.bytes.size(), separator.size());
     list parts;
     std::size_t end = t.bytes.size();
     while (parts.size() < most && end >= separator.size()) {
         const auto at = t.bytes.rfind(separator, end - separator.size());
         if (at == std::string::npos)
             break;
-        parts.emplace_back(t.sub(at + separator.size(), end));
+        parts.emplace_back(item_part(t, at + separator.size(), end, spent));
         check_count(parts.size());
         end = at;
     }
-    parts.emplace_back(t.sub(0, end));
+    parts.emplace_back(item_part(t, 0, end, spent));
     std::reverse(parts.begin(), parts.end());
     return parts;
 }
 
 /// The lines of a text, without their ends, cut at LF, CR and CR LF.
-KVCACHE_LAZY [[nodiscard]] inline list split_lines(const tagged_text& t) {
+KVCACHE_LAZY [[nodiscard]] inline list split_lines(const tagged_text& t, budget& spent) {
+    spent.work(4 * t.bytes.size());
     list parts;
     for (std::size_t i = 0; i < t.bytes.size();) {
         check_count(parts.size());
         const auto end = std::min(t.bytes.find_first_of("\r\n", i), t.bytes.size());
-        parts.emplace_back(t.sub(i, end));
+        parts.emplace_back(item_part(t, i, end, spent));
         const bool pair = t.bytes.compare(end, 2, "\r\n") == 0;
         i = end + (pair ? 2 : 1);
     }
@@ -121,17 +135,18 @@ KVCACHE_LAZY [[nodiscard]] inline list split_lines(const tagged_text& t) {
 
 /// Replaces the first `most` occurrences of `from`, as Python's replace().
 KVCACHE_LAZY [[nodiscard]] inline tagged_text replaced(const tagged_text& t, std::string_view from,
-                                                       const tagged_text& to, std::size_t most) {
+                                                       const tagged_text& to, std::size_t most, budget& spent) {
     tagged_text out;
     if (from.empty())
         refuse("replace() of nothing is not known");
+    spent.search(t.bytes.size(), from.size());
     std::size_t done = 0;
     for (auto at = t.bytes.find(from); at != std::string::npos && most > 0; at = t.bytes.find(from, done), --most) {
-        append(out, t.sub(done, at));
-        append(out, to);
+        append_part(out, t, done, at, spent);
+        append(out, to, spent);
         done = at + from.size();
     }
-    append(out, t.sub(done, t.bytes.size()));
+    append_part(out, t, done, t.bytes.size(), spent);
     return out;
 }
 
@@ -139,7 +154,9 @@ KVCACHE_LAZY [[nodiscard]] inline tagged_text replaced(const tagged_text& t, std
 enum class letter_case { lower, upper, title, capitalized };
 
 /// Converts the case of a text, as Python's lower(), upper(), title() and capitalize().
-KVCACHE_LAZY [[nodiscard]] inline tagged_text in_case(const tagged_text& t, letter_case wanted) {
+KVCACHE_LAZY [[nodiscard]] inline tagged_text in_case(const tagged_text& t, letter_case wanted, budget& spent) {
+    spent.work(16 * t.bytes.size());
+    spent.text(2 * t.bytes.size()); // a few letters have longer ones of the other case
     tagged_text out;
     bool inside_word = false;
     for (std::size_t i = 0; i < t.bytes.size();) {
@@ -171,12 +188,12 @@ KVCACHE_LAZY [[nodiscard]] inline std::size_t offset_of(std::string_view bytes, 
 }
 
 /// Returns the characters of a text, each as a text.
-KVCACHE_LAZY [[nodiscard]] inline list characters(const tagged_text& t) {
+KVCACHE_LAZY [[nodiscard]] inline list characters(const tagged_text& t, budget& spent) {
     list out;
     for (std::size_t i = 0; i < t.bytes.size();) {
         check_count(out.size());
         const auto c = code_point_at(t.bytes, i);
-        out.emplace_back(t.sub(i, i + c.bytes));
+        out.emplace_back(item_part(t, i, i + c.bytes, spent));
         i += c.bytes;
     }
     return out;
@@ -189,13 +206,13 @@ KVCACHE_LAZY [[nodiscard]] inline std::size_t character_count(std::string_view b
 }
 
 /// Joins the items of a list as text.
-KVCACHE_LAZY [[nodiscard]] inline tagged_text joined(const list& items, const tagged_text& between) {
+KVCACHE_LAZY [[nodiscard]] inline tagged_text joined(const list& items, const tagged_text& between, budget& spent) {
     tagged_text out;
     bool first = true;
     for (const value& item : items) {
         if (!std::exchange(first, false))
-            append(out, between);
-        append(out, text_of(item));
+            append(out, between, spent);
+        append(out, text_of(item, spent), spent);
     }
     return out;
 }

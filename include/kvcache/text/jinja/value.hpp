@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/text/jinja/budget.hpp>
 #include <kvcache/text/jinja/failure.hpp>
 #include <kvcache/text/tagged_text.hpp>
 #include <kvcache/text/unicode.hpp>
@@ -45,10 +46,16 @@ struct bound_function {
     std::shared_ptr<const value> self = {};
 };
 
-/// The value of an undefined name.
+/// The value of an undefined name. Copies share the name.
 struct undefined_value {
-    std::string name = {};
+    undefined_value() = default;
+    KVCACHE_LAZY explicit undefined_value(std::string_view of) : name_(std::make_shared<const std::string>(of)) {}
+
+    [[nodiscard]] std::string_view name() const noexcept { return name_ ? std::string_view(*name_) : ""; }
     friend bool operator==(const undefined_value&, const undefined_value&) { return true; }
+
+private:
+    std::shared_ptr<const std::string> name_;
 };
 
 /// Python's None.
@@ -142,8 +149,8 @@ struct mapping {
     bool is_namespace = false;
     nesting inside = {};
 
-    KVCACHE_LAZY [[nodiscard]] const value* find(std::string_view key) const;
-    KVCACHE_LAZY void set(tagged_text key, value v);
+    KVCACHE_LAZY [[nodiscard]] const value* find(std::string_view key, budget& spent) const;
+    KVCACHE_LAZY void set(tagged_text key, value v, budget& spent);
     /// Like set, for an absent key.
     KVCACHE_LAZY void add(tagged_text key, value v);
 };
@@ -190,13 +197,16 @@ KVCACHE_LAZY inline shared_list::shared_list(list made) : items(std::move(made))
     for (const value& item : items)
         inside.add(item);
 }
-KVCACHE_LAZY inline const value* mapping::find(std::string_view key) const {
+KVCACHE_LAZY inline const value* mapping::find(std::string_view key, budget& spent) const {
+    spent.search(entries.size(), key.size());
     for (const auto& [name, v] : entries)
         if (name.bytes == key)
             return &v;
     return nullptr;
 }
-KVCACHE_LAZY inline void mapping::set(tagged_text key, value v) {
+KVCACHE_LAZY inline void mapping::set(tagged_text key, value v, budget& spent) {
+    spent.search(entries.size(), key.bytes.size());
+    spent.text(key.bytes.size());
     for (auto& [name, old] : entries)
         if (name.bytes == key.bytes) {
             inside.add(v);
@@ -210,22 +220,26 @@ KVCACHE_LAZY inline void mapping::add(tagged_text key, value v) {
     entries.emplace_back(std::move(key), std::move(v));
 }
 
-/// Returns whether two values are equal as Python compares them. `budget` limits the number of comparisons.
-KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b, std::size_t& budget) {
-    if (budget-- == 0)
-        refuse("it compares values that are too large");
+/// Returns whether two values are equal as Python compares them. Throws: failure.
+KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b, budget& spent) {
+    spent.work(8);
     if (const auto x = a.as_number())
         return b.as_number() == x;
     if (a.held().index() != b.held().index())
         return false;
-    if (const auto* x = a.as_text())
-        return x->bytes == b.as_text()->bytes;
+    if (const auto* x = a.as_text()) {
+        const auto* y = b.as_text();
+        if (x->bytes.size() != y->bytes.size())
+            return false;
+        spent.work(x->bytes.size() / 8);
+        return x->bytes == y->bytes;
+    }
     if (const auto* x = a.as_list()) {
         const auto* y = b.as_list();
         if (x->size() != y->size())
             return false;
         for (std::size_t i = 0; i < x->size(); ++i)
-            if (!equal((*x)[i], (*y)[i], budget))
+            if (!equal((*x)[i], (*y)[i], spent))
                 return false;
         return true;
     }
@@ -234,16 +248,11 @@ KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b, std
         if (x->entries.size() != y->entries.size())
             return false;
         for (const auto& [name, v] : x->entries)
-            if (const value* other = y->find(name.bytes); !other || !equal(v, *other, budget))
+            if (const value* other = y->find(name.bytes, spent); !other || !equal(v, *other, spent))
                 return false;
         return true;
     }
     return a.held() == b.held();
-}
-/// Whether two values are equal as Python compares them.
-KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b) {
-    std::size_t budget = 1'000'000;
-    return equal(a, b, budget);
 }
 
 /// Returns a floating-point number in Python's notation.
