@@ -5,9 +5,11 @@
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/sha256_digest.hpp>
 #include <kvcache/tier/concept.hpp>
+#include <kvcache/tier/lmdb_files.hpp>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +22,16 @@
 #include <utility>
 
 #include <lmdb.h>
+#include <sys/stat.h>
 
 namespace kvcache::inline KVCACHE_ABI::tier {
+
+/// When a commit reaches the disk. A killed process loses no commit under any of them.
+enum class sync_policy {
+    every_commit,  ///< Before the next commit: a power failure loses no committed record.
+    all_but_last,  ///< A power failure may lose the last commit; the store stays consistent (MDB_NOMETASYNC).
+    by_the_system, ///< Whenever the system writes (MDB_NOSYNC): it may corrupt a store whose writes are reordered.
+};
 
 /// An LMDB environment with the tables of a tier:
 ///
@@ -49,13 +59,16 @@ public:
             ::mdb_env_close(env_);
     }
 
-    /// Opens the store in a directory, and creates it if absent. Errors: io, with LMDB's message; unsupported, for a
-    /// store of another format.
-    [[nodiscard]] result<void> open(const std::filesystem::path& directory, std::size_t map_bytes, unsigned flags) {
-        std::error_code reason;
-        std::filesystem::create_directories(directory, reason);
-        if (reason)
-            return error{error_code::io, "directory", directory.string() + " cannot be made: " + reason.message()};
+    /// Opens the store in a directory, and creates it if absent. A damaged store is renamed, and an empty one takes its
+    /// place; damage() then says so. Errors: those of lmdb_files; io, with LMDB's message; unsupported, for a store of
+    /// another format.
+    [[nodiscard]] result<void> open(const std::filesystem::path& directory, std::size_t map_bytes, sync_policy sync) {
+        lmdb_files files(directory);
+        if (auto examined = files.examine(layout); !examined)
+            return examined.error();
+        else
+            damage_ = std::move(*examined);
+        static constexpr unsigned flags[] = {0, MDB_NOMETASYNC, MDB_NOSYNC};
         const auto done = [&](int code) { return code == 0 ? result<void>() : failure(code); };
         if (int code = ::mdb_env_create(&env_); code != 0)
             return failure(code);
@@ -63,7 +76,8 @@ public:
         ::mdb_env_set_maxreaders(env_, 510);
         constexpr std::size_t page = 4096;
         ::mdb_env_set_mapsize(env_, (map_bytes + page - 1) / page * page);
-        if (auto fine = done(::mdb_env_open(env_, directory.c_str(), flags | MDB_NOTLS, 0600)); !fine)
+        const unsigned how = flags[static_cast<std::size_t>(sync)] | MDB_NOTLS;
+        if (auto fine = done(::mdb_env_open(env_, directory.c_str(), how, 0600)); !fine)
             return fine;
         int dead = 0;
         ::mdb_reader_check(env_, &dead); // frees the slots of killed readers
@@ -83,11 +97,14 @@ public:
         return done(changes.commit());
     }
 
+    /// Returns how the store was damaged, and its new name, if open() set it aside.
+    [[nodiscard]] const std::optional<error>& damage() const noexcept { return damage_; }
+
     /// A transaction, aborted at the end of its scope unless it was committed.
     class transaction {
     public:
         transaction(lmdb_store& store, unsigned flags) : store_(store) {
-            code_ = ::mdb_txn_begin(store.env_, nullptr, flags, &txn_);
+            code_ = store.is_truncated() ? truncated : ::mdb_txn_begin(store.env_, nullptr, flags, &txn_);
             if (code_ != 0)
                 txn_ = nullptr;
         }
@@ -246,13 +263,32 @@ public:
             ::mdb_env_set_mapsize(env_, 0);
     }
 
-    [[nodiscard]] static error failure(int code) { return {error_code::io, "lmdb", ::mdb_strerror(code)}; }
+    [[nodiscard]] static error failure(int code) {
+        return {error_code::io, "lmdb",
+                code == truncated ? "data.mdb was truncated while it was open" : ::mdb_strerror(code)};
+    }
 
 private:
     static constexpr std::uint64_t store_format = 1;
+    static constexpr int truncated = -1; // a code that LMDB does not use
+    static constexpr lmdb_table layout[] = {{"records", 32}, {"places", 32, 8}, {"order", 8, 52}, {"books", 0, 8}};
+
+    // LMDB never shortens its file, and reading a lost page kills the process. This sees a loss before a transaction.
+    [[nodiscard]] bool is_truncated() noexcept {
+        int file = -1;
+        struct ::stat status = {};
+        if (::mdb_env_get_fd(env_, &file) != 0 || ::fstat(file, &status) != 0)
+            return true;
+        auto longest = longest_.load();
+        while (longest < status.st_size && !longest_.compare_exchange_weak(longest, status.st_size)) {
+        }
+        return status.st_size < longest;
+    }
 
     MDB_env* env_ = nullptr;
     MDB_dbi records_ = 0, places_ = 0, order_ = 0, books_ = 0;
+    std::optional<error> damage_;
+    std::atomic<::off_t> longest_{0}; // of data.mdb, in bytes
 };
 
 } // namespace kvcache::tier
