@@ -18,6 +18,8 @@
 #include "cache/past_rows.hpp"
 #include "model/huggingface/files.hpp"
 #include <catch2/catch.hpp>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -171,4 +173,45 @@ TEST_CASE("an LMDB file that is truncated while it is open is counted as failing
     CHECK_FALSE(cache.tier().flush());
     CHECK(cache.tier().counts().failures > 0);
     CHECK(cache.check());
+}
+
+TEST_CASE(
+    "a full disk costs records, which are counted; the store stays sound, and is written again once there is room") {
+    const temporary_directory directory;
+    const ::pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        ::signal(SIGXFSZ, SIG_IGN); // a file at its limit fails as on a full disk
+        ::rlimit limit = {};
+        ::getrlimit(RLIMIT_FSIZE, &limit);
+        try {
+            auto cache = made(8, damaged_store(directory.path()));
+            const auto store = [&](unsigned first, ::rlim_t bytes) {
+                limit.rlim_cur = bytes;
+                REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+                const auto before = cache.tier_stats();
+                bool fine = true;
+                for (unsigned i = first; i < first + 20; ++i) {
+                    prefill(cache, some(whole + 5, i));
+                    fine = cache.tier().flush().has_value() && fine;
+                }
+                const auto now = cache.tier_stats();
+                REQUIRE(now.handed_over - before.handed_over == 20 * pages_each);
+                REQUIRE(now.stored - before.stored + now.store_failures - before.store_failures == 20 * pages_each);
+                REQUIRE(fine == (now.store_failures == before.store_failures));
+                return fine;
+            };
+            REQUIRE_FALSE(store(0, 300000));
+            const auto full = cache.tier_stats();
+            REQUIRE(full.stored > 0);
+            REQUIRE(store(100, limit.rlim_max));
+            REQUIRE(cache.check());
+        } catch (...) {
+            ::_exit(1);
+        }
+        ::_exit(use_store(directory.path(), 1) ? 2 : 0);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
 }

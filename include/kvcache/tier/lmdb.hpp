@@ -236,8 +236,9 @@ private:
                 queued_bytes_ -= one.record.size();
             if (queue_.empty())
                 leaving_.clear();
-            if (code != 0) {
-                ++counts_.failures;
+            if (code != 0) { // one failure for each record that is lost, or one
+                const auto lost = std::ranges::count(jobs, false, &lmdb_job::leaves);
+                counts_.failures += static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(lost, 1));
                 last_ = lmdb_store::failure(code);
             }
             idle_.notify_all();
