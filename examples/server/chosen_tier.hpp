@@ -70,13 +70,14 @@ public:
         return std::visit([](const auto& tier) { return tier.counts(); }, of_);
     }
     /// Returns why the store cannot be used now, if the server can run without it: it is damaged and cannot be set
-    /// aside, or it is not connected.
+    /// aside, or is not connected, or its disk is full. Another fault is one of the flag `--tier`.
     [[nodiscard]] std::optional<kvcache::error> passing_fault() const {
         const auto usable = status();
-        if (usable || (usable.error().code != kvcache::error_code::malformed &&
-                       usable.error().code != kvcache::error_code::unsupported && usable.error().field != "redis"))
+        if (usable)
             return std::nullopt;
-        return usable.error();
+        const kvcache::error& why = usable.error();
+        const bool passes = why.code != kvcache::error_code::io || why.field == "redis" || why.field == "lmdb";
+        return passes ? std::optional(why) : std::nullopt;
     }
     /// Returns the damage of a store that was set aside.
     [[nodiscard]] std::optional<kvcache::error> damage() const {

@@ -18,7 +18,9 @@
 #include "cache/past_rows.hpp"
 #include "model/huggingface/files.hpp"
 #include <catch2/catch.hpp>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -214,4 +216,62 @@ TEST_CASE(
     int status = 0;
     REQUIRE(::waitpid(child, &status, 0) == child);
     CHECK(status == 0);
+}
+
+namespace {
+
+// Mounts a file system of 256 KiB over a directory, seen by this process only. Returns whether the system lets it.
+bool mount_small_disk(const std::filesystem::path& directory) {
+    const auto user = std::to_string(::geteuid()), group = std::to_string(::getegid());
+    if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
+        return false;
+    std::ofstream("/proc/self/setgroups") << "deny";
+    std::ofstream("/proc/self/uid_map") << "0 " + user + " 1";
+    std::ofstream("/proc/self/gid_map") << "0 " + group + " 1";
+    return ::mount("small", directory.c_str(), "tmpfs", 0, "size=256k") == 0;
+}
+
+} // namespace
+
+TEST_CASE("a store opens on a disk without room if it exists, and else fails without a crash") {
+    const temporary_directory directory;
+    const ::pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        if (!mount_small_disk(directory.path()))
+            ::_exit(77);
+        const auto fill = directory.path() / "fill";
+        const auto fill_disk = [&] { std::ofstream(fill, std::ios::binary) << std::string(1 << 20, 'x'); };
+        try {
+            fill_disk();
+            {
+                auto tier = damaged_store(directory.path() / "store").open();
+                REQUIRE_FALSE(tier.status());
+                REQUIRE(tier.status().error().field == "lmdb");
+            }
+            std::filesystem::remove(fill);
+            {
+                auto cache = made(8, damaged_store(directory.path() / "store"));
+                prefill(cache, some(whole + 5, 1));
+                REQUIRE(cache.tier().flush());
+            }
+            fill_disk();
+            auto cache = made(8, damaged_store(directory.path() / "store"));
+            REQUIRE(prefill(cache, some(whole + 5, 1)).loaded == whole);
+            for (unsigned i = 2; i < 60; ++i)
+                prefill(cache, some(whole + 5, i));
+            REQUIRE_FALSE(cache.tier().flush());
+            REQUIRE(cache.tier_stats().store_failures > 0);
+            REQUIRE(cache.check());
+        } catch (...) {
+            ::_exit(1);
+        }
+        ::_exit(0);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        WARN("SKIPPED: this user cannot mount a small disk");
+    else
+        CHECK(status == 0);
 }

@@ -51,8 +51,8 @@ public:
         }
         if (auto alone = lock(); !alone)
             return alone.error();
-        if (in_use())
-            return std::optional<error>();
+        if (auto examined = prepare_lock_file(); !examined || *examined)
+            return examined ? result(std::optional<error>()) : examined.error();
         const std::filesystem::path data = directory_ / "data.mdb";
         const int file = ::open(data.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
         if (file < 0)
@@ -87,11 +87,14 @@ private:
         return {};
     }
 
-    // Whether a process has the environment open: it then holds LMDB's lock on the first byte of lock.mdb.
-    [[nodiscard]] bool in_use() const {
-        const int file = ::open((directory_ / "lock.mdb").c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    // Returns whether a process has the environment open: it then holds LMDB's lock on the first byte of lock.mdb.
+    // If not, allocates the file, because LMDB maps it, and a write to a page without a block kills the process.
+    [[nodiscard]] result<bool> prepare_lock_file() const {
+        constexpr int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+        const int file = ::open((directory_ / "lock.mdb").c_str(), flags, 0600);
         if (file < 0)
-            return false;
+            return failure("lock.mdb", directory_ / "lock.mdb",
+                           std::string("cannot be opened: ") + std::strerror(errno));
         struct ::flock held = {};
         held.l_type = F_WRLCK;
         held.l_whence = SEEK_SET;
@@ -101,8 +104,12 @@ private:
 #else
         const bool known = ::fcntl(file, F_GETLK, &held) == 0;
 #endif
+        const bool in_use = known && held.l_type != F_UNLCK;
+        const int code = in_use ? 0 : ::posix_fallocate(file, 0, lock_bytes);
         ::close(file);
-        return known && held.l_type != F_UNLCK;
+        if (code == ENOSPC || code == EDQUOT || code == EFBIG)
+            return failure("lmdb", directory_ / "lock.mdb", std::string("cannot be written: ") + std::strerror(code));
+        return in_use;
     }
 
     [[nodiscard]] static result<std::optional<error>> set_aside(const std::filesystem::path& data, error damage) {
@@ -116,6 +123,8 @@ private:
             return damage;
         return std::optional(std::move(damage));
     }
+
+    static constexpr ::off_t lock_bytes = 32768; // for 510 readers
 
     std::filesystem::path directory_;
     int lock_ = -1;

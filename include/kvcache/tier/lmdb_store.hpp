@@ -6,6 +6,7 @@
 #include <kvcache/core/sha256_digest.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/lmdb_files.hpp>
+#include <kvcache/tier/lmdb_sync_policy.hpp>
 
 #include <algorithm>
 #include <array>
@@ -25,13 +26,6 @@
 #include <sys/stat.h>
 
 namespace kvcache::inline KVCACHE_ABI::tier {
-
-/// When a commit reaches the disk. A killed process loses no commit under any of them.
-enum class sync_policy {
-    every_commit,  ///< Before the next commit: a power failure loses no committed record.
-    all_but_last,  ///< A power failure may lose the last commit; the store stays consistent (MDB_NOMETASYNC).
-    by_the_system, ///< Whenever the system writes (MDB_NOSYNC): it may corrupt a store whose writes are reordered.
-};
 
 /// An LMDB environment with the tables of a tier:
 ///
@@ -64,37 +58,36 @@ public:
     /// another format.
     [[nodiscard]] result<void> open(const std::filesystem::path& directory, std::size_t map_bytes, sync_policy sync) {
         lmdb_files files(directory);
-        if (auto examined = files.examine(layout); !examined)
+        const auto examined = files.examine(layout);
+        if (!examined)
             return examined.error();
-        else
-            damage_ = std::move(*examined);
-        static constexpr unsigned flags[] = {0, MDB_NOMETASYNC, MDB_NOSYNC};
-        const auto done = [&](int code) { return code == 0 ? result<void>() : failure(code); };
+        damage_ = *examined;
         if (int code = ::mdb_env_create(&env_); code != 0)
             return failure(code);
         ::mdb_env_set_maxdbs(env_, 4);
         ::mdb_env_set_maxreaders(env_, 510);
-        constexpr std::size_t page = 4096;
-        ::mdb_env_set_mapsize(env_, (map_bytes + page - 1) / page * page);
-        const unsigned how = flags[static_cast<std::size_t>(sync)] | MDB_NOTLS;
-        if (auto fine = done(::mdb_env_open(env_, directory.c_str(), how, 0600)); !fine)
-            return fine;
+        ::mdb_env_set_mapsize(env_, (map_bytes + 4095) / 4096 * 4096);
+        const auto flags = static_cast<unsigned>(sync) | MDB_NOTLS;
+        if (const int code = ::mdb_env_open(env_, directory.c_str(), flags, 0600); code != 0)
+            return failure(code);
         int dead = 0;
         ::mdb_reader_check(env_, &dead); // frees the slots of killed readers
-        transaction changes(*this, 0);
-        if (!changes)
-            return failure(changes.code());
-        for (const auto& [name, table] : {std::pair("records", &records_), std::pair("places", &places_),
-                                          std::pair("order", &order_), std::pair("books", &books_)})
-            if (auto fine = done(::mdb_dbi_open(changes.get(), name, MDB_CREATE, table)); !fine)
-                return fine;
-        const std::uint64_t found = changes.number("format").value_or(store_format);
-        if (found != store_format)
-            return error{error_code::unsupported, "format",
-                         directory.string() + " is a store of format " + std::to_string(found)};
-        if (auto fine = done(changes.set_number("format", store_format)); !fine)
-            return fine;
-        return done(changes.commit());
+        // An existing store needs no write, for which a full disk has no room.
+        for (const unsigned creates : {0u, unsigned{MDB_CREATE}}) {
+            transaction view(*this, creates != 0 ? 0 : MDB_RDONLY);
+            int code = view ? view.open_tables(creates) : view.code();
+            if (code == MDB_NOTFOUND && creates == 0)
+                continue;
+            if (code != 0)
+                return failure(code);
+            if (const auto found = view.number("format").value_or(store_format); found != store_format)
+                return error{error_code::unsupported, "format",
+                             directory.string() + " is a store of format " + std::to_string(found)};
+            code = creates != 0 ? view.set_number("format", store_format) : 0;
+            code = code == 0 ? view.commit() : code;
+            return code == 0 ? result<void>() : failure(code);
+        }
+        return {};
     }
 
     /// Returns how the store was damaged, and its new name, if open() set it aside.
@@ -119,6 +112,15 @@ public:
         [[nodiscard]] int code() const noexcept { return code_; }
         [[nodiscard]] MDB_txn* get() const noexcept { return txn_; }
         [[nodiscard]] int commit() { return ::mdb_txn_commit(std::exchange(txn_, nullptr)); }
+
+        /// Opens the tables for all later transactions. Returns LMDB's code.
+        [[nodiscard]] int open_tables(unsigned flags) {
+            MDB_dbi* const tables[] = {&store_.records_, &store_.places_, &store_.order_, &store_.books_};
+            int code = 0;
+            for (std::size_t i = 0; i < 4 && code == 0; ++i)
+                code = ::mdb_dbi_open(txn_, layout[i].name.data(), flags, tables[i]);
+            return code;
+        }
 
         /// Finds a record by name, in place in the memory map; it is valid until the transaction ends.
         [[nodiscard]] int find(const sha256_digest& name, std::span<const std::byte>& record) const {
