@@ -25,12 +25,25 @@ struct lmdb_table {
 /// The byte layout of an LMDB 0.9 file (mdb.c: MDB_page, MDB_meta, MDB_db, MDB_node). All numbers are little-endian.
 namespace lmdb_layout {
 
+/// The size of a page's header, and offsets in it, in bytes.
+/// @{
 inline constexpr std::size_t page_header = 16, page_flags = 10, page_lower = 12, page_upper = 14, page_count = 12;
+/// @}
+
+/// Values of page_flags.
+/// @{
 inline constexpr std::uint16_t branch_page = 1, leaf_page = 2, overflow_page = 4, meta_page = 8;
-inline constexpr std::size_t node_header = 8, tree_bytes = 48;
-inline constexpr std::uint16_t big_value = 1, nested_tree = 2; // flags of a node
-inline constexpr std::uint64_t no_page = ~std::uint64_t{0};
-inline constexpr std::size_t deepest = 32; // CURSOR_STACK
+/// @}
+
+/// Flags of a node.
+/// @{
+inline constexpr std::uint16_t big_value = 1, nested_tree = 2;
+/// @}
+
+inline constexpr std::size_t node_header = 8;               ///< Bytes before the key of a node.
+inline constexpr std::size_t tree_bytes = 48;               ///< Size of a stored tree.
+inline constexpr std::uint64_t no_page = ~std::uint64_t{0}; ///< The root of an empty tree.
+inline constexpr std::size_t deepest = 32;                  ///< Maximum depth of a tree (CURSOR_STACK).
 
 /// The root of a B-tree and its counters.
 struct tree {
