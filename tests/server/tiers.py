@@ -287,6 +287,17 @@ def links(directory):
         check(target.read_text() == "precious", "the target is unchanged")
 
 
+def open_directory(directory, known):
+    """A store that other users can write to needs a secret."""
+    place = directory / "open"
+    place.mkdir()
+    place.chmod(0o777)
+    for secret, warned in ({}, True), ({"KVCACHE_TIER_SECRET": "a secret of the servers"}, False):
+        one = Heard(directory, f"lmdb:{place}", env={**os.environ, **secret})
+        one.answers(known[:1])
+        check(("can forge pages" in one.stop()) == warned, f"a warning: {warned}")
+
+
 def reseal(record, secret):
     """A record with a changed row, sealed under a secret (docs/format.md)."""
     def mac(*parts):
@@ -387,6 +398,7 @@ def main():
         full_disk(directory, known)
         damaged_files(directory, known)
         links(directory)
+        open_directory(directory, known)
         if not (shutil.which("redis-server") and shutil.which("redis-cli")):
             print("SKIPPED: there is no redis-server")
             return
