@@ -15,12 +15,13 @@
 #include "support/flags.hpp"
 #include "support/model_directory.hpp"
 #include "support/tier_flag.hpp"
+#include "support/tier_secret.hpp"
 #include <CLI/CLI.hpp>
 
 namespace {
 
 struct flags : support::generation_flags {
-    std::string model, logits, tier;
+    std::string model, logits, tier, tier_secret_file;
     std::optional<std::string> prompt, ids, warm, warm_ids;
     bool no_cache = false, json = false, ignore_eos = false;
     std::size_t beams = 0, best = 1;
@@ -99,8 +100,17 @@ int say_beams(kvcache::pipeline<Cache, kvcache::transformer>& pipeline, const fl
 template <class Say>
 int with_cache(const flags& f, const kvcache::identity& id, const kvcache::page_shape& shape,
                kvcache::cache_limits limit, Say say) {
+    auto secret = support::read_tier_secret(f.tier_secret_file);
+    if (!secret)
+        return support::report("generate", secret.error());
     return support::with_tier("generate", f.tier, [&](const auto& tier) {
-        auto cache = kvcache::make_cache(id, shape, limit, tier);
+        if (const auto choice = support::read_tier("--tier", f.tier); secret->empty())
+            if (const auto warning = support::needs_secret(*choice))
+                std::cerr << "generate: warning: " << *warning << '\n';
+        auto cache = kvcache::make_cache(id, shape, limit, tier, kvcache::hash::xxh3{*secret});
+        if constexpr (requires { cache.tier().damage(); })
+            if (const auto& damage = cache.tier().damage())
+                std::cerr << "generate: warning: " << damage->message << '\n';
         if (auto open = cache.tier().status(); !open)
             return support::report("generate", open.error());
         const int code = say(cache, [&] { return cache.tier_stats().loaded_tokens; });
@@ -217,6 +227,7 @@ int main(int argc, char** argv) {
     app.add_option("--warm-ids", f.warm_ids, "The same as tokens")->excludes(warm);
     support::add_flags(app, f);
     support::add_tier_flag(app, f.tier);
+    support::add_tier_secret_flag(app, f.tier_secret_file);
     auto* no_cache = app.add_flag("--no-cache", f.no_cache, "Run the whole past again for every token");
     app.add_flag("--ignore-eos", f.ignore_eos, "Continue after the model's end token");
     auto* logits = app.add_option("--logits", f.logits,

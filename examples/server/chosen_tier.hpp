@@ -5,6 +5,8 @@
 #include <kvcache/tier/run.hpp>
 
 #include <cstddef>
+#include <cstdlib>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -66,6 +68,27 @@ public:
     }
     [[nodiscard]] kvcache::tier_counts counts() const {
         return std::visit([](const auto& tier) { return tier.counts(); }, of_);
+    }
+    /// Returns why the store cannot be used now, if the server can run without it: it is damaged and cannot be set
+    /// aside, or is not connected, or its disk is full. Another fault is one of the flag `--tier`.
+    [[nodiscard]] std::optional<kvcache::error> passing_fault() const {
+        const auto usable = status();
+        if (usable)
+            return std::nullopt;
+        const kvcache::error& why = usable.error();
+        const bool passes = why.code != kvcache::error_code::io || why.field == "redis" || why.field == "lmdb";
+        return passes ? std::optional(why) : std::nullopt;
+    }
+    /// Returns the damage of a store that was set aside.
+    [[nodiscard]] std::optional<kvcache::error> damage() const {
+        return std::visit(
+            [](const auto& tier) -> std::optional<kvcache::error> {
+                if constexpr (requires { tier.damage(); })
+                    return tier.damage();
+                else
+                    return std::nullopt;
+            },
+            of_);
     }
     [[nodiscard]] bool is_null() const noexcept {
         return std::visit([](const auto& tier) { return kvcache::is_null(tier); }, of_);

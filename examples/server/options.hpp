@@ -7,6 +7,7 @@
 
 #include "../support/flags.hpp"
 #include "../support/tier_flag.hpp"
+#include "../support/tier_secret.hpp"
 #include <CLI/CLI.hpp>
 
 namespace server {
@@ -38,6 +39,7 @@ struct options {
     std::size_t draft = 0;
     std::string overflow = "refuse";
     std::string tier;
+    std::string tier_secret_file;
     bool packed_cache = false;
     bool int8 = false;
     bool debug = false;
@@ -86,6 +88,7 @@ inline void add_flags(CLI::App& app, options& o) {
         ->check(CLI::IsMember({"refuse", "slide", "sinks"}))
         ->capture_default_str();
     support::add_tier_flag(app, o.tier);
+    support::add_tier_secret_flag(app, o.tier_secret_file);
     app.add_flag("--packed-cache", o.packed_cache, "Keep the packed weights next to the model");
     app.add_flag("--int8", o.int8, "Round weights and activations to int8");
     app.add_flag("--debug", o.debug, "Say on standard error what each request reused");

@@ -220,8 +220,10 @@ private:
         to.counter("kvcache_accepted_tokens", "Of them, those that were right.", now.accepted);
         const auto tier = at_.cache.tier_stats();
         to.counter("kvcache_tier_loaded_tokens", "Tokens that were read from the tier.", tier.loaded_tokens);
-        to.counter("kvcache_tier_stored_pages", "Pages that were handed to the tier.", tier.handed_over);
-        to.counter("kvcache_tier_failures", "Reads and writes that the tier refused.", tier.failed);
+        to.counter("kvcache_tier_stored_pages", "Pages that the tier has written.", tier.stored);
+        to.counter("kvcache_tier_failures", "Reads and writes that failed.", tier.store_failures);
+        to.counter("kvcache_tier_refused_pages", "Pages in the tier that were damaged, forged or foreign.",
+                   tier.refused);
         return text + to.text();
     }
 

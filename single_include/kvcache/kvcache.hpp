@@ -6784,15 +6784,17 @@ namespace kvcache::inline KVCACHE_ABI {
 
 /// Counters of a cache's use of its tier.
 struct tier_stats {
-    std::uint64_t asked = 0;         ///< Prompts with whole pages that were not in memory.
-    std::uint64_t hits = 0;          ///< Of these, prompts of which the tier had pages.
-    std::uint64_t loaded_tokens = 0; ///< Tokens loaded, verified and published.
-    std::uint64_t refused = 0;       ///< Records that were damaged or not the requested ones; they are erased.
-    std::uint64_t failed = 0;        ///< Tier calls that failed, and loads and hand-overs that ran out of memory.
-    std::uint64_t no_room = 0;       ///< Failed attempts to allocate pages for records; one prompt can have several.
-    std::uint64_t slower = 0;        ///< Prompts with pages in the tier that are faster to compute.
-    std::uint64_t handed_over = 0;   ///< Records written to the tier.
-    std::optional<error> last = {};  ///< The error of the last refusal or failure.
+    std::uint64_t asked = 0;          ///< Prompts with whole pages that were not in memory.
+    std::uint64_t hits = 0;           ///< Of these, prompts of which the tier had pages.
+    std::uint64_t loaded_tokens = 0;  ///< Tokens loaded, verified and published.
+    std::uint64_t refused = 0;        ///< Records that were damaged or not the requested ones; see tier_client.
+    std::uint64_t failed = 0;         ///< Tier calls that failed, and loads and hand-overs that ran out of memory.
+    std::uint64_t no_room = 0;        ///< Failed attempts to allocate pages for records; one prompt can have several.
+    std::uint64_t slower = 0;         ///< Prompts with pages in the tier that are faster to compute.
+    std::uint64_t handed_over = 0;    ///< Records given to the tier, which may write them later, or drop them.
+    std::uint64_t stored = 0;         ///< Records that the tier has written.
+    std::uint64_t store_failures = 0; ///< Failures that the tier counted, those of its later writes included.
+    std::optional<error> last = {};   ///< The error of the last refusal or failure.
 };
 
 } // namespace kvcache
@@ -6818,7 +6820,7 @@ struct tier_counts {
     std::uint64_t bytes_written = 0;
     std::uint64_t evicted = 0;  ///< Records evicted for other records.
     std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
-    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system.
+    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system, later writes included.
 
     friend bool operator==(const tier_counts&, const tier_counts&) = default;
 };
@@ -9394,9 +9396,10 @@ namespace kvcache::inline KVCACHE_ABI::hash {
 
 /// Chained XXH3-128 (xxhash.com), starting from the identity's digest. Fast; not collision-resistant against an
 /// adversary. An index therefore compares tokens on every hit, and data that leaves the process is named by another
-/// hash.
+/// hash: the names of a tier's records are HMAC-SHA-256 (record/record_names.hpp).
 struct xxh3 {
     using role = hash_role;
+    std::string key = {}; ///< Secret that names and seals the records of a tier; changes no name in memory.
     class state;
     [[nodiscard]] state open(const identity& id) const;
 };
@@ -22778,8 +22781,9 @@ private:
 namespace kvcache::inline KVCACHE_ABI {
 
 /// The tier operations of a cache. After a commit, full pages are handed over. If a prompt is not wholly in memory,
-/// records are copied into a lease, verified there and committed. A failure is counted, and is a miss. A null tier is
-/// never called.
+/// records are copied into a lease, verified there and committed. A failure is counted, and is a miss. A refused record
+/// is erased with those after it in its prompt, which may have the same fault; the prompt's pages are computed then,
+/// and handed over anew. A null tier is never called.
 template <tier_state Tier>
 class tier_client {
 public:
@@ -22792,8 +22796,12 @@ public:
     void set(std::size_t tenant, const identity& id) { records_.set(tenant, id); }
 
     [[nodiscard]] tier_stats stats() const {
+        const tier_counts tier = records_.tier().counts();
         const std::lock_guard guard(lock_);
-        return stats_;
+        tier_stats now = stats_;
+        now.stored = tier.written;
+        now.store_failures = tier.failures;
+        return now;
     }
 
     /// The cached prefix of a prompt, after loading from the tier the pages that are not in memory.
@@ -22923,7 +22931,8 @@ private:
                 continue;
             }
             const std::size_t placed =
-                record_results(records_.place(*lease, cache, names, {first, page_tokens, run, chain}), chain, first);
+                record_results(records_.place(*lease, cache, names, {first, page_tokens, run, chain}),
+                               std::span<const sha256_digest>(chain).subspan(first + 1, pages));
             if (placed < pages) {
                 pages = placed; // the residual rows of a shorter run differ, so it is read again
                 continue;
@@ -22938,11 +22947,10 @@ private:
         return 0;
     }
 
-    // Counts refused and failed records, and erases refused ones. Returns the number of leading pages that are in
-    // place.
-    [[nodiscard]] std::size_t record_results(std::span<const placed_part> parts, std::span<const sha256_digest> chain,
-                                             std::size_t first) {
-        std::size_t leading = 0;
+    // Counts refused and failed records, and erases the first refused one and those after it. `names` are the records
+    // of the run. Returns the number of leading pages that are in place.
+    [[nodiscard]] std::size_t record_results(std::span<const placed_part> parts, std::span<const sha256_digest> names) {
+        std::size_t leading = 0, bad = names.size();
         for (const placed_part& part : parts) {
             if (leading == part.first)
                 leading += part.placed;
@@ -22951,9 +22959,11 @@ private:
             if (part.sound)
                 continue;
             note([&](tier_stats& s) { ++s.refused, s.last = part.sound.error(); });
-            if (auto erased = tier().erase(chain[first + part.first + part.placed + 1]); !erased)
-                fail(erased.error());
+            bad = std::min(bad, part.first + part.placed);
         }
+        for (const sha256_digest& name : names.subspan(bad))
+            if (auto erased = tier().erase(name); !erased)
+                fail(erased.error());
         return leading;
     }
 

@@ -7,8 +7,10 @@
 #include <kvcache/storage/fault_injecting.hpp>
 #include <kvcache/tier/all.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <random>
 #include <span>
@@ -182,8 +184,8 @@ TEST_CASE("ten thousand faults of a tier are no wrong row and no lost page") {
     };
     std::uint64_t struck = 0;
     for (std::uint64_t seed = 0; seed < 8; ++seed) {
-        struck += stress({.flip = 1}, 800, seed);
-        struck += stress({.cut = 1}, 800, seed);
+        struck += stress({.flip = 1}, 900, seed);
+        struck += stress({.cut = 1}, 900, seed);
         struck += stress({.confuse = 1}, 400, seed);
         struck += stress({.flip = 3, .confuse = 2}, 300, seed);
         struck += stress({.fail = 2}, 300, seed);
@@ -283,4 +285,97 @@ TEST_CASE("records of wrong neighbours are refused by the field that differs") {
     CHECK(refusal(own, shape) == "name");
     records.front()[kv::record_layout::format] = {};
     CHECK(refusal(own, shape) == "format");
+}
+
+namespace {
+
+// Records by name, which the test may change. A record is written only if it is absent.
+struct exposed {
+    using role = kv::tier_role;
+    using map = std::map<std::array<std::byte, 32>, std::vector<std::byte>>;
+    map* records;
+    struct state {
+        map* records;
+        template <class Use>
+        kv::result<bool> read(const kv::sha256_digest& name, Use&& use) {
+            const auto found = records->find(name.bytes);
+            if (found != records->end())
+                use(std::span<const std::byte>(found->second));
+            return found != records->end();
+        }
+        kv::result<void> put(const kv::tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
+            std::vector<std::byte> all;
+            for (const auto piece : pieces)
+                all.insert(all.end(), piece.begin(), piece.end());
+            records->emplace(entry.name.bytes, std::move(all));
+            return {};
+        }
+        bool contains(const kv::sha256_digest& name) { return records->contains(name.bytes); }
+        kv::result<void> erase(const kv::sha256_digest& name) { return records->erase(name.bytes), kv::result<void>(); }
+        kv::result<void> flush() { return {}; }
+        kv::result<void> status() const { return {}; }
+        kv::tier_counts counts() const { return {.written = 41, .failures = 3}; }
+    };
+    state open() const { return {records}; }
+};
+
+} // namespace
+
+TEST_CASE("all damaged records of a prompt are replaced after the first refusal") {
+    exposed::map records;
+    const tokens prompt = some(100, 1);
+    {
+        auto first = made(20, exposed{&records});
+        prefill(first, prompt);
+    }
+    REQUIRE(records.size() == 6);
+    for (auto& [name, bytes] : records)
+        bytes.back() ^= std::byte{1};
+    auto second = made(20, exposed{&records});
+    CHECK(prefill(second, prompt).loaded == 0);
+    CHECK(second.tier_stats().refused == 1);
+    CHECK(records.size() == 6);
+    auto third = made(20, exposed{&records});
+    CHECK(prefill(third, prompt).loaded == 96);
+    CHECK(third.tier_stats().refused == 0);
+}
+
+TEST_CASE("the statistics of a cache have what its tier wrote and failed to write") {
+    exposed::map records;
+    auto cache = made(20, exposed{&records});
+    prefill(cache, some(100, 1));
+    CHECK(cache.tier_stats().handed_over == 6);
+    CHECK(cache.tier_stats().stored == 41);
+    CHECK(cache.tier_stats().store_failures == 3);
+}
+
+TEST_CASE("a record that was forged without the cache's secret is refused, and one under no secret is not") {
+    namespace layout = kv::record_layout;
+    const kv::record_authenticator plain("");
+    const tokens prompt = some(20, 1);
+    for (const std::string key : {"sixteen bytes or more", ""}) {
+        const kv::hash::xxh3 secret{.key = key};
+        exposed::map records;
+        auto victim = made(20, exposed{&records}, secret);
+        prefill(victim, prompt);
+        REQUIRE(records.size() == 1);
+        // The forger knows the layout and the record, and changes a row.
+        std::vector<std::byte>& forged = records.begin()->second;
+        const auto put = [&](std::size_t at, const kv::sha256_digest& sum) {
+            std::ranges::copy(sum.bytes, forged.begin() + static_cast<std::ptrdiff_t>(at));
+        };
+        const std::span<std::byte> all(forged);
+        const auto header = kv::load_little<std::uint64_t>(all, layout::header_bytes);
+        forged[header] ^= std::byte{1};
+        kv::store_little(all, layout::seal, static_cast<std::uint32_t>(plain.kind()));
+        put(layout::fixed_bytes + layout::part_checksum, plain.of(all.subspan(header)));
+        put(layout::checksum, plain.of(all.first(layout::checksum), all.first(header).subspan(layout::fixed_bytes)));
+
+        auto reader = made(20, exposed{&records}, secret);
+        const auto found = reader.match(prompt);
+        CHECK(found.loaded() == (key.empty() ? 16u : 0u));
+        CHECK(reader.tier_stats().refused == (key.empty() ? 0u : 1u));
+        if (!key.empty())
+            CHECK(reader.tier_stats().last->field == "seal");
+    }
 }

@@ -19,12 +19,12 @@ def check(condition, words):
 
 
 class Server:
-    """Begun with the program, a model and flags; its port is one that was free."""
+    """Begun with the program, a model and flags; its port is one that was free. `how` goes to Popen."""
 
-    def __init__(self, program, model, *flags):
+    def __init__(self, program, model, *flags, **how):
         unsaid = [word for flag in (("--cache-mib", "64"), ("--page", "16")) if flag[0] not in flags for word in flag]
         self.process = subprocess.Popen([program, "--model", model, "--port", "0", *unsaid, *flags],
-                                        stdout=subprocess.PIPE, text=True)
+                                        stdout=subprocess.PIPE, text=True, **how)
         atexit.register(self.process.kill)  # nothing stays behind a failure
         while True:
             line = self.process.stdout.readline()

@@ -8,8 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,6 +20,7 @@
 #include "model/huggingface/files.hpp"
 #include <catch2/catch.hpp>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -87,6 +91,7 @@ void kill_writers(int rounds) {
             end(child, SIGKILL);
         auto tier = how.open();
         REQUIRE(tier.status());
+        REQUIRE_FALSE(tier.damage());
         for (std::uint64_t n = 0; n < 400; n += 7) {
             const auto answer = conformance::read_record(tier, n);
             CHECK((answer == conformance::tier_answer::right || answer == conformance::tier_answer::miss));
@@ -202,11 +207,69 @@ TEST_CASE("a store that cannot be opened misses, and reports why") {
     CHECK_FALSE(tier.contains(conformance::tier_name(1).name));
     CHECK_FALSE(tier.flush());
     CHECK(tier.counts().failures == 2);
+}
 
-    directory.write("data.mdb", std::string(8192, 'x'));
-    auto foreign = small(directory.path()).open();
-    REQUIRE_FALSE(foreign.status());
-    CHECK(foreign.status().error().field == "lmdb");
+TEST_CASE("a file that is no LMDB store is set aside under the first free name, and an empty store takes its place") {
+    const temporary_directory directory;
+    for (const char* name : {"data.mdb.damaged-1", "data.mdb.damaged-2"}) {
+        const std::string foreign(8192, 'x');
+        directory.write("data.mdb", foreign);
+        auto tier = small(directory.path()).open();
+        REQUIRE(tier.status());
+        REQUIRE(tier.damage());
+        CHECK(tier.damage()->code == kv::error_code::malformed);
+        CHECK(tier.damage()->message.ends_with((directory.path() / name).string()));
+        std::ifstream aside(directory.path() / name, std::ios::binary);
+        CHECK(std::string(std::istreambuf_iterator<char>(aside), {}) == foreign);
+        REQUIRE(conformance::put_record(tier, 1));
+        REQUIRE(tier.flush());
+        CHECK(conformance::read_record(tier, 1) == conformance::tier_answer::right);
+    }
+    auto tier = small(directory.path()).open();
+    CHECK_FALSE(tier.damage());
+    CHECK(tier.counts().records == 1);
+}
+
+TEST_CASE("a link or a pipe in place of a file of a store is refused, and its target unchanged") {
+    for (const std::string name : {"data.mdb", "lock.mdb"}) {
+        const temporary_directory directory, other;
+        other.write("target", "precious");
+        std::filesystem::create_symlink(other.path() / "target", directory.path() / name);
+        auto tier = small(directory.path()).open();
+        REQUIRE_FALSE(tier.status());
+        CHECK(tier.status().error().field == name);
+        CHECK(std::filesystem::file_size(other.path() / "target") == 8);
+        CHECK_FALSE(conformance::put_record(tier, 1));
+
+        std::filesystem::remove(directory.path() / name);
+        REQUIRE(::mkfifo((directory.path() / name).c_str(), 0600) == 0);
+        auto again = small(directory.path()).open();
+        REQUIRE_FALSE(again.status());
+        CHECK(again.status().error().field == name);
+    }
+}
+
+TEST_CASE("a store is not checked while a process has it open, and its directory is its owner's") {
+    const temporary_directory directory;
+    const auto place = directory.path() / "store";
+    auto tier = small(place).open();
+    REQUIRE(tier.status());
+    CHECK((std::filesystem::status(place).permissions() & std::filesystem::perms(0077)) ==
+          std::filesystem::perms::none);
+    REQUIRE(conformance::put_record(tier, 1));
+    REQUIRE(tier.flush());
+    { // damages a meta page
+        std::fstream file(place / "data.mdb", std::ios::binary | std::ios::in | std::ios::out);
+        file.seekp(16);
+        file.put('x');
+    }
+    end(begin([&] {
+            auto other = small(place).open();
+            if (other.damage())
+                ::_exit(1);
+        }),
+        0);
+    CHECK_FALSE(std::filesystem::exists(place / "data.mdb.damaged-1"));
 }
 
 TEST_CASE("records that find the queue full are dropped and counted") {

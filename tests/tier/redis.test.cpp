@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/testing/tier_conformance.hpp>
+#include <kvcache/tier.hpp>
 #include <kvcache/tier/remote.hpp>
 #include <kvcache/tier/run.hpp>
 
@@ -10,8 +11,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cache/past_rows.hpp"
 #include "redis_server.hpp"
 #include <catch2/catch.hpp>
 
@@ -175,12 +178,46 @@ TEST_CASE("a server that is full keeps what it has, and drops what comes") {
     const testing_redis::server server({"--maxmemory", "3mb", "--maxmemory-policy", "noeviction"});
     auto tier = at(server).open();
     fill(tier, 1000);
-    REQUIRE(tier.flush());
+    const auto written = tier.flush();
+    REQUIRE_FALSE(written);
+    CHECK(written.error().message.find("OOM") != std::string::npos);
     const auto now = tier.counts();
     CHECK(now.dropped > 0);
+    CHECK(now.failures == now.dropped);
     CHECK(now.written + now.dropped == 1000);
     CHECK(right(tier, 1000) == now.written);
     CHECK(tier.status());
+}
+
+TEST_CASE("values of a wrong type and damaged values are replaced after the first refusal, all of a prompt's") {
+    using namespace testing_rows;
+    if (testing_redis::missing())
+        return;
+    const testing_redis::server server;
+    const tokens prompt = some(100, 1);
+    const auto prefill_anew = [&] {
+        auto cache = made(20, at(server));
+        const auto found = prefill(cache, prompt);
+        REQUIRE(cache.tier().flush());
+        REQUIRE(cache.check());
+        return std::pair(found.loaded, cache.tier_stats());
+    };
+    for (const bool list : {false, true}) {
+        CHECK(server.ask({"FLUSHALL"}) == "OK");
+        CHECK(prefill_anew().second.stored == 6);
+        const std::string spoil =
+            list ? "redis.call('DEL', k) redis.call('RPUSH', k, 'x')" : "redis.call('APPEND', k, 'x')";
+        CHECK(
+            server.ask({"EVAL",
+                        "local all = redis.call('KEYS', '*') for _, k in ipairs(all) do " + spoil + " end return #all",
+                        "0"}) == "6");
+        const auto [loaded, now] = prefill_anew();
+        CHECK(loaded == 0);
+        CHECK(now.refused == 1);
+        CHECK(now.stored == 6);
+        CHECK(now.store_failures == (list ? 1 : 0));
+        CHECK(prefill_anew().first == 96);
+    }
 }
 
 TEST_CASE("a cluster's slots move while they are read") {

@@ -14,6 +14,7 @@
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/run.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -29,8 +30,9 @@
 namespace kvcache::inline KVCACHE_ABI {
 
 /// The tier operations of a cache. After a commit, full pages are handed over. If a prompt is not wholly in memory,
-/// records are copied into a lease, verified there and committed. A failure is counted, and is a miss. A null tier is
-/// never called.
+/// records are copied into a lease, verified there and committed. A failure is counted, and is a miss. A refused record
+/// is erased with those after it in its prompt, which may have the same fault; the prompt's pages are computed then,
+/// and handed over anew. A null tier is never called.
 template <tier_state Tier>
 class tier_client {
 public:
@@ -43,8 +45,12 @@ public:
     void set(std::size_t tenant, const identity& id) { records_.set(tenant, id); }
 
     [[nodiscard]] tier_stats stats() const {
+        const tier_counts tier = records_.tier().counts();
         const std::lock_guard guard(lock_);
-        return stats_;
+        tier_stats now = stats_;
+        now.stored = tier.written;
+        now.store_failures = tier.failures;
+        return now;
     }
 
     /// The cached prefix of a prompt, after loading from the tier the pages that are not in memory.
@@ -174,7 +180,8 @@ private:
                 continue;
             }
             const std::size_t placed =
-                record_results(records_.place(*lease, cache, names, {first, page_tokens, run, chain}), chain, first);
+                record_results(records_.place(*lease, cache, names, {first, page_tokens, run, chain}),
+                               std::span<const sha256_digest>(chain).subspan(first + 1, pages));
             if (placed < pages) {
                 pages = placed; // the residual rows of a shorter run differ, so it is read again
                 continue;
@@ -189,11 +196,10 @@ private:
         return 0;
     }
 
-    // Counts refused and failed records, and erases refused ones. Returns the number of leading pages that are in
-    // place.
-    [[nodiscard]] std::size_t record_results(std::span<const placed_part> parts, std::span<const sha256_digest> chain,
-                                             std::size_t first) {
-        std::size_t leading = 0;
+    // Counts refused and failed records, and erases the first refused one and those after it. `names` are the records
+    // of the run. Returns the number of leading pages that are in place.
+    [[nodiscard]] std::size_t record_results(std::span<const placed_part> parts, std::span<const sha256_digest> names) {
+        std::size_t leading = 0, bad = names.size();
         for (const placed_part& part : parts) {
             if (leading == part.first)
                 leading += part.placed;
@@ -202,9 +208,11 @@ private:
             if (part.sound)
                 continue;
             note([&](tier_stats& s) { ++s.refused, s.last = part.sound.error(); });
-            if (auto erased = tier().erase(chain[first + part.first + part.placed + 1]); !erased)
-                fail(erased.error());
+            bad = std::min(bad, part.first + part.placed);
         }
+        for (const sha256_digest& name : names.subspan(bad))
+            if (auto erased = tier().erase(name); !erased)
+                fail(erased.error());
         return leading;
     }
 

@@ -3,13 +3,16 @@
 
 #include <kvcache/hash/concept.hpp>
 
+#include <string>
+
 namespace kvcache::inline KVCACHE_ABI::hash {
 
 /// Chained XXH3-128 (xxhash.com), starting from the identity's digest. Fast; not collision-resistant against an
 /// adversary. An index therefore compares tokens on every hit, and data that leaves the process is named by another
-/// hash.
+/// hash: the names of a tier's records are HMAC-SHA-256 (record/record_names.hpp).
 struct xxh3 {
     using role = hash_role;
+    std::string key = {}; ///< Secret that names and seals the records of a tier; changes no name in memory.
     class state;
     [[nodiscard]] state open(const identity& id) const;
 };

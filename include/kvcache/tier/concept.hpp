@@ -29,7 +29,7 @@ struct tier_counts {
     std::uint64_t bytes_written = 0;
     std::uint64_t evicted = 0;  ///< Records evicted for other records.
     std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
-    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system.
+    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system, later writes included.
 
     friend bool operator==(const tier_counts&, const tier_counts&) = default;
 };

@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <thread>
@@ -23,13 +24,6 @@
 #include <lmdb.h>
 
 namespace kvcache::inline KVCACHE_ABI::tier {
-
-/// When a commit reaches the disk. A killed process loses no commit under any of them.
-enum class sync_policy {
-    every_commit,  ///< Before the next commit: a power failure loses no committed record.
-    all_but_last,  ///< A power failure may lose the last commit; the store stays consistent (MDB_NOMETASYNC).
-    by_the_system, ///< Whenever the system writes (MDB_NOSYNC): it may corrupt a store whose writes are reordered.
-};
 
 /// Records on disk, in an LMDB store (Chu, "MDB", LDAPCon 2011). They are read in place from its memory map and written
 /// in batches by a background thread. A killed process leaves a consistent store. Processes may share it, each within
@@ -67,6 +61,8 @@ public:
     [[nodiscard]] result<void> status() const { return work_->status(); }
     [[nodiscard]] tier_counts counts() const { return work_->counts(); }
     [[nodiscard]] std::size_t parallel_reads() const noexcept { return parallel_reads_; }
+    /// Returns how the store that was in the directory is damaged, and the name it has now; none if it was sound.
+    [[nodiscard]] const std::optional<error>& damage() const noexcept { return work_->damage(); }
 
 private:
     class work;
@@ -79,10 +75,8 @@ template <eviction_policy Eviction>
 class lmdb<Eviction>::state::work {
 public:
     explicit work(const lmdb& how) : how_(how), ranks_(how.eviction, how.records, how.bytes) {
-        static constexpr unsigned flags[] = {0, MDB_NOMETASYNC, MDB_NOSYNC};
         // Pages freed in a transaction are reusable only after it, and free pages are not always contiguous.
-        status_ = store_.open(how.directory, 2 * how.bytes + 2 * how.queue_bytes + (std::size_t{16} << 20),
-                              flags[static_cast<std::size_t>(how.sync)]);
+        status_ = store_.open(how.directory, 2 * how.bytes + 2 * how.queue_bytes + (std::size_t{16} << 20), how.sync);
         if (status_)
             writer_ = std::thread([this] { run(); });
     }
@@ -164,6 +158,7 @@ public:
         return std::exchange(last_, {});
     }
     [[nodiscard]] result<void> status() const { return status_; }
+    [[nodiscard]] const std::optional<error>& damage() const noexcept { return store_.damage(); }
     [[nodiscard]] tier_counts counts() {
         tier_counts now;
         {
@@ -241,8 +236,9 @@ private:
                 queued_bytes_ -= one.record.size();
             if (queue_.empty())
                 leaving_.clear();
-            if (code != 0) {
-                ++counts_.failures;
+            if (code != 0) { // one failure for each record that is lost, or one
+                const auto lost = std::ranges::count(jobs, false, &lmdb_job::leaves);
+                counts_.failures += static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(lost, 1));
                 last_ = lmdb_store::failure(code);
             }
             idle_.notify_all();

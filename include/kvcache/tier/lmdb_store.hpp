@@ -5,9 +5,12 @@
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/sha256_digest.hpp>
 #include <kvcache/tier/concept.hpp>
+#include <kvcache/tier/lmdb_files.hpp>
+#include <kvcache/tier/lmdb_sync_policy.hpp>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +23,7 @@
 #include <utility>
 
 #include <lmdb.h>
+#include <sys/stat.h>
 
 namespace kvcache::inline KVCACHE_ABI::tier {
 
@@ -49,45 +53,51 @@ public:
             ::mdb_env_close(env_);
     }
 
-    /// Opens the store in a directory, and creates it if absent. Errors: io, with LMDB's message; unsupported, for a
-    /// store of another format.
-    [[nodiscard]] result<void> open(const std::filesystem::path& directory, std::size_t map_bytes, unsigned flags) {
-        std::error_code reason;
-        std::filesystem::create_directories(directory, reason);
-        if (reason)
-            return error{error_code::io, "directory", directory.string() + " cannot be made: " + reason.message()};
-        const auto done = [&](int code) { return code == 0 ? result<void>() : failure(code); };
+    /// Opens the store in a directory, and creates it if absent. A damaged store is renamed, and an empty one takes its
+    /// place; damage() then says so. Errors: those of lmdb_files; io, with LMDB's message; unsupported, for a store of
+    /// another format.
+    [[nodiscard]] result<void> open(const std::filesystem::path& directory, std::size_t map_bytes, sync_policy sync) {
+        lmdb_files files(directory);
+        const auto examined = files.examine(layout);
+        if (!examined)
+            return examined.error();
+        damage_ = *examined;
         if (int code = ::mdb_env_create(&env_); code != 0)
             return failure(code);
         ::mdb_env_set_maxdbs(env_, 4);
         ::mdb_env_set_maxreaders(env_, 510);
-        constexpr std::size_t page = 4096;
-        ::mdb_env_set_mapsize(env_, (map_bytes + page - 1) / page * page);
-        if (auto fine = done(::mdb_env_open(env_, directory.c_str(), flags | MDB_NOTLS, 0600)); !fine)
-            return fine;
+        ::mdb_env_set_mapsize(env_, (map_bytes + 4095) / 4096 * 4096);
+        const auto flags = static_cast<unsigned>(sync) | MDB_NOTLS;
+        if (const int code = ::mdb_env_open(env_, directory.c_str(), flags, 0600); code != 0)
+            return failure(code);
         int dead = 0;
         ::mdb_reader_check(env_, &dead); // frees the slots of killed readers
-        transaction changes(*this, 0);
-        if (!changes)
-            return failure(changes.code());
-        for (const auto& [name, table] : {std::pair("records", &records_), std::pair("places", &places_),
-                                          std::pair("order", &order_), std::pair("books", &books_)})
-            if (auto fine = done(::mdb_dbi_open(changes.get(), name, MDB_CREATE, table)); !fine)
-                return fine;
-        const std::uint64_t found = changes.number("format").value_or(store_format);
-        if (found != store_format)
-            return error{error_code::unsupported, "format",
-                         directory.string() + " is a store of format " + std::to_string(found)};
-        if (auto fine = done(changes.set_number("format", store_format)); !fine)
-            return fine;
-        return done(changes.commit());
+        // An existing store needs no write, for which a full disk has no room.
+        for (const unsigned creates : {0u, unsigned{MDB_CREATE}}) {
+            transaction view(*this, creates != 0 ? 0 : MDB_RDONLY);
+            int code = view ? view.open_tables(creates) : view.code();
+            if (code == MDB_NOTFOUND && creates == 0)
+                continue;
+            if (code != 0)
+                return failure(code);
+            if (const auto found = view.number("format").value_or(store_format); found != store_format)
+                return error{error_code::unsupported, "format",
+                             directory.string() + " is a store of format " + std::to_string(found)};
+            code = creates != 0 ? view.set_number("format", store_format) : 0;
+            code = code == 0 ? view.commit() : code;
+            return code == 0 ? result<void>() : failure(code);
+        }
+        return {};
     }
+
+    /// Returns how the store was damaged, and its new name, if open() set it aside.
+    [[nodiscard]] const std::optional<error>& damage() const noexcept { return damage_; }
 
     /// A transaction, aborted at the end of its scope unless it was committed.
     class transaction {
     public:
         transaction(lmdb_store& store, unsigned flags) : store_(store) {
-            code_ = ::mdb_txn_begin(store.env_, nullptr, flags, &txn_);
+            code_ = store.is_truncated() ? truncated : ::mdb_txn_begin(store.env_, nullptr, flags, &txn_);
             if (code_ != 0)
                 txn_ = nullptr;
         }
@@ -102,6 +112,15 @@ public:
         [[nodiscard]] int code() const noexcept { return code_; }
         [[nodiscard]] MDB_txn* get() const noexcept { return txn_; }
         [[nodiscard]] int commit() { return ::mdb_txn_commit(std::exchange(txn_, nullptr)); }
+
+        /// Opens the tables for all later transactions. Returns LMDB's code.
+        [[nodiscard]] int open_tables(unsigned flags) {
+            MDB_dbi* const tables[] = {&store_.records_, &store_.places_, &store_.order_, &store_.books_};
+            int code = 0;
+            for (std::size_t i = 0; i < 4 && code == 0; ++i)
+                code = ::mdb_dbi_open(txn_, layout[i].name.data(), flags, tables[i]);
+            return code;
+        }
 
         /// Finds a record by name, in place in the memory map; it is valid until the transaction ends.
         [[nodiscard]] int find(const sha256_digest& name, std::span<const std::byte>& record) const {
@@ -246,13 +265,32 @@ public:
             ::mdb_env_set_mapsize(env_, 0);
     }
 
-    [[nodiscard]] static error failure(int code) { return {error_code::io, "lmdb", ::mdb_strerror(code)}; }
+    [[nodiscard]] static error failure(int code) {
+        return {error_code::io, "lmdb",
+                code == truncated ? "data.mdb was truncated while it was open" : ::mdb_strerror(code)};
+    }
 
 private:
     static constexpr std::uint64_t store_format = 1;
+    static constexpr int truncated = -1; // a code that LMDB does not use
+    static constexpr lmdb_table layout[] = {{"records", 32}, {"places", 32, 8}, {"order", 8, 52}, {"books", 0, 8}};
+
+    // LMDB never shortens its file, and reading a lost page kills the process. This sees a loss before a transaction.
+    [[nodiscard]] bool is_truncated() noexcept {
+        int file = -1;
+        struct ::stat status = {};
+        if (::mdb_env_get_fd(env_, &file) != 0 || ::fstat(file, &status) != 0)
+            return true;
+        auto longest = longest_.load();
+        while (longest < status.st_size && !longest_.compare_exchange_weak(longest, status.st_size)) {
+        }
+        return status.st_size < longest;
+    }
 
     MDB_env* env_ = nullptr;
     MDB_dbi records_ = 0, places_ = 0, order_ = 0, books_ = 0;
+    std::optional<error> damage_;
+    std::atomic<::off_t> longest_{0}; // of data.mdb, in bytes
 };
 
 } // namespace kvcache::tier

@@ -24,19 +24,22 @@ public:
     [[nodiscard]] const redis_nodes& nodes() const noexcept { return nodes_; }
     [[nodiscard]] redis_queue& queue() noexcept { return queue_; }
 
+    /// Reads a run. A value of another type is passed on as a record without bytes, which its reader refuses and
+    /// erases.
     template <class Use>
     [[nodiscard]] result<std::size_t> read_run(std::span<const sha256_digest> names, Use& use) {
         std::size_t given = 0;
         tier_counts seen;
         const auto done = ask("GET", 16, names, [&](std::size_t i, const resp_value& said) {
             const bool is = said.what == resp_value::kind::bytes;
+            const bool foreign = said.what == resp_value::kind::error && said.words.starts_with("WRONGTYPE");
             queue_.remember(names[i], is);
-            if (!is) {
+            seen.failures += !is && said.what != resp_value::kind::nothing;
+            if (!is && !foreign) {
                 ++seen.misses;
-                seen.failures += said.what != resp_value::kind::nothing;
                 return false;
             }
-            ++seen.hits;
+            seen.hits += is;
             ++given;
             return use(i, said.bytes());
         });

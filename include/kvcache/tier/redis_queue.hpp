@@ -217,11 +217,10 @@ private:
     // Handles the reply to a job.
     void handle_reply(const job& one, const resp_value& said) {
         if (said.what == resp_value::kind::error) {
-            const bool full = said.words.starts_with("OOM");
-            handle_reply(one, false, full ? &tier_counts::dropped : &tier_counts::failures);
+            handle_reply(one, false, &tier_counts::failures);
             const std::lock_guard guard(lock_);
-            if (!full)
-                last_ = error{error_code::io, "redis", "redis: the server says: " + std::string(said.words)};
+            counts_.dropped += !one.erases;
+            last_ = error{error_code::io, "redis", "redis: the server says: " + std::string(said.words)};
         } else if (one.erases) {
             remember(one.name, false);
         } else {

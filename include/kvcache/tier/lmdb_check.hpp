@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/little_endian.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/tier/lmdb_layout.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace kvcache::inline KVCACHE_ABI::tier {
+
+/// Checks the structure of an LMDB file before LMDB maps it, because LMDB trusts its file: a wrong page number makes it
+/// crash, loop or overwrite records. Every page of every tree is read with pread and visited once: its number, type and
+/// nodes, the order and bounds of its keys, the counters of its tree. No page may be used twice, or be used and free.
+/// The bytes of large values are not read; a record's reader verifies them.
+class lmdb_check {
+public:
+    /// Checks an open file with these tables. An empty file is a new store. Requires: no process writes the file.
+    /// Errors: malformed, with the page; io. Throws: bad_alloc. Cost: reads the pages of the trees, and 16 bytes of
+    /// each large value.
+    [[nodiscard]] static result<void> run(int file, std::span<const lmdb_table> tables) {
+        return lmdb_check(file, tables).check();
+    }
+
+private:
+    using bytes = std::vector<std::byte>;
+    using tree = lmdb_layout::tree;
+
+    // What the nodes of a tree hold.
+    enum class content { free_pages, tables, records };
+    struct walk {
+        content holds = content::records;
+        lmdb_table table = {};
+        tree found = {.branches = 0, .leaves = 0, .overflows = 0, .entries = 0}; // counted on the way
+    };
+    // The keys of a page are at least `low`, and less than `high` unless it is empty.
+    struct bounds {
+        std::string low, high;
+    };
+
+    lmdb_check(int file, std::span<const lmdb_table> tables) : file_(file), tables_(tables) {}
+
+    [[nodiscard]] static error damaged(const std::string& where, const char* what) {
+        return {error_code::malformed, "data.mdb", "data.mdb is damaged: " + where + ' ' + what};
+    }
+    [[nodiscard]] static error damaged(std::uint64_t page, const char* what) {
+        return damaged("page " + std::to_string(page), what);
+    }
+
+    [[nodiscard]] result<void> read(std::uint64_t page, std::size_t offset, std::span<std::byte> to) const {
+        for (std::size_t done = 0; done < to.size();) {
+            const auto at = static_cast<::off_t>(page * page_bytes_ + offset + done);
+            const ::ssize_t got = ::pread(file_, to.data() + done, to.size() - done, at);
+            if (got == 0)
+                return damaged(page, "is past the end of the file");
+            if (got < 0 && errno != EINTR)
+                return error{error_code::io, "data.mdb",
+                             std::string("data.mdb cannot be read: ") + std::strerror(errno)};
+            done += got < 0 ? 0 : static_cast<std::size_t>(got);
+        }
+        return {};
+    }
+
+    [[nodiscard]] result<void> check() {
+        struct ::stat status = {};
+        if (::fstat(file_, &status) != 0)
+            return error{error_code::io, "data.mdb", "data.mdb has no readable status"};
+        if (status.st_size == 0)
+            return {};
+        const auto now = newer_meta();
+        if (!now)
+            return now.error();
+        page_bytes_ = now->free.page_bytes;
+        // The last pages of a transaction are not written if it frees them again; no transaction is near 1 GiB.
+        const std::uint64_t file_pages = static_cast<std::uint64_t>(status.st_size) / page_bytes_;
+        if (now->last_page < 1 || now->last_page > file_pages + (std::uint64_t{1} << 30) / page_bytes_)
+            return damaged("a meta page", "has a number of pages that the file cannot have");
+        if (now->map_bytes / page_bytes_ <= now->last_page || now->map_bytes > std::uint64_t{1} << 46)
+            return damaged("a meta page", "has a map that cannot hold the file");
+        known_.assign(now->last_page + 1, false);
+        known_[0] = known_[1] = true;
+        transaction_ = now->transaction;
+        found_ = {{{.holds = content::free_pages}, now->free}, {{.holds = content::tables}, now->main}};
+        for (std::size_t i = 0; i < found_.size(); ++i) { // the tables add theirs
+            const auto [holds, root] = found_[i];
+            if (auto fine = check_tree(root, holds); !fine)
+                return fine;
+        }
+        if (!known_.back())
+            return damaged(now->last_page, "is the last one, and neither used nor free");
+        return {};
+    }
+
+    // Each transaction overwrites the meta page of the one before the last, so that their numbers are consecutive.
+    [[nodiscard]] result<lmdb_layout::meta> newer_meta() {
+        lmdb_layout::meta both[2];
+        for (std::size_t i = 0; i < 2; ++i) {
+            bytes page(lmdb_layout::meta::bytes);
+            if (auto fine = read(i, 0, page); !fine)
+                return fine.error();
+            const auto one = lmdb_layout::read_meta(page);
+            if (!one || (i == 1 && one->free.page_bytes != page_bytes_))
+                return damaged(i, "is no meta page of this format");
+            both[i] = *one;
+            page_bytes_ = one->free.page_bytes;
+        }
+        const std::uint64_t even = both[0].transaction, odd = both[1].transaction;
+        if (even + odd != 0 && (even % 2 != 0 || odd % 2 != 1 || (even + 1 != odd && odd + 1 != even)))
+            return damaged("a meta page", "has the number of another transaction");
+        return both[even < odd ? 1 : 0];
+    }
+
+    // Marks pages as used or free.
+    [[nodiscard]] result<void> mark(std::uint64_t first, std::uint64_t count) {
+        if (first >= known_.size() || count > known_.size() - first)
+            return damaged(first, "is past the last page");
+        for (std::uint64_t page = first; page < first + count; ++page) {
+            if (known_[page])
+                return damaged(page, "is used twice");
+            known_[page] = true;
+        }
+        return {};
+    }
+
+    [[nodiscard]] result<void> check_tree(const tree& root, walk of) {
+        const bool empty = root.root == lmdb_layout::no_page;
+        if (root.depth > lmdb_layout::deepest || empty != (root.depth == 0))
+            return damaged(root.root, "is the root of a tree of a wrong depth");
+        if (!empty)
+            if (auto fine = check_page(root.root, root.depth, {}, of); !fine)
+                return fine;
+        if (of.found.branches != root.branches || of.found.leaves != root.leaves ||
+            of.found.overflows != root.overflows || of.found.entries != root.entries)
+            return damaged(root.root, "is the root of a tree with wrong counters");
+        return {};
+    }
+
+    // A key as a text of the same order.
+    [[nodiscard]] static std::string key_of(const lmdb_layout::node& one, const walk& of) {
+        std::string key(reinterpret_cast<const char*>(one.key.data()), one.key.size());
+        if (of.holds == content::free_pages) // an integer
+            std::ranges::reverse(key);
+        return key;
+    }
+
+    // Checks a page `height` levels above the ground, where leaves have height 1, and the pages below it.
+    [[nodiscard]] result<void> check_page(std::uint64_t at, std::size_t height, const bounds& within, walk& of) {
+        if (auto fine = mark(at, 1); !fine)
+            return fine;
+        bytes page(page_bytes_);
+        if (auto fine = read(at, 0, page); !fine)
+            return fine;
+        const bool leaf = height == 1;
+        const auto nodes = nodes_of(at, page, leaf);
+        if (!nodes)
+            return nodes.error();
+        // LMDB asserts that a branch has two nodes, except in the tree of free pages.
+        if (!leaf && nodes->size() < 2 && of.holds != content::free_pages)
+            return damaged(at, "is a branch of one page");
+        ++(leaf ? of.found.leaves : of.found.branches);
+        std::vector<std::string> keys;
+        for (std::size_t i = 0; i < nodes->size(); ++i) {
+            keys.push_back(leaf || i > 0 ? key_of((*nodes)[i], of) : within.low); // LMDB ignores a branch's first
+            if (keys[i] < within.low || (!within.high.empty() && keys[i] >= within.high) ||
+                (i > 0 && keys[i] <= keys[i - 1]))
+                return damaged(at, "has keys out of order");
+        }
+        for (std::size_t i = 0; i < nodes->size(); ++i)
+            if (auto fine = leaf ? check_entry(at, (*nodes)[i], of)
+                                 : check_page((*nodes)[i].child, height - 1,
+                                              {keys[i], i + 1 < keys.size() ? keys[i + 1] : within.high}, of);
+                !fine)
+                return fine;
+        return {};
+    }
+
+    // Parses the nodes of a page, which fill its upper part without gaps.
+    [[nodiscard]] static result<std::vector<lmdb_layout::node>> nodes_of(std::uint64_t at, const bytes& page,
+                                                                         bool leaf) {
+        namespace is = lmdb_layout;
+        const std::size_t lower = load_little<std::uint16_t>(page, is::page_lower);
+        const std::size_t upper = load_little<std::uint16_t>(page, is::page_upper);
+        if (load_little<std::uint64_t>(page, 0) != at ||
+            load_little<std::uint16_t>(page, is::page_flags) != (leaf ? is::leaf_page : is::branch_page))
+            return damaged(at, "is not the page that its tree needs");
+        if (lower <= is::page_header || lower % 2 != 0 || lower > upper || upper > page.size())
+            return damaged(at, "has a wrong number of nodes");
+        std::vector<is::node> nodes;
+        std::vector<std::pair<std::size_t, std::size_t>> places; // offset, end
+        for (std::size_t i = is::page_header; i < lower; i += 2) {
+            const std::size_t offset = load_little<std::uint16_t>(page, i);
+            const auto one = is::read_node(page, offset, leaf);
+            if (!one)
+                return damaged(at, "has a node outside of it");
+            nodes.push_back(*one);
+            places.emplace_back(offset, offset + one->bytes);
+        }
+        std::ranges::sort(places);
+        std::size_t end = upper;
+        for (const auto& [begins, ends] : places)
+            if (std::exchange(end, ends) != begins)
+                return damaged(at, "has nodes that overlap");
+        return end == page.size() ? result(std::move(nodes)) : damaged(at, "has nodes that end early");
+    }
+
+    [[nodiscard]] result<void> check_entry(std::uint64_t at, const lmdb_layout::node& one, walk& of) {
+        ++of.found.entries;
+        const bool big = one.flags == lmdb_layout::big_value;
+        std::uint64_t first = 0;
+        if (big) {
+            first = load_little<std::uint64_t>(one.inside, 0);
+            if (auto fine = check_large_value(first, one.value_bytes, of); !fine)
+                return fine;
+        }
+        switch (of.holds) {
+        case content::free_pages: {
+            if (one.key.size() != 8 || (!big && one.flags != 0))
+                return damaged(at, "has no list of free pages");
+            bytes list(one.value_bytes);
+            if (!big)
+                std::ranges::copy(one.inside, list.begin());
+            else if (auto fine = read(first, lmdb_layout::page_header, list); !fine)
+                return fine;
+            const auto transaction = load_little<std::uint64_t>(one.key, 0);
+            return transaction > 0 && transaction <= transaction_ ? mark_free(at, list)
+                                                                  : damaged(at, "frees pages of no transaction");
+        }
+        case content::tables: {
+            const std::string_view name(reinterpret_cast<const char*>(one.key.data()), one.key.size());
+            const auto table = std::ranges::find(tables_, name, &lmdb_table::name);
+            if (table == tables_.end() || one.flags != lmdb_layout::nested_tree ||
+                one.value_bytes != lmdb_layout::tree_bytes)
+                return damaged(at, "has a table that this store has not");
+            found_.push_back({{.table = *table}, lmdb_layout::tree_at(one.inside, 0)});
+            return found_.back().second.flags == 0 ? result<void>() : damaged(at, "has a table of another kind");
+        }
+        case content::records:
+            if ((!big && one.flags != 0) || one.key.empty() ||
+                (of.table.key_bytes != 0 && one.key.size() != of.table.key_bytes) ||
+                (of.table.value_bytes != 0 && one.value_bytes != of.table.value_bytes))
+                return damaged(at, "has an entry of a wrong size");
+        }
+        return {};
+    }
+
+    [[nodiscard]] result<void> check_large_value(std::uint64_t first, std::size_t size, walk& of) {
+        namespace is = lmdb_layout;
+        if (first >= known_.size()) // its offset in the file might overflow
+            return damaged(first, "is past the last page");
+        std::byte header[is::page_header], last[1];
+        if (auto fine = read(first, 0, header); !fine)
+            return fine;
+        const std::uint64_t pages = load_little<std::uint32_t>(header, is::page_count);
+        if (load_little<std::uint64_t>(header, 0) != first ||
+            load_little<std::uint16_t>(header, is::page_flags) != is::overflow_page ||
+            pages * page_bytes_ < size + is::page_header)
+            return damaged(first, "is not the large value that its tree needs");
+        if (auto fine = mark(first, pages); !fine)
+            return fine;
+        of.found.overflows += pages;
+        return read(first + pages - 1, page_bytes_ - 1, last);
+    }
+
+    // A list is its length and as many pages in descending order.
+    [[nodiscard]] result<void> mark_free(std::uint64_t at, std::span<const std::byte> list) {
+        if (list.size() < 8 || load_little<std::uint64_t>(list, 0) > list.size() / 8 - 1)
+            return damaged(at, "has a list of free pages of a wrong length");
+        const std::uint64_t length = load_little<std::uint64_t>(list, 0);
+        std::uint64_t before = known_.size();
+        for (std::uint64_t i = 1; i <= length; ++i) {
+            const auto page = load_little<std::uint64_t>(list, 8 * i);
+            if (page >= before)
+                return damaged(at, "has a list of free pages out of order");
+            if (auto fine = mark(page, 1); !fine)
+                return fine;
+            before = page;
+        }
+        return {};
+    }
+
+    int file_;
+    std::span<const lmdb_table> tables_;
+    std::uint64_t page_bytes_ = 0;
+    std::uint64_t transaction_ = 0;
+    std::vector<bool> known_;                  // by page: used or free
+    std::vector<std::pair<walk, tree>> found_; // trees to check
+};
+
+} // namespace kvcache::tier
