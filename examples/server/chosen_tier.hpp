@@ -5,6 +5,7 @@
 #include <kvcache/tier/run.hpp>
 
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <span>
@@ -13,6 +14,7 @@
 #include <variant>
 
 #include "../support/tier_flag.hpp"
+#include "../support/tier_secret.hpp"
 
 namespace server {
 
@@ -30,6 +32,7 @@ struct chosen_tier {
 #endif
                  >
         which = {};
+    std::string secret = {}; ///< Names and seals the pages; empty: none.
     class state;
     [[nodiscard]] state open() const;
 };
@@ -111,22 +114,42 @@ private:
     any of_;
 };
 
-/// Parses the tier of a flag. Errors: malformed, for anything but a tier; unsupported, for a tier that this program
-/// was built without.
-[[nodiscard]] inline kvcache::result<chosen_tier> read_chosen_tier(const std::string& text) {
+/// Says on standard error how a tier's store was damaged, or why it cannot be used now. Errors: those of a store that
+/// the flag `--tier` should not name.
+[[nodiscard]] inline kvcache::result<void> say_faults(const chosen_tier::state& tier) {
+    if (const auto damage = tier.damage())
+        std::fprintf(stderr, "warning: %s\n", damage->message.c_str());
+    if (const auto fault = tier.passing_fault()) {
+        std::fprintf(stderr, "warning: the tier is not used now: %s\n", fault->message.c_str());
+        return {};
+    }
+    return tier.status();
+}
+
+/// Parses the tier of a flag and reads its secret. Says on standard error if it needs one and has none. Errors: those
+/// of read_tier and read_tier_secret; unsupported, for a tier that this program was built without.
+[[nodiscard]] inline kvcache::result<chosen_tier> read_chosen_tier(const std::string& text,
+                                                                   const std::string& secret_file) {
     const auto read = support::read_tier("--tier", text);
     if (!read)
         return read.error();
+    const auto secret = support::read_tier_secret(secret_file);
+    if (!secret)
+        return secret.error();
+    if (const auto warning = support::needs_secret(*read); warning && secret->empty())
+        std::fprintf(stderr, "warning: %s\n", warning->c_str());
     using kind = support::tier_choice::kind;
 #if EXAMPLE_HAS_LMDB
     if (read->where == kind::lmdb)
-        return chosen_tier{kvcache::tier::lmdb<>{.directory = read->directory}};
+        return chosen_tier{kvcache::tier::lmdb<>{.directory = read->directory}, *secret};
 #endif
 #if EXAMPLE_HAS_REDIS
     if (read->where == kind::redis) {
         const char* password = std::getenv("REDISCLI_AUTH");
-        return chosen_tier{kvcache::tier::redis{
-            .host = read->host, .port = read->port, .password = password != nullptr ? password : std::string()}};
+        return chosen_tier{kvcache::tier::redis{.host = read->host,
+                                                .port = read->port,
+                                                .password = password != nullptr ? password : std::string()},
+                           *secret};
     }
 #endif
     if (read->where != kind::none)

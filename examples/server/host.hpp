@@ -6,7 +6,6 @@
 #include <kvcache/session/session_table.hpp>
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <limits>
 #include <memory>
@@ -16,7 +15,6 @@
 #include <utility>
 
 #include "../support/model_directory.hpp"
-#include "../support/tier_secret.hpp"
 #include "api_keys.hpp"
 #include "chosen_tier.hpp"
 #include "conversation.hpp"
@@ -29,8 +27,7 @@ namespace server {
 /// A model, its cache, its conversations, and the computing thread.
 class host {
 public:
-    /// Says on standard error what is wrong with the tier if the server can run without it. Errors: those of the model
-    /// directory, of the tier, and of its secret.
+    /// Errors: those of the model directory, and of the tier.
     [[nodiscard]] static kvcache::result<std::unique_ptr<host>> open(const options& with) {
         auto loaded = support::open_model(with.model, with.packed_cache, with.int8);
         if (!loaded)
@@ -38,26 +35,15 @@ public:
         auto words = kvcache::tokenizer::open(with.model);
         if (!words)
             return words.error();
-        const auto tier = read_chosen_tier(with.tier);
+        const auto tier = read_chosen_tier(with.tier, with.tier_secret_file);
         if (!tier)
             return tier.error();
-        auto secret = support::read_tier_secret(with.tier_secret_file);
-        if (!secret)
-            return secret.error();
         auto keys = api_keys::read(with);
         if (!keys)
             return keys.error();
-        if (const auto warning = support::needs_secret(*support::read_tier("--tier", with.tier));
-            warning && secret->empty())
-            std::fprintf(stderr, "warning: %s\n", warning->c_str());
-        std::unique_ptr<host> made(
-            new host(with, std::move(*loaded), *words, *tier, kvcache::hash::xxh3{std::move(*secret)}));
+        std::unique_ptr<host> made(new host(with, std::move(*loaded), *words, *tier));
         made->keys = std::move(*keys);
-        if (const auto damage = made->cache.tier().damage())
-            std::fprintf(stderr, "warning: %s\n", damage->message.c_str());
-        if (const auto fault = made->cache.tier().passing_fault())
-            std::fprintf(stderr, "warning: the tier is not used now: %s\n", fault->message.c_str());
-        else if (auto usable = made->cache.tier().status(); !usable)
+        if (auto usable = say_faults(made->cache.tier()); !usable)
             return usable.error();
         return made;
     }
@@ -111,15 +97,14 @@ public:
     latencies times;
 
 private:
-    host(options o, kvcache::loaded_model loaded, kvcache::tokenizer speaks, const chosen_tier& tier,
-         kvcache::hash::xxh3 names)
+    host(options o, kvcache::loaded_model loaded, kvcache::tokenizer speaks, const chosen_tier& tier)
         : with(std::move(o)),
           name(!with.name.empty() ? with.name : std::filesystem::canonical(with.model).filename().string()),
           model(std::move(loaded.model)),
           words(std::move(speaks)),
           cache(kvcache::make_tenant_cache(with.tenants, identity(loaded.weights), model.shape(with.page),
-                                           {.bytes = with.cache_mib << 20}, std::move(names), kvcache::locking::mutex{},
-                                           tier, kvcache::storage::heap{&memory, true})),
+                                           {.bytes = with.cache_mib << 20}, kvcache::hash::xxh3{tier.secret},
+                                           kvcache::locking::mutex{}, tier, kvcache::storage::heap{&memory, true})),
           // Idle conversations hold at most three quarters of the pages.
           sessions({.sessions = with.sessions, .bytes = (with.cache_mib << 20) / 4 * 3}),
           threads_(with.threads),
