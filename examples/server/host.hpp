@@ -16,7 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "../support/guarded.hpp"
 #include "../support/model_directory.hpp"
+#include "available_memory.hpp"
 #include "chosen_tier.hpp"
 #include "latencies.hpp"
 #include "options.hpp"
@@ -47,7 +49,7 @@ using session = kvcache::chat_session<store, overflow>;
 /// A model, its cache, its conversations, and the computing thread.
 class host {
 public:
-    /// Errors: those of the model directory, and of the tier.
+    /// Errors: those of the model directory, and of the tier; more memory for pages than there is.
     [[nodiscard]] static kvcache::result<std::unique_ptr<host>> open(const options& with) {
         auto loaded = support::open_model(with.model, with.packed_cache, with.int8);
         if (!loaded)
@@ -58,6 +60,11 @@ public:
         const auto tier = read_chosen_tier(with.tier);
         if (!tier)
             return tier.error();
+        // Pages are allocated as they are needed: without this check the system would end the server later.
+        if (const auto available = available_memory() >> 20; with.cache_mib > available)
+            return kvcache::error{kvcache::error_code::out_of_memory, "--cache-mib",
+                                  "--cache-mib: " + std::to_string(with.cache_mib) + " MiB are asked for pages, and " +
+                                      std::to_string(available) + " MiB of memory are available"};
         std::unique_ptr<host> made(new host(with, std::move(*loaded), *words, *tier));
         if (auto usable = made->cache.tier().status(); !usable)
             return usable.error();
@@ -121,7 +128,18 @@ private:
             (void)cache.reserve(nothing, 1);
         }
         engine_.set_relief([this] { return sessions.evict(); });
-        computing_ = std::jthread([this](const std::stop_token& stop) { engine_.run(stop); });
+        computing_ = std::jthread([this](const std::stop_token& stop) {
+            const auto run = [&] {
+                engine_.run(stop);
+                return 0;
+            };
+            const auto close = [&] { // clients are told, and further requests refused
+                engine_.close();
+                return 0;
+            };
+            if (support::guarded("server: computing", run) != 0)
+                (void)support::guarded("server: computing", close);
+        });
     }
 
     [[nodiscard]] kvcache::identity identity(kvcache::digest weights) const {

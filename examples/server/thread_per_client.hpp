@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "../support/guarded.hpp"
 #include <httplib.h>
 
 namespace server {
@@ -56,7 +57,10 @@ private:
             const auto serve = std::move(waiting_.front());
             waiting_.pop_front();
             guard.unlock();
-            serve();
+            (void)support::guarded("server", [&] { // an exception ends its connection, not the server
+                serve();
+                return 0;
+            });
             guard.lock();
         }
     }
