@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "../examples/support/guarded.hpp"
 #include "support/machine.hpp"
 #include "support/suite.hpp"
 
@@ -199,13 +200,17 @@ void add(bench::suite& suite, std::size_t prompts, std::size_t length) {
     row("generate", "ns/token", generate, "generate", false);
 }
 
-} // namespace
-
-int main(int count, char** words) {
+int program(int count, char** words) {
     bench::suite suite("cache", count, words);
     for (const std::size_t length : {128u, 1024u, 8192u})
         for (const std::size_t prompts : {1u, 16u, 256u})
             if (prompts * length <= std::size_t{1} << 20)
                 add(suite, prompts, length);
     return suite.run();
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    return support::guarded("cache", [&] { return program(count, words); });
 }

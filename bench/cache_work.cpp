@@ -14,6 +14,7 @@
 #include <exception>
 #include <utility>
 
+#include "../examples/support/guarded.hpp"
 #include "model/reuse.hpp"
 #include "model/subject.hpp"
 #include <CLI/CLI.hpp>
@@ -63,19 +64,19 @@ void run(std::size_t layers, std::size_t length, std::size_t fresh) {
     }
 }
 
-} // namespace
-
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
     CLI::App app("What the cache itself costs, for callgrind to count");
     std::size_t layers = 4, length = 512, fresh = 16;
     app.add_option("--layers", layers, "Of the model, as wide as SmolLM2-135M")->check(CLI::Range(1, 1000));
     app.add_option("--prompt", length, "Tokens of a prompt")->check(CLI::Range(1, 8192));
     app.add_option("--fresh", fresh, "Tokens that a next turn brings")->check(CLI::Range(1, 8192));
     CLI11_PARSE(app, argc, argv);
-    try {
-        run(layers, length, fresh);
-    } catch (const std::exception& fault) {
-        std::fprintf(stderr, "cache_work: %s\n", fault.what());
-        return 1;
-    }
+    run(layers, length, fresh);
+    return 0;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    return support::guarded("cache_work", [&] { return program(argc, argv); });
 }

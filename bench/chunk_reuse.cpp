@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "../examples/support/guarded.hpp"
 #include "chunks/arms.hpp"
 #include "chunks/plot.hpp"
 #include "chunks/presets.hpp"
@@ -146,9 +147,7 @@ int run(const flags& f) {
     return 0;
 }
 
-} // namespace
-
-int main(int count, char** words) {
+int program(int count, char** words) {
     flags f;
     CLI::App app("What reusing chunks saves and what it costs");
     app.add_option("--part", f.parts)->delimiter(',')->check(CLI::IsMember(f.parts))->capture_default_str();
@@ -169,10 +168,11 @@ int main(int count, char** words) {
     app.add_option("--svg", f.svg, "Draws what each strategy leaves of the divergence here");
     app.add_option("--json", f.json, "Writes the rows here");
     CLI11_PARSE(app, count, words);
-    try {
-        return run(f);
-    } catch (const std::exception& fault) {
-        std::fprintf(stderr, "chunk_reuse: %s\n", fault.what());
-        return 1;
-    }
+    return run(f);
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    return support::guarded("chunk_reuse", [&] { return program(count, words); });
 }

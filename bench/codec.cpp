@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "../examples/support/guarded.hpp"
 #include "codec/answers.hpp"
 #include "codec/errors.hpp"
 #include "codec/quality.hpp"
@@ -245,9 +246,7 @@ private:
     nlohmann::json rows_ = nlohmann::json::array();
 };
 
-} // namespace
-
-int main(int count, char** words) {
+int program(int count, char** words) {
     options given;
     CLI::App app("What each codec keeps, costs and saves.");
     app.add_option("--tensor", given.tensors, "Files of float32 rows to code too");
@@ -265,21 +264,23 @@ int main(int count, char** words) {
     app.add_flag("--no-errors", given.no_errors, "No sets");
     app.add_flag("--no-storage", given.no_storage, "No codes that lose nothing");
     CLI11_PARSE(app, count, words);
-    try {
-        report all(given);
-        if (!given.no_errors)
-            all.errors();
-        if (!given.no_storage)
-            all.storage();
-        if (!given.no_speed)
-            all.speed();
-        if (given.models.size() != given.texts.size())
-            throw std::runtime_error("each --model has a --text");
-        for (std::size_t i = 0; i < given.models.size(); ++i)
-            all.quality(given.models[i], given.texts[i]);
-        all.write();
-    } catch (const std::exception& problem) {
-        return std::fprintf(stderr, "codec: %s\n", problem.what()), 1;
-    }
+    report all(given);
+    if (!given.no_errors)
+        all.errors();
+    if (!given.no_storage)
+        all.storage();
+    if (!given.no_speed)
+        all.speed();
+    if (given.models.size() != given.texts.size())
+        throw std::runtime_error("each --model has a --text");
+    for (std::size_t i = 0; i < given.models.size(); ++i)
+        all.quality(given.models[i], given.texts[i]);
+    all.write();
     return 0;
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    return support::guarded("codec", [&] { return program(count, words); });
 }

@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "../examples/support/guarded.hpp"
 #include "support/huge.hpp"
 #include "support/machine.hpp"
 #include "support/suite.hpp"
@@ -480,9 +481,7 @@ void add_beside_eigen(bench::suite& suite, std::size_t threads) {
     }
 }
 
-} // namespace
-
-int main(int count, char** words) {
+int program(int count, char** words) {
     bench::suite suite("kernels", count, words);
     for (const std::size_t threads : {1u, 2u}) {
         add_limits(suite, threads);
@@ -494,4 +493,10 @@ int main(int count, char** words) {
         {.name = "dispatch", .threads = 2, .unit = "us", .take = [] { return dispatch(2); }, .limit = 2.0, .aim = 1.0});
     suite.add({.name = "hadamard_128", .threads = 1, .unit = "ns", .take = hadamard_row, .limit = 60.0, .aim = 1.0});
     return suite.run();
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    return support::guarded("kernels", [&] { return program(count, words); });
 }

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "../examples/support/guarded.hpp"
 #include "model/reuse.hpp"
 #include "model/speed.hpp"
 #include "model/subject.hpp"
@@ -156,9 +157,7 @@ int run(const flags& f) {
     return 0;
 }
 
-} // namespace
-
-int main(int count, char** words) {
+int program(int count, char** words) {
     flags f;
     CLI::App app("A whole model beside what the machine can do at most");
     app.add_option("--model", f.model, "A Hugging Face directory; without it, random weights as SmolLM2-135M has");
@@ -179,10 +178,11 @@ int main(int count, char** words) {
     app.add_flag("--paced", f.paced, "Measures the bound of a chat alone, a turn a line of standard input: NEW REPLY");
     app.add_option("--json", f.json, "Writes the rows here");
     CLI11_PARSE(app, count, words);
-    try {
-        return run(f);
-    } catch (const std::exception& fault) {
-        std::fprintf(stderr, "model: %s\n", fault.what());
-        return 1;
-    }
+    return run(f);
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    return support::guarded("model", [&] { return program(count, words); });
 }

@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "../examples/support/guarded.hpp"
 #include "support/machine.hpp"
 #include "support/suite.hpp"
 
@@ -250,9 +251,7 @@ void add_pages(bench::suite& suite) {
                .scored = true});
 }
 
-} // namespace
-
-int main(int count, char** words) {
+int program(int count, char** words) {
     bench::suite suite("policies", count, words);
     const auto order = std::make_shared<asked>();
     add_rows<list_and_map>(suite, order, everyday, false);
@@ -261,4 +260,10 @@ int main(int count, char** words) {
     }(static_cast<kv::eviction_policies*>(nullptr));
     add_pages(suite);
     return suite.run();
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    return support::guarded("policies", [&] { return program(count, words); });
 }

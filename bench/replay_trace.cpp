@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "../examples/support/guarded.hpp"
 #include "replay/contest.hpp"
 #include "replay/plot.hpp"
 #include "replay/progress.hpp"
@@ -161,9 +162,7 @@ int run(const flags& f) {
     return replay<kvcache::lirs_trace, kvcache::object_access>(f);
 }
 
-} // namespace
-
-int main(int count, char** words) {
+int program(int count, char** words) {
     flags f;
     CLI::App app{"Replays a recorded workload through eviction policies."};
     app.add_option("--trace", f.traces, "A file, plain, gzip or zstd; or a directory of them")->required();
@@ -181,10 +180,11 @@ int main(int count, char** words) {
     app.add_option("--json", f.json, "Write the rows to this file");
     app.add_option("--plot", f.plot, "Draw the curves to this SVG file");
     CLI11_PARSE(app, count, words);
-    try {
-        return run(f);
-    } catch (const std::exception& e) {
-        std::fprintf(stderr, "replay_trace: %s\n", e.what());
-        return 1;
-    }
+    return run(f);
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    return support::guarded("replay_trace", [&] { return program(count, words); });
 }

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "../examples/support/guarded.hpp"
 #include "support/machine.hpp"
 #include "support/suite.hpp"
 
@@ -147,9 +148,7 @@ void add_storage(bench::suite& suite, const char* name) {
                }});
 }
 
-} // namespace
-
-int main(int count, char** words) {
+int program(int count, char** words) {
     bench::suite suite("roles", count, words);
     add_hash(suite, "xxh3", kv::hash::xxh3{});
     add_hash(suite, "sha256", kv::hash::sha256{.key = "a key"});
@@ -161,4 +160,10 @@ int main(int count, char** words) {
     add_storage<kv::storage::mapped>(suite, "mapped");
     add_storage<kv::storage::zero_on_release<>>(suite, "zero_on_release");
     return suite.run();
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    return support::guarded("roles", [&] { return program(count, words); });
 }

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "../examples/support/guarded.hpp"
+
 namespace kv = kvcache;
 
 namespace {
@@ -99,9 +101,7 @@ void measure(const char* name, const Index& index, std::size_t number, std::vect
     rows.push_back({std::string("own_") + name, trials(b, b, number, random)});
 }
 
-} // namespace
-
-int main(int count, char** words) {
+int program(int count, char** words) {
     std::size_t number = 20000;
     std::string json;
     for (int i = 1; i + 1 < count; i += 2)
@@ -134,4 +134,10 @@ int main(int count, char** words) {
         std::fclose(file);
     }
     return worst <= 0.55 ? 0 : 1;
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    return support::guarded("tenants", [&] { return program(count, words); });
 }

@@ -33,6 +33,7 @@
 #include <utility>
 #include <vector>
 
+#include "../examples/support/guarded.hpp"
 #include "support/machine.hpp"
 #include "tiers/pauses.hpp"
 #include "tiers/redis_process.hpp"
@@ -382,9 +383,7 @@ int run(const flags& f) {
     return out.fail() ? (std::fprintf(stderr, "tiers: %s cannot be written\n", f.json.c_str()), 1) : 0;
 }
 
-} // namespace
-
-int main(int count, char** words) {
+int program(int count, char** words) {
     flags f;
     CLI::App app("What tiers carry, and what they save after a restart");
     app.add_option("--part", f.parts)->delimiter(',')->check(CLI::IsMember(f.parts))->capture_default_str();
@@ -409,10 +408,11 @@ int main(int count, char** words) {
         ->capture_default_str();
     app.add_option("--json", f.json, "Writes the rows here");
     CLI11_PARSE(app, count, words);
-    try {
-        return run(f);
-    } catch (const std::exception& fault) {
-        std::fprintf(stderr, "tiers: %s\n", fault.what());
-        return 1;
-    }
+    return run(f);
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    return support::guarded("tiers", [&] { return program(count, words); });
 }

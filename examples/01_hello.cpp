@@ -7,9 +7,13 @@
 
 #include <iostream>
 
+#include "support/guarded.hpp"
+
 using namespace kvcache::literals;
 
-int main(int argc, char** argv) {
+namespace {
+
+int program(int argc, char** argv) {
     const std::string directory = argc > 1 ? argv[1] : "examples/models/worlds-2m";
     const auto loaded = kvcache::load_model(directory);
     const auto words = kvcache::tokenizer::open(directory);
@@ -41,4 +45,10 @@ int main(int argc, char** argv) {
     const bool same = logits[0] == logits[1];
     std::cout << (same ? "the logits are the same, bit for bit\n" : "THE LOGITS DIFFER\n");
     return same ? 0 : 1;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    return support::guarded("01_hello", [&] { return program(argc, argv); });
 }

@@ -8,13 +8,17 @@
 #include <memory_resource>
 #include <type_traits>
 
+#include "support/guarded.hpp"
+
 using namespace kvcache::literals;
 
 // The order does not matter: both are the same type.
 static_assert(std::is_same_v<kvcache::cache<kvcache::eviction::lru, kvcache::observer::counting>,
                              kvcache::cache<kvcache::observer::counting, kvcache::eviction::lru>>);
 
-int main() {
+namespace {
+
+int program() {
     std::pmr::synchronized_pool_resource memory; // pages come from any memory resource
 
     auto cache = kvcache::make_cache({.layers = 4, .kv_heads = 2, .head_dim = 64, .tokens = 32}, {.bytes = 64_MiB},
@@ -41,4 +45,10 @@ int main() {
     const kvcache::observer::event_counts& counts = cache.observer().counts();
     std::cout << counts.tokens_found << " of " << counts.tokens_looked_up << " tokens looked up were known\n";
     return counts.tokens_found == 2 && cache.check() ? 0 : 1;
+}
+
+} // namespace
+
+int main() {
+    return support::guarded("02_policies", [&] { return program(); });
 }

@@ -7,6 +7,8 @@
 #include <iostream>
 #include <vector>
 
+#include "support/guarded.hpp"
+
 using namespace kvcache::literals;
 
 namespace {
@@ -18,9 +20,7 @@ std::vector<kvcache::token_id> tokens(int first, int count) {
     return made;
 }
 
-} // namespace
-
-int main() {
+int program() {
     const auto model = kvcache::make_random_model({.hidden_size = 64,
                                                    .intermediate_size = 128,
                                                    .layers = 2,
@@ -61,4 +61,10 @@ int main() {
 
     users.clear();
     return shared.in_use == 20 && cache.check() ? 0 : 1;
+}
+
+} // namespace
+
+int main() {
+    return support::guarded("03_shared_prefix", [&] { return program(); });
 }

@@ -9,6 +9,8 @@
 #include <map>
 #include <vector>
 
+#include "support/guarded.hpp"
+
 using namespace kvcache::literals;
 
 /// Evicts the entry with the fewest uses, among equals the one with the smallest slot.
@@ -34,7 +36,9 @@ struct least_used {
 };
 static_assert(kvcache::eviction_policy<least_used>);
 
-int main() {
+namespace {
+
+int program() {
     const auto broken = kvcache::testing::eviction_conformance(least_used{}, 1);
     for (const std::string& property : broken)
         std::cout << "broken: " << property << '\n';
@@ -57,4 +61,10 @@ int main() {
     prompt[0] = kvcache::token_id{7};
     std::cout << "the popular prompt: " << cache.match(prompt).explain() << '\n' << cache.describe() << '\n';
     return broken.empty() && cache.match(prompt).tokens() == 16 && cache.check() ? 0 : 1;
+}
+
+} // namespace
+
+int main() {
+    return support::guarded("04_eviction_policy", [&] { return program(); });
 }

@@ -9,6 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "support/guarded.hpp"
+
 using namespace kvcache::literals;
 
 namespace {
@@ -69,9 +71,7 @@ struct parrot {
     }
 };
 
-} // namespace
-
-int main() {
+int program() {
     const parrot model;
     auto cache = kvcache::make_cache({.layers = 1, .kv_heads = 1, .head_dim = letters, .tokens = 16}, {.bytes = 1_MiB});
     kvcache::thread_pool threads(1);
@@ -94,4 +94,10 @@ int main() {
             return 1;
     }
     return 0;
+}
+
+} // namespace
+
+int main() {
+    return support::guarded("05_own_model", [&] { return program(); });
 }

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "support/guarded.hpp"
+
 namespace {
 
 using namespace kvcache::literals;
@@ -87,21 +89,20 @@ struct program {
     kvcache::thread_pool threads{1};
 };
 
+int compare(int count, char** arguments) {
+    program here(count > 1 ? arguments[1] : "examples/models/worlds-2m");
+    using enum kvcache::reuse_mode;
+    const bool sound = here.tell("nothing reused", kvcache::recompute::exact_prefix{}, baseline) &&
+                       here.tell("prefixes", kvcache::recompute::exact_prefix{}, prefix) &&
+                       here.tell("chunks as they are", kvcache::recompute::none{}, chunks) &&
+                       here.tell("chunks, seams again", kvcache::recompute::chunk_boundary{.rows = 2}, chunks) &&
+                       here.tell("chunks, 15 % again", kvcache::recompute::blend{}, chunks) &&
+                       here.tell("chunks, all again", kvcache::recompute::full{}, chunks);
+    return sound ? 0 : 1;
+}
+
 } // namespace
 
 int main(int count, char** arguments) {
-    try {
-        program here(count > 1 ? arguments[1] : "examples/models/worlds-2m");
-        using enum kvcache::reuse_mode;
-        const bool sound = here.tell("nothing reused", kvcache::recompute::exact_prefix{}, baseline) &&
-                           here.tell("prefixes", kvcache::recompute::exact_prefix{}, prefix) &&
-                           here.tell("chunks as they are", kvcache::recompute::none{}, chunks) &&
-                           here.tell("chunks, seams again", kvcache::recompute::chunk_boundary{.rows = 2}, chunks) &&
-                           here.tell("chunks, 15 % again", kvcache::recompute::blend{}, chunks) &&
-                           here.tell("chunks, all again", kvcache::recompute::full{}, chunks);
-        return sound ? 0 : 1;
-    } catch (const std::exception& fault) {
-        std::fprintf(stderr, "%s\n", fault.what());
-        return 1;
-    }
+    return support::guarded("06_documents", [&] { return compare(count, arguments); });
 }

@@ -27,6 +27,8 @@
 #include <iostream>
 #include <vector>
 
+#include "support/guarded.hpp"
+
 namespace {
 
 namespace kv = kvcache;
@@ -71,9 +73,7 @@ int run(Device& device) {
     return same ? 0 : 1;
 }
 
-} // namespace
-
-int main() {
+int program() {
 #if defined(__CUDACC__)
     auto device = cuda::cuda_device::open();
     if (!device) {
@@ -85,4 +85,10 @@ int main() {
     cuda::emulated_device device;
     return run(device);
 #endif
+}
+
+} // namespace
+
+int main() {
+    return support::guarded("07_device", [&] { return program(); });
 }

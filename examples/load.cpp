@@ -126,7 +126,12 @@ int run(const flags& f) {
         {
             std::vector<std::jthread> workers;
             for (std::size_t worker = 0; worker < at.workers; ++worker)
-                workers.emplace_back([&, worker] { work(f, at, worker, due, zero, users, now); });
+                workers.emplace_back([&, worker] {
+                    (void)support::guarded("load", [&] {
+                        work(f, at, worker, due, zero, users, now);
+                        return 0;
+                    });
+                });
         }
         const auto begin = now.all.begin() + static_cast<std::ptrdiff_t>(at.first);
         load::json part = load::report({begin, begin + static_cast<std::ptrdiff_t>(at.requests)});

@@ -18,6 +18,8 @@
 #include <string_view>
 #include <vector>
 
+#include "support/guarded.hpp"
+
 namespace {
 
 using kvcache::json;
@@ -86,9 +88,7 @@ int fail(const kvcache::error& e) {
     return 1;
 }
 
-} // namespace
-
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
     std::filesystem::path model;
     bool chats = false;
     for (int i = 1; i < argc; ++i) {
@@ -138,4 +138,10 @@ int main(int argc, char** argv) {
         }
     }
     return failed ? 1 : 0;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    return support::guarded("tokenize", [&] { return program(argc, argv); });
 }

@@ -30,7 +30,7 @@ public:
             each.join();
     }
 
-    /// Throws: system_error, if there is no thread at all and none can be started.
+    /// Requires: `serve` does not throw. Throws: system_error, if there is no thread at all and none can be started.
     void run(std::function<void()> serve) {
         const std::lock_guard guard(lock_);
         waiting_.push_back(std::move(serve));

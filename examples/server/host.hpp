@@ -14,8 +14,10 @@
 #include <thread>
 #include <utility>
 
+#include "../support/guarded.hpp"
 #include "../support/model_directory.hpp"
 #include "api_keys.hpp"
+#include "available_memory.hpp"
 #include "chosen_tier.hpp"
 #include "conversation.hpp"
 #include "latencies.hpp"
@@ -27,7 +29,7 @@ namespace server {
 /// A model, its cache, its conversations, and the computing thread.
 class host {
 public:
-    /// Errors: those of the model directory, and of the tier.
+    /// Errors: those of the model directory, and of the tier; more memory for pages than there is.
     [[nodiscard]] static kvcache::result<std::unique_ptr<host>> open(const options& with) {
         auto loaded = support::open_model(with.model, with.packed_cache, with.int8);
         if (!loaded)
@@ -41,6 +43,11 @@ public:
         auto keys = api_keys::read(with);
         if (!keys)
             return keys.error();
+        // Pages are allocated as they are needed: without this check the system would end the server later.
+        if (const auto available = available_memory() >> 20; with.cache_mib > available)
+            return kvcache::error{kvcache::error_code::out_of_memory, "--cache-mib",
+                                  "--cache-mib: " + std::to_string(with.cache_mib) + " MiB are asked for pages, and " +
+                                      std::to_string(available) + " MiB of memory are available"};
         std::unique_ptr<host> made(new host(with, std::move(*loaded), *words, *tier));
         made->keys = std::move(*keys);
         if (auto usable = say_faults(made->cache.tier()); !usable)
@@ -119,7 +126,18 @@ private:
             (void)shared.reserve(nothing, 1);
         }
         engine_.set_relief([this] { return sessions.evict(); });
-        computing_ = std::jthread([this](const std::stop_token& stop) { engine_.run(stop); });
+        computing_ = std::jthread([this](const std::stop_token& stop) {
+            const auto run = [&] {
+                engine_.run(stop);
+                return 0;
+            };
+            const auto close = [&] { // clients are told, and further requests refused
+                engine_.close();
+                return 0;
+            };
+            if (support::guarded("server: computing", run) != 0)
+                (void)support::guarded("server: computing", close);
+        });
     }
 
     [[nodiscard]] kvcache::identity identity(kvcache::digest weights) const {

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "../support/guarded.hpp"
 #include "client_threads.hpp"
 #include "connection.hpp"
 #include "listener.hpp"
@@ -115,7 +116,10 @@ private:
                 ordinary_.push_back(client.get());
             guard.unlock();
             threads.run([this, client = std::move(client), urgent] {
-                serve_client(*client, urgent ? urgent_ : with_);
+                (void)support::guarded("server", [&] { // an exception ends its connection, not the server
+                    serve_client(*client, urgent ? urgent_ : with_);
+                    return 0;
+                });
                 const std::lock_guard again(lock_);
                 if (urgent)
                     --in_reserve_;

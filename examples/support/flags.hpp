@@ -4,14 +4,13 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
-#include <exception>
 #include <limits>
-#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "guarded.hpp"
 #include "model_directory.hpp"
 #include <CLI/CLI.hpp>
 
@@ -110,17 +109,15 @@ inline kvcache::result<std::vector<kvcache::token_id>> read_ids(std::string_view
 
 /// Parses the command line and runs the program. Reports every error, with exit status 1.
 template <class Run>
-int guarded(std::string_view program, CLI::App& app, int argc, char** argv, Run run) {
-    try {
-        app.parse(argc, argv);
+int guarded(const char* program, CLI::App& app, int argc, char** argv, Run run) {
+    return guarded(program, [&] {
+        try {
+            app.parse(argc, argv);
+        } catch (const CLI::ParseError& fault) {
+            return app.exit(fault) == 0 ? 0 : 1;
+        }
         return run();
-    } catch (const CLI::ParseError& fault) {
-        return app.exit(fault) == 0 ? 0 : 1;
-    } catch (const std::bad_alloc&) {
-        return report(program, {kvcache::error_code::out_of_memory, "memory", "the system has not that much memory"});
-    } catch (const std::exception& fault) {
-        return report(program, {kvcache::error_code::io, "system", fault.what()});
-    }
+    });
 }
 
 } // namespace support

@@ -7,6 +7,7 @@ DATA is the folder of real data; without it the cases of JSONTestSuite are left 
 """
 import http.client
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -441,6 +442,9 @@ def little_memory():
     status, got = at.post("/v1/completions", prompt=ids[:1900], max_tokens=1)
     check(status == 400 and str(limit) in got["error"]["message"], got)
     at.stop()
+    refused = subprocess.run([SERVER, "--model", MODEL, "--port", "0", "--cache-mib", str(1 << 20)], capture_output=True,
+                             text=True, timeout=60)
+    check(refused.returncode == 1 and re.search(r"--cache-mib: 1048576 MiB are .* and \d+ MiB", refused.stderr), refused)
 
 
 def ends():
