@@ -24,12 +24,14 @@ public:
     explicit completions(host& at) : at_(at) {}
 
     void answer(const http_request& in, http_response& out, bool chat) {
-        const auto body = read_body(in.body());
-        if (!body)
-            return refuse(out, problem_of(body.error()));
-        auto asked = read_question(*body, chat);
+        const request_watch watch(in.client, std::chrono::seconds(at_.with.timeout_s));
+        const std::size_t bytes = in.body().size();
+        kvcache::result<question> asked = given_up();
+        if (!at_.prepare.run(bytes, watch, [&](const std::stop_token&) { asked = read_question(in.body(), chat); }))
+            asked = given_up();
+        in.release_body();
         if (!asked)
-            return refuse(out, problem_of(asked.error()));
+            return decline(out, asked.error());
         if (!asked->model.empty() && asked->model != at_.name)
             return refuse(out, no_model(asked->model, at_.name));
         const std::string header = in.header("x-session-id");
@@ -41,15 +43,21 @@ public:
         auto tenant = at_.tenant_of(in, asked->cache_salt);
         if (!tenant)
             return refuse(out, problem_of(tenant.error()));
-        const auto what = std::make_shared<const question>(std::move(*asked));
+        const auto what = std::make_shared<question>(std::move(*asked));
         exchanges all;
-        for (std::size_t i = 0; i < (chat ? 1 : what->prompts.size()); ++i) {
+        for (std::size_t i = 0; i < (chat ? 1 : what->prompts.size()); ++i)
             all.push_back(std::make_shared<exchange>(at_, what, i, *tenant));
-            if (auto begun = all.back()->ask(key); !begun) {
-                for (const auto& each : all)
-                    each->abandon();
-                return refuse(out, problem_of(begun.error()));
-            }
+        kvcache::result<void> begun = all.front()->join(key, watch);
+        const auto ask_all = [&](const std::stop_token& stop) {
+            for (std::size_t i = 0; begun && i < all.size(); ++i)
+                begun = all[i]->ask(stop);
+        };
+        if (begun && !at_.prepare.run(bytes, watch, ask_all))
+            begun = given_up();
+        if (!begun) {
+            for (const auto& each : all)
+                each->abandon();
+            return decline(out, begun.error());
         }
         answer_json write(std::move(all), (chat ? "chatcmpl-" : "cmpl-") + std::to_string(++count_));
         if (what->stream)
@@ -59,6 +67,16 @@ public:
     }
 
 private:
+    // Refuses a request that has no answer yet. One that was given up counts as failed; a wrong one does not.
+    void decline(http_response& out, const kvcache::error& why) {
+        if (why.code == kvcache::error_code::cancelled)
+            at_.times.add({});
+        refuse(out, problem_of(why));
+    }
+    static kvcache::error given_up() {
+        return {kvcache::error_code::cancelled, "request", "the request was cancelled, or its time is over"};
+    }
+
     static void whole(const answer_json& write, const connection& client, http_response& out) {
         for (const auto& each : write.all())
             serve(*each, client);

@@ -76,6 +76,12 @@ public:
         return ::poll(&ask, 1, 0) > 0 && (ask.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
     }
 
+    /// Returns whether the server ends.
+    [[nodiscard]] bool ending() const {
+        pollfd ask{.fd = end_, .events = POLLIN, .revents = 0};
+        return ::poll(&ask, 1, 0) > 0;
+    }
+
     /// Since when the client could have sent a request and has not; `not_waiting` if it has. From any thread.
     [[nodiscard]] std::int64_t waiting_since() const noexcept { return waiting_since_; }
     static constexpr std::int64_t not_waiting = INT64_MAX;

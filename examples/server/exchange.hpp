@@ -10,11 +10,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "host.hpp"
+#include "preparation.hpp"
 #include "question.hpp"
 
 namespace server {
@@ -31,14 +33,28 @@ struct piece {
 class exchange : public std::enable_shared_from_this<exchange> {
 public:
     /// Answers a chat, or a prompt of a completion. It reuses and stores pages of `tenant`.
-    exchange(host& at, std::shared_ptr<const question> asked, std::size_t prompt, store tenant)
+    exchange(host& at, std::shared_ptr<question> asked, std::size_t prompt, store tenant)
         : at_(at), asked_(std::move(asked)), which_(prompt), tenant_(std::move(tenant)) {}
 
-    /// Submits the question to the engine, as a turn of the conversation `session_key`, or of none if it is empty.
-    /// Errors: an invalid question; a full queue.
-    [[nodiscard]] kvcache::result<void> ask(const std::string& session_key) {
-        if (auto begun = asked_->chat ? begin_chat(session_key) : begin_completion(); !begun)
+    /// Makes the question a turn of a conversation, once earlier turns are over. Errors: too many conversations;
+    /// cancelled.
+    [[nodiscard]] kvcache::result<void> join(const std::string& session_key, const request_watch& watch) {
+        if (!asked_->chat || !at_.form || session_key.empty())
+            return {};
+        auto held = at_.sessions.acquire(digest_of(tenant_.id()), session_key, at_.make_conversation(tenant_), watch);
+        if (!held)
+            return held.error();
+        held_.emplace(std::move(*held));
+        return {};
+    }
+
+    /// Submits the question to the engine. A request that joined no conversation reuses pages that are cached, and
+    /// nothing else. Errors: an invalid question; a full queue; cancelled, once `stop` is requested.
+    [[nodiscard]] kvcache::result<void> ask(const std::stop_token& stop) {
+        if (auto begun = asked_->chat ? begin_chat(stop) : begin_completion(stop); !begun)
             return begun;
+        if (stop.stop_requested())
+            return kvcache::error{kvcache::error_code::cancelled, "request", "the request was cancelled"};
         kvcache::stop_criteria until{.max_tokens = asked_->max_tokens.value_or(at_.context() - prompt_.size())};
         if (until.max_tokens > at_.context() - prompt_.size() && asked_->max_tokens)
             return too_long();
@@ -159,24 +175,18 @@ public:
 private:
     using table = kvcache::session_table<conversation>;
 
-    // A request without a key belongs to no conversation: it reuses pages that are cached, and nothing else.
-    [[nodiscard]] kvcache::result<void> begin_chat(const std::string& key) {
+    [[nodiscard]] kvcache::result<void> begin_chat(const std::stop_token& stop) {
         if (!at_.form)
             return kvcache::error{kvcache::error_code::malformed, "messages",
                                   "messages cannot be written for this model: " + at_.no_form};
-        if (!key.empty()) {
-            auto held = at_.sessions.acquire(digest_of(tenant_.id()), key, at_.make_conversation(tenant_));
-            if (!held)
-                return held.error();
-            held_.emplace(std::move(*held));
-        }
         conversation alone(tenant_, *at_.form, at_.context(), at_.with);
         auto& with = (held_ ? **held_ : alone).chat;
         known_before_ = with.ids().size();
         kvcache::chat_options how = at_.form->rendering;
+        how.stop = stop;
         if (!asked_->tools.is_null())
-            how.variables["tools"] = asked_->tools;
-        auto begun = with.begin(asked_->messages, asked_->max_tokens.value_or(1), how);
+            how.variables["tools"] = std::exchange(asked_->tools, nullptr);
+        auto begun = with.begin(std::exchange(asked_->messages, {}), asked_->max_tokens.value_or(1), how);
         if (!begun)
             return begun.error();
         prompt_ = begun->prompt;
@@ -184,11 +194,11 @@ private:
         return {};
     }
 
-    [[nodiscard]] kvcache::result<void> begin_completion() {
+    [[nodiscard]] kvcache::result<void> begin_completion(const std::stop_token& stop) {
         const text_or_ids& given = asked_->prompts[which_];
         if (!given.ids.empty())
             prompt_ = given.ids;
-        else if (auto encoded = at_.words.encode(given.text, {}))
+        else if (auto encoded = at_.words.encode(given.text, {.stop = stop}))
             prompt_ = std::move(*encoded);
         else
             return encoded.error();
@@ -227,7 +237,7 @@ private:
     }
 
     host& at_;
-    std::shared_ptr<const question> asked_;
+    std::shared_ptr<question> asked_;
     std::size_t which_; // of the prompts
     store tenant_;      // outlives what belongs to it
     std::vector<kvcache::token_id> prompt_;

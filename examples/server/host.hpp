@@ -22,6 +22,7 @@
 #include "conversation.hpp"
 #include "latencies.hpp"
 #include "options.hpp"
+#include "preparation.hpp"
 #include "ready_memory.hpp"
 
 namespace server {
@@ -102,6 +103,7 @@ public:
     store shared = cache.shared();
     kvcache::session_table<conversation> sessions;
     latencies times;
+    preparation prepare; ///< Of large requests.
 
 private:
     host(options o, kvcache::loaded_model loaded, kvcache::tokenizer speaks, const chosen_tier& tier)

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "byte_budget.hpp"
 #include "connection.hpp"
 #include <boost/asio/write.hpp>
 #include <boost/beast/http.hpp>
@@ -23,13 +24,18 @@ class http_request {
 public:
     using message_type = http::request<http::string_body>;
 
-    http_request(const message_type& message, connection& from)
+    http_request(message_type& message, connection& from)
         : client(from), message_(&message), path_(path_of(target())) {}
 
     [[nodiscard]] std::string method() const { return std::string(message_->method_string()); }
     /// The path of the target, with its percent encoding decoded; without the query.
     [[nodiscard]] const std::string& path() const noexcept { return path_; }
     [[nodiscard]] const std::string& body() const noexcept { return message_->body(); }
+    /// Frees the memory of the body, once it has been read.
+    void release_body() const {
+        message_->body() = std::string();
+        room = byte_budget::share();
+    }
     [[nodiscard]] bool http_1_0() const noexcept { return message_->version() < 11; }
     /// Whether it is a HEAD request, whose response has no body.
     [[nodiscard]] bool is_head() const noexcept { return message_->method() == http::verb::head; }
@@ -44,6 +50,7 @@ public:
     }
 
     connection& client;
+    mutable byte_budget::share room; ///< What the body takes of the memory for bodies.
 
 private:
     [[nodiscard]] static std::string path_of(const std::string& target) {
@@ -62,7 +69,7 @@ private:
         return made;
     }
 
-    const message_type* message_;
+    message_type* message_;
     std::string path_;
 };
 

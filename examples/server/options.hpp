@@ -33,7 +33,8 @@ struct options {
     std::size_t sessions = 64;
     std::size_t connections = 2048;
     std::size_t body_mib = 8;
-    std::size_t timeout_s = 600; ///< Timeout of a request.
+    std::size_t bodies_mib = 256; ///< For all large bodies that are being received or read.
+    std::size_t timeout_s = 600;  ///< Timeout of a request.
     std::size_t read_timeout_s =
         30; ///< What a client may take to send a request; a second more for each 64 KiB that arrive.
     std::size_t draft = 0;
@@ -72,6 +73,9 @@ inline void add_flags(CLI::App& app, options& o) {
     app.add_option("--sessions", o.sessions, "Conversations kept")->check(whole(1, 65536))->capture_default_str();
     app.add_option("--connections", o.connections, "Open at once")->check(whole(1, 20000))->capture_default_str();
     app.add_option("--body-mib", o.body_mib, "Largest request body")->check(whole(1, 1024))->capture_default_str();
+    app.add_option("--bodies-mib", o.bodies_mib, "Memory for all large bodies together")
+        ->check(whole(1, 1u << 20))
+        ->capture_default_str();
     app.add_option("--timeout", o.timeout_s, "Seconds a request may take")
         ->check(whole(1, 86400))
         ->capture_default_str();

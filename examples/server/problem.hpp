@@ -49,7 +49,7 @@ struct problem {
 /// Returns the reply to a request for another model than the one that is served.
 [[nodiscard]] inline problem no_model(const std::string& asked, const std::string& served) {
     return {404, "invalid_request_error", "model_not_found",
-            "model not found: " + asked + "; this server has " + served};
+            "model not found: " + asked.substr(0, 256) + "; this server has " + served};
 }
 
 inline void reply(http_response& out, const json& body) {

@@ -3,6 +3,7 @@
 
 #include <kvcache/core/result.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstddef>
@@ -74,14 +75,16 @@ inline void read_stop(field_reader& fields, question& into) {
                 fields.refuse("stop", "must be a string or a list of strings");
     else
         fields.refuse("stop", "must be a string or a list of at most 16 strings");
+    if (std::ranges::any_of(into.stop, [](const std::string& each) { return each.size() > 1024; }))
+        fields.refuse("stop", "may have strings of at most 1024 bytes");
 }
 
 inline void read_bias(field_reader& fields, question& into) {
     const sent_json* bias = fields.find("logit_bias");
     if (bias == nullptr)
         return;
-    if (!bias->is_object())
-        return fields.refuse("logit_bias", "must be an object from token ids to numbers");
+    if (!bias->is_object() || bias->size() > 4096)
+        return fields.refuse("logit_bias", "must be an object from at most 4096 token ids to numbers");
     for (const auto& [key, value] : bias->items()) {
         std::int32_t id = 0;
         const auto [end, fault] = std::from_chars(key.data(), key.data() + key.size(), id);
@@ -179,6 +182,11 @@ inline std::uint64_t read_seed(field_reader& fields) {
     if (fields.problem())
         return *fields.problem();
     return made;
+}
+/// Reads a body's text. Errors: malformed.
+[[nodiscard]] inline kvcache::result<question> read_question(const std::string& text, bool chat) {
+    const auto body = read_body(text);
+    return body ? read_question(*body, chat) : body.error();
 }
 
 } // namespace server

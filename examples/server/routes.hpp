@@ -35,6 +35,7 @@ public:
     /// What the requests of every connection are checked and answered with. Requires: this outlives it.
     [[nodiscard]] request_rules rules() {
         request_rules made{.body_bytes = at_.with.body_mib << 20,
+                           .bodies = std::make_shared<byte_budget>(at_.with.bodies_mib << 20),
                            .guard = [this](const http_request& in) { return guard(in); },
                            .routes = {}};
         const auto on = [&](const char* method, const char* path, auto answer) {
@@ -43,8 +44,12 @@ public:
         on("POST", "/v1/chat/completions", [this](const auto& in, auto& out) { completions_.answer(in, out, true); });
         on("POST", "/v1/completions", [this](const auto& in, auto& out) { completions_.answer(in, out, false); });
         on("POST", "/v1/warm", [this](const auto& in, auto& out) { warm(in, out); });
-        on("POST", "/tokenize", [this](const auto& in, auto& out) { tokenize(in, out); });
-        on("POST", "/detokenize", [this](const auto& in, auto& out) { detokenize(in, out); });
+        on("POST", "/tokenize", [this](const auto& in, auto& out) {
+            prepared(in, out, [&](const std::stop_token& stop) { tokenize(in, out, stop); });
+        });
+        on("POST", "/detokenize", [this](const auto& in, auto& out) {
+            prepared(in, out, [&](const std::stop_token&) { detokenize(in, out); });
+        });
         on("GET", "/v1/models", [this](const auto&, auto& out) { reply(out, models()); });
         on("GET", "/v1/models/*", [this](const auto& in, auto& out) { model(below(in, "/v1/models/"), out); });
         on("GET", "/v1/sessions", [this](const auto& in, auto& out) { sessions(in, out); });
@@ -78,11 +83,18 @@ private:
         return problem{401, "authentication_error", "invalid_api_key", "the API key is missing or wrong"};
     }
 
-    // Computes a text, or the beginning of a chat, so that later requests reuse it.
-    void warm(const http_request& in, http_response& out) {
-        auto body = read_body(in.body());
+    // Calls `work(stop)`, as a large request if it is one.
+    template <class Work>
+    void prepared(const http_request& in, http_response& out, Work&& work) {
+        const request_watch watch(in.client, std::chrono::seconds(at_.with.timeout_s));
+        if (!at_.prepare.run(in.body().size(), watch, work))
+            refuse(out, {503, "server_error", "request", "the request was cancelled, or its time is over"});
+    }
+
+    [[nodiscard]] static kvcache::result<question> read_warm(const std::string& text) {
+        auto body = read_body(text);
         if (!body)
-            return refuse(out, problem_of(body.error()));
+            return body.error();
         const bool chat = body->is_object() && body->contains("messages");
         if (body->is_object() && !chat && body->contains("text")) {
             (*body)["prompt"] = (*body)["text"];
@@ -90,18 +102,32 @@ private:
         }
         if (body->is_object())
             (*body)["max_tokens"] = 0;
-        auto asked = read_question(*body, chat);
-        if (!asked)
-            return refuse(out, problem_of(asked.error()));
+        return read_question(*body, chat);
+    }
+
+    // Computes a text, or the beginning of a chat, so that later requests reuse it.
+    void warm(const http_request& in, http_response& out) {
+        kvcache::result<question> asked = question{};
+        prepared(in, out, [&](const std::stop_token&) {
+            if (asked = read_warm(in.body()); !asked)
+                refuse(out, problem_of(asked.error()));
+        });
+        if (out.status != 200)
+            return;
         if (asked->prompts.size() > 1)
             return refuse(out, {.code = "text", .message = "text must be one text"});
         auto tenant = at_.tenant_of(in, asked->cache_salt);
         if (!tenant)
             return refuse(out, problem_of(tenant.error()));
         const auto talk =
-            std::make_shared<exchange>(at_, std::make_shared<const question>(std::move(*asked)), 0, std::move(*tenant));
-        if (auto begun = talk->ask({}); !begun)
-            return refuse(out, problem_of(begun.error()));
+            std::make_shared<exchange>(at_, std::make_shared<question>(std::move(*asked)), 0, std::move(*tenant));
+        kvcache::result<void> begun;
+        prepared(in, out, [&](const std::stop_token& stop) {
+            if (begun = talk->ask(stop); !begun)
+                refuse(out, problem_of(begun.error()));
+        });
+        if (out.status != 200)
+            return;
         serve(*talk, in.client);
         talk->finish();
         if (const auto failed = talk->failure())
@@ -113,7 +139,7 @@ private:
                     {"partial_tail_tokens", talk->prompt().size() % at_.with.page}});
     }
 
-    void tokenize(const http_request& in, http_response& out) {
+    void tokenize(const http_request& in, http_response& out, const std::stop_token& stop) {
         const auto body = read_body(in.body());
         if (!body)
             return refuse(out, problem_of(body.error()));
@@ -126,7 +152,7 @@ private:
             fields.refuse("body", "must be an object");
         if (fields.problem())
             return refuse(out, problem_of(*fields.problem()));
-        const auto ids = at_.words.encode(text, {.add_special_tokens = special});
+        const auto ids = at_.words.encode(text, {.add_special_tokens = special, .stop = stop});
         if (!ids)
             return refuse(out, problem_of(ids.error()));
         json list = json::array();
@@ -183,7 +209,8 @@ private:
         const auto tenant = at_.tenant_of(in, salt_of(in));
         if (!tenant)
             return refuse(out, problem_of(tenant.error()));
-        if (!at_.sessions.remove(digest_of(tenant->id()), key))
+        if (!at_.sessions.remove(digest_of(tenant->id()), key,
+                                 request_watch(in.client, std::chrono::seconds(at_.with.timeout_s))))
             return refuse(out, {404, "invalid_request_error", "session_not_found", "there is no session " + key});
         reply(out, {{"id", key}, {"deleted", true}});
     }

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <ctime>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "http_message.hpp"
+#include "preparation.hpp"
 #include "problem.hpp"
 #include "router.hpp"
 #include <strings.h>
@@ -16,7 +19,8 @@ namespace server {
 
 /// What a connection's requests are checked and answered with.
 struct request_rules {
-    std::size_t body_bytes = 0; ///< The largest body.
+    std::size_t body_bytes = 0;               ///< The largest body.
+    std::shared_ptr<byte_budget> bodies = {}; ///< For all bodies of more than preparation::large bytes together.
     /// Returns the reply to a request that is refused before its body is read.
     std::function<std::optional<problem>(const http_request&)> guard;
     router routes;
@@ -82,6 +86,16 @@ inline bool send(connection& client, const http_request* in, http_response& out,
     return out.stream(parts) && parts.end();
 }
 
+// Takes the memory for a large body. Returns false if there is none left.
+inline bool make_room(const http_request& in, std::uint64_t bytes, const request_rules& with) {
+    if (bytes <= preparation::large)
+        return true;
+    auto room = byte_budget::take(with.bodies, bytes);
+    if (room)
+        in.room = std::move(*room);
+    return room.has_value();
+}
+
 // Reads a request and answers it. Returns whether the connection can take another one.
 inline bool serve_request(connection& client, const request_rules& with) {
     http::request_parser<http::string_body> parser;
@@ -92,7 +106,10 @@ inline bool serve_request(connection& client, const request_rules& with) {
     http_response out;
     if (!fault) {
         const http_request in(parser.get(), client);
-        if (auto refused = with.guard(in)) {
+        auto refused = with.guard(in);
+        if (!refused && !make_room(in, parser.chunked() ? with.body_bytes : parser.content_length().value_or(0), with))
+            refused = problem{503, "overloaded_error", "bodies", "too many large bodies are being received"};
+        if (refused) {
             client.close_after_response();
             client.end_request();
             refuse(out, *refused);

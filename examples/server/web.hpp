@@ -45,6 +45,7 @@ public:
         if (ends_ < 0)
             throw std::system_error(errno, std::generic_category(), "eventfd");
         urgent_ = {.body_bytes = with_.body_bytes,
+                   .bodies = with_.bodies,
                    .guard =
                        [this, paths = std::move(urgent)](const http_request& in) {
                            if (auto refused = with_.guard(in))

@@ -37,6 +37,7 @@
 #include <new>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <stop_token>
@@ -20475,6 +20476,47 @@ template <class Cache, class Model>
 
 } // namespace kvcache
 
+// ---- kvcache/session/session_hold.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A session in use. Its destructor releases the session to the next request. Requires: the table outlives it.
+template <class Table>
+class session_hold {
+public:
+    session_hold(session_hold&& other) noexcept
+        : table_(std::exchange(other.table_, nullptr)), slot_(other.slot_), bytes_(other.bytes_) {}
+    /// Releases the session it held before.
+    session_hold& operator=(session_hold&& other) noexcept {
+        session_hold taken(std::move(other));
+        std::swap(table_, taken.table_);
+        std::swap(slot_, taken.slot_);
+        std::swap(bytes_, taken.bytes_);
+        return *this;
+    }
+    ~session_hold() {
+        if (table_ != nullptr)
+            table_->release(slot_, bytes_);
+    }
+
+    [[nodiscard]] auto& operator*() const noexcept { return *slot_->session; }
+    [[nodiscard]] auto* operator->() const noexcept { return slot_->session.get(); }
+
+    /// Sets the bytes that the session keeps after its release.
+    void set_bytes(std::size_t bytes) noexcept { bytes_ = bytes; }
+
+private:
+    friend Table;
+    using slot = typename Table::slot;
+    session_hold(Table& table, slot& of) : table_(&table), slot_(&of), bytes_(of.bytes) {}
+
+    Table* table_;
+    slot* slot_;
+    std::size_t bytes_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/session/session_limits.hpp ---------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -20503,6 +20545,36 @@ using default_session_eviction = eviction::prioritised<eviction::lru>;
 
 } // namespace kvcache
 
+// ---- kvcache/session/waiting_line.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Who waits for something that one at a time may have, in order of arrival. Not thread-safe.
+class waiting_line {
+public:
+    /// Joins the line, and returns the ticket.
+    [[nodiscard]] std::uint64_t join() noexcept { return next_++; }
+    [[nodiscard]] bool is_first(std::uint64_t ticket) const noexcept { return ticket == serving_; }
+    /// Whether anyone has it or waits for it.
+    [[nodiscard]] bool busy() const noexcept { return next_ != serving_; }
+
+    /// The first one has finished.
+    void advance() {
+        ++serving_;
+        while (given_up_.erase(serving_) > 0)
+            ++serving_;
+    }
+    /// One that is not first leaves the line. Throws: bad_alloc.
+    void give_up(std::uint64_t ticket) { given_up_.insert(ticket); }
+
+private:
+    std::uint64_t next_ = 0;    // the next ticket to hand out
+    std::uint64_t serving_ = 0; // the ticket of the first one
+    std::set<std::uint64_t> given_up_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/session/session_table.hpp ----------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -20512,41 +20584,13 @@ namespace kvcache::inline KVCACHE_ABI {
 /// arrival. Any thread may call it.
 template <class Session, eviction_policy Eviction = default_session_eviction>
 class session_table {
+    template <class>
+    friend class session_hold;
     struct slot;
 
 public:
-    /// A session in use. Its destructor releases the session to the next request.
-    class hold {
-    public:
-        hold(hold&& other) noexcept
-            : table_(std::exchange(other.table_, nullptr)), slot_(other.slot_), bytes_(other.bytes_) {}
-        /// Releases the session it held before.
-        hold& operator=(hold&& other) noexcept {
-            hold taken(std::move(other));
-            std::swap(table_, taken.table_);
-            std::swap(slot_, taken.slot_);
-            std::swap(bytes_, taken.bytes_);
-            return *this;
-        }
-        ~hold() {
-            if (table_ != nullptr)
-                table_->release(slot_, bytes_);
-        }
-
-        [[nodiscard]] Session& operator*() const noexcept { return *slot_->session; }
-        [[nodiscard]] Session* operator->() const noexcept { return slot_->session.get(); }
-
-        /// Sets the bytes that the session keeps after its release.
-        void set_bytes(std::size_t bytes) noexcept { bytes_ = bytes; }
-
-    private:
-        friend session_table;
-        hold(session_table& table, slot& of) : table_(&table), slot_(&of), bytes_(of.bytes) {}
-
-        session_table* table_;
-        slot* slot_;
-        std::size_t bytes_;
-    };
+    using session_type = Session;
+    using hold = session_hold<session_table>;
 
     explicit session_table(session_limits limits, Eviction eviction)
         : limits_(limits),
@@ -20561,6 +20605,12 @@ public:
     /// one as a unique_ptr. Errors: out_of_memory if all sessions are in use.
     template <class Make>
     [[nodiscard]] result<hold> acquire(const digest& model, std::string_view key, Make make) {
+        return acquire(model, key, std::move(make), never);
+    }
+    /// Like acquire, but calls `gives_up` from time to time while it waits, and ends when that returns true. Errors:
+    /// cancelled, besides those of acquire.
+    template <class Make, class GivesUp>
+    [[nodiscard]] result<hold> acquire(const digest& model, std::string_view key, Make make, GivesUp gives_up) {
         std::unique_ptr<Session> gone; // destroyed after the lock is released
         std::unique_lock guard(lock_);
         auto found = names_.find({model, std::string(key)});
@@ -20573,7 +20623,8 @@ public:
         } else
             again(found->second);
         slot& of = *slots_[index_of(found->second)];
-        wait(of, guard);
+        if (!wait(of, guard, gives_up))
+            return error{error_code::cancelled, "sessions", "the caller gave up waiting for the session"};
         if (!of.session)
             try {
                 of.session = make();
@@ -20598,14 +20649,18 @@ public:
     }
 
     /// Removes a session after the requests that wait for it. Returns false if there is none.
-    bool remove(const digest& model, std::string_view key) {
+    bool remove(const digest& model, std::string_view key) { return remove(model, key, never); }
+    /// Like remove, but also returns false when it waits and `gives_up` returns true.
+    template <class GivesUp>
+    bool remove(const digest& model, std::string_view key, GivesUp gives_up) {
         std::unique_ptr<Session> gone;
         std::unique_lock guard(lock_);
         const auto found = names_.find({model, std::string(key)});
         if (found == names_.end())
             return false;
         slot& of = *slots_[index_of(found->second)];
-        wait(of, guard);
+        if (!wait(of, guard, gives_up))
+            return false;
         gone = std::move(of.session);
         bytes_ -= std::exchange(of.bytes, 0);
         std::unique_ptr<Session> none;
@@ -20656,10 +20711,9 @@ private:
         std::unique_ptr<Session> session = {};
         std::size_t bytes = 0;
         std::size_t uses = 0;
-        std::uint64_t next = 0;    // the next ticket to hand out
-        std::uint64_t serving = 0; // the ticket of the current holder
+        waiting_line line = {};
 
-        [[nodiscard]] bool busy() const noexcept { return next != serving; }
+        [[nodiscard]] bool busy() const noexcept { return line.busy(); }
     };
 
     // Returns a free slot, and evicts a session if none is free.
@@ -20709,14 +20763,27 @@ private:
         order_.touch(at);
     }
 
-    void wait(slot& of, std::unique_lock<std::mutex>& guard) {
-        const std::uint64_t ticket = of.next++;
-        free_.wait(guard, [&] { return of.serving == ticket; });
+    static constexpr auto never = [] { return false; };
+
+    // Waits for the turn of a new ticket. Returns false, without a ticket, when the caller gives up.
+    template <class GivesUp>
+    [[nodiscard]] bool wait(slot& of, std::unique_lock<std::mutex>& guard, GivesUp& gives_up) {
+        const std::uint64_t ticket = of.line.join();
+        while (!free_.wait_for(guard, std::chrono::milliseconds(50), [&] { return of.line.is_first(ticket); })) {
+            guard.unlock();
+            const bool ends = gives_up();
+            guard.lock();
+            if (ends && !of.line.is_first(ticket)) {
+                of.line.give_up(ticket);
+                return false;
+            }
+        }
+        return true;
     }
 
     // Ends a hold of a slot. A slot without a session and without waiting requests becomes free.
     void leave(slot& of, std::unique_ptr<Session>& gone) {
-        ++of.serving;
+        of.line.advance();
         free_.notify_all();
         if (!of.session && !of.busy()) {
             const slot_id at = of.place->second;

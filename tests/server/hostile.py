@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import running
@@ -196,6 +197,85 @@ def slow_senders():
     at.stop()
 
 
+def post_bytes(path, body):
+    return b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path, len(body)) + body
+
+
+def large_requests():
+    """Bodies of megabytes are read one after another; they hold up nothing else, and end with their clients, their time or the server."""
+    many = json.dumps({"messages": [{"role": "user", "content": "hi"}] * 170000, "max_tokens": 4}).encode()
+    long = json.dumps({"prompt": "library " * 900000, "max_tokens": 4}).encode()
+    text = json.dumps({"content": "library " * 900000}).encode()
+    kinds = ((b"/v1/chat/completions", many), (b"/v1/completions", long), (b"/tokenize", text), (b"/v1/warm", many), (b"/detokenize", text))
+    small = dict(prompt="Ella lives in", max_tokens=4, temperature=0)
+    at = Server("--bodies-mib", "64")
+    _, wanted = at.post("/v1/completions", **small)
+    before, links = at.memory(), []
+    for n in range(30):
+        link = socket.create_connection(("127.0.0.1", at.port), timeout=120)
+        links.append(link)
+        threading.Thread(target=lambda link=link, n=n: send_all(link, post_bytes(*kinds[n % len(kinds)])), daemon=True).start()
+    for _ in range(20):
+        check(at.post("/v1/completions", **small)[1]["choices"] == wanted["choices"], "small requests are answered next to large ones")
+        check(at.ask("GET", "/health")[0] == 200, "and so is health")
+    statuses = []
+    for link in links[:20]:
+        statuses.append(link.makefile("rb").readline()[9:12])
+    check(set(statuses) <= {b"200", b"400", b"503"}, statuses)
+    for link in links[20:]:
+        link.close()  # before their answers
+    check(at.memory() < before + 900, f"the memory of large bodies is limited: {before} MiB, then {at.memory()}")
+    status, got, _ = at.ask("POST", "/v1/completions", long)
+    while status == 503:
+        status, got, _ = at.ask("POST", "/v1/completions", long)
+    check(status == 400 and "maximum context length" in got["error"]["message"], (status, got))
+    for link in links[:20]:
+        link.close()
+    # The server ends while large bodies wait to be read.
+    waiting = [socket.create_connection(("127.0.0.1", at.port), timeout=120) for _ in range(7)]
+    for link in waiting:
+        send_all(link, post_bytes(b"/v1/chat/completions", many))
+    at.stop()
+    # Time is over: of those that wait some are answered, and none is lost.
+    brief = Server("--timeout", "1")
+    waiting = [socket.create_connection(("127.0.0.1", brief.port), timeout=120) for _ in range(8)]
+    for link in waiting:
+        send_all(link, post_bytes(b"/v1/chat/completions", many))
+    ends = [link.makefile("rb").readline()[9:12] for link in waiting]
+    check(set(ends) <= {b"400", b"503"} and b"503" in ends, ends)
+    check(brief.post("/v1/completions", **small)[1]["choices"] == wanted["choices"], "and others are answered")
+    brief.stop()
+
+
+def send_all(link, data):
+    try:
+        link.sendall(data)
+    except OSError:
+        pass  # it may be refused before it has sent all
+
+
+def waits():
+    """Requests wait for an earlier one of their conversation. Those whose clients leave let the next one in."""
+    at = Server()
+    long = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1900, "ignore_eos": True, "stream": True, "user": "ann"}).encode()
+    short = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "user": "ann"}).encode()
+    first = socket.create_connection(("127.0.0.1", at.port), timeout=120)
+    first.sendall(post_bytes(b"/v1/chat/completions", long))
+    check(first.recv(12) == b"HTTP/1.1 200", "a stream begins")
+    leaving = [socket.create_connection(("127.0.0.1", at.port), timeout=120) for _ in range(6)]
+    for link in leaving:
+        link.sendall(post_bytes(b"/v1/chat/completions", short))
+    forget = socket.create_connection(("127.0.0.1", at.port), timeout=120)
+    forget.sendall(b"DELETE /v1/sessions/ann HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    last = socket.create_connection(("127.0.0.1", at.port), timeout=120)
+    last.sendall(post_bytes(b"/v1/chat/completions", short))
+    for link in (*leaving, forget, first):
+        link.close()
+    check(last.recv(12) == b"HTTP/1.1 200", "the last one is answered")
+    last.close()
+    at.stop()
+
+
 def keyed(at, key, path, **body):
     return at.ask("POST", path, body, {"Authorization": f"Bearer {key}"})[:2]
 
@@ -268,6 +348,8 @@ def main():
     framing(at)
     at.stop()
     slow_senders()
+    large_requests()
+    waits()
     isolation()
     print(f"hostile.py: {running.checks} checks hold")
 

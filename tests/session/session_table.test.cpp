@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -169,4 +171,39 @@ TEST_CASE("those who wait for a session have it in the order they came") {
     }
     users.clear();
     CHECK(order == std::vector{0, 1, 2, 3, 4});
+}
+
+TEST_CASE("who gives up waiting for a session leaves the line, and the others keep their order") {
+    kv::session_table<session> table({.sessions = 2});
+    std::mutex lock;
+    std::string order;
+    std::atomic<int> waiting = 0;
+    std::atomic<bool> leaves = false;
+    auto first = table.acquire(model, "a", fresh);
+    REQUIRE(first);
+    std::vector<std::jthread> others;
+    for (int i = 0; i < 6; ++i) {
+        others.emplace_back([&, i] {
+            auto held = table.acquire(model, "a", fresh, [&, i, told = false]() mutable {
+                waiting += !std::exchange(told, true);
+                return i % 2 == 1 && leaves;
+            });
+            const std::lock_guard guard(lock);
+            order += held ? std::to_string(i) : held.error().code == kv::error_code::cancelled ? "-" : "?";
+        });
+        while (waiting <= i) // each is in line before the next one comes
+            std::this_thread::yield();
+    }
+    leaves = true;
+    for (bool gone = false; !gone;) {
+        const std::lock_guard guard(lock);
+        gone = order == "---";
+    }
+    CHECK_FALSE(table.remove(model, "a", [] { return true; }));
+    CHECK(table.list(model)[0].in_use);
+    first = *table.acquire(model, "b", fresh); // releases "a"
+    others.clear();
+    CHECK(order == "---024");
+    CHECK(table.remove(model, "a"));
+    CHECK(session::alive == 1);
 }

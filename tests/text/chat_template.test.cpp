@@ -2,7 +2,12 @@
 #include <kvcache/text/chat_template.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include <text/goldens.hpp>
 
@@ -199,4 +204,34 @@ TEST_CASE("real templates render as they do in transformers, where Jinja agrees 
         ++count;
     }
     CHECK(count == 29);
+}
+
+TEST_CASE("a rendering and an encoding that are stopped say so, and short ones are complete") {
+    const auto words = open(goldens / "qwen");
+    const auto chat = parse(read(goldens / "chats.json")["templates"]["chatml"].get<std::string>());
+    std::stop_source stopped;
+    stopped.request_stop();
+    const std::vector<kv::chat_message> small{{"user", "Who?"}}, large(20'000, {"user", std::string(200, 'x')});
+    const auto whole = chat.render(large, {});
+    REQUIRE(whole);
+    const auto given_up = chat.render(large, {.stop = stopped.get_token()});
+    REQUIRE_FALSE(given_up);
+    CHECK(given_up.error().code == kv::error_code::cancelled);
+    CHECK(chat.render(small, {})->text() == chat.render(small, {.stop = std::stop_source().get_token()})->text());
+    REQUIRE(words.encode(whole->segments, false));
+    for (const auto& encoded : {words.encode(whole->segments, false, stopped.get_token()),
+                                words.encode(std::string(1 << 20, 'x'), {.stop = stopped.get_token()})}) {
+        REQUIRE_FALSE(encoded);
+        CHECK(encoded.error().code == kv::error_code::cancelled);
+    }
+    // From another thread, at any moment: it is complete, or it says so.
+    for (int round = 0; round < 20; ++round) {
+        std::stop_source later;
+        std::jthread other([&] {
+            std::this_thread::sleep_for(std::chrono::microseconds(500 * round));
+            later.request_stop();
+        });
+        const auto rendered = chat.render(large, {.stop = later.get_token()});
+        CHECK((rendered ? rendered->segments == whole->segments : rendered.error().code == kv::error_code::cancelled));
+    }
 }

@@ -63,7 +63,7 @@ private:
         auto chat = with_.form.render(messages, with_.rendering);
         if (!chat)
             return chat.error();
-        auto tokens = known_.tokens_of(with_.words, *chat);
+        auto tokens = known_.tokens_of(with_.words, *chat, with_.rendering.stop);
         if (!tokens)
             return tokens.error();
         if (tokens->ids.empty())

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,9 +35,10 @@ public:
     /// Returns the tokens of `chat`. The tokens of the transcript are kept if its text is a prefix of the rendering,
     /// with the same bytes and marks, and a control token stands at the boundary, so that no token could span it.
     /// Errors: those of tokenizer::encode. Cost: O(bytes); the known bytes are only compared.
-    KVCACHE_LAZY [[nodiscard]] result<prompt> tokens_of(const tokenizer& words, const rendered_chat& chat) const {
+    KVCACHE_LAZY [[nodiscard]] result<prompt> tokens_of(const tokenizer& words, const rendered_chat& chat,
+                                                        const std::stop_token& stop = {}) const {
         if (const auto rest = behind(chat.segments)) {
-            auto more = suffix(words, *rest);
+            auto more = suffix(words, *rest, stop);
             if (!more)
                 return more.error();
             if (more->extends) {
@@ -44,7 +46,7 @@ public:
                 return more;
             }
         }
-        auto all = words.encode(chat.segments, false);
+        auto all = words.encode(chat.segments, false, stop);
         if (!all)
             return all.error();
         return prompt{std::move(*all), false};
@@ -102,13 +104,14 @@ private:
     }
 
     // Returns the tokens of the remaining segments, if a control token stands at the boundary.
-    KVCACHE_LAZY [[nodiscard]] result<prompt> suffix(const tokenizer& words, std::vector<text_segment> rest) const {
+    KVCACHE_LAZY [[nodiscard]] result<prompt> suffix(const tokenizer& words, std::vector<text_segment> rest,
+                                                     const std::stop_token& stop) const {
         if (rest.empty())
             return prompt{{}, true};
         const bool behind_control = words.is_control(ids_.back());
         if (behind_control)
             rest.insert(rest.begin(), {*words.try_piece(ids_.back()), true});
-        auto more = words.encode(rest, false);
+        auto more = words.encode(rest, false, stop);
         if (!more)
             return more.error();
         if (more->empty() || (behind_control ? more->front() != ids_.back() : !words.is_control(more->front())))

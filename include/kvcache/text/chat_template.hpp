@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -42,6 +43,7 @@ struct chat_options {
     bool add_generation_prompt = true;
     std::optional<std::tm> now = {}; ///< The date for templates that write one; without it they use their fixed date.
     json variables = json::object(); ///< Further variables of the template: "tools", "enable_thinking".
+    std::stop_token stop = {};       ///< Ends the rendering early, with error_code::cancelled.
 };
 
 /// A rendered chat, in segments by origin.

@@ -106,7 +106,7 @@ struct chat_template::state {
         names["messages"] = std::move(made);
         names["add_generation_prompt"] = options.add_generation_prompt;
         try {
-            budget spent(size);
+            budget spent(size, options.stop);
             return kvcache::detail::segments_of(interpreter(std::move(names), options.now, spent).run(body), spent);
         } catch (const failure& f) {
             return f.reason;

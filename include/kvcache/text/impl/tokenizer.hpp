@@ -121,15 +121,15 @@ KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(std::string_view te
                                                              const encode_options& options) const {
     text::tagged_text marked;
     marked.append(text, !options.parse_special);
-    return encode(marked, options.add_special_tokens);
+    return encode(marked, options.add_special_tokens, options.stop);
 }
 
-KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(std::span<const text_segment> segments,
-                                                             bool add_special_tokens) const {
+KVCACHE_BODY result<std::vector<token_id>>
+tokenizer::encode(std::span<const text_segment> segments, bool add_special_tokens, const std::stop_token& stop) const {
     text::tagged_text marked;
     for (const text_segment& s : segments)
         marked.append(s.text, !s.is_control);
-    return encode(marked, add_special_tokens);
+    return encode(marked, add_special_tokens, stop);
 }
 
 KVCACHE_BODY std::string tokenizer::decode(std::span<const token_id> tokens, const decode_options& options) const {
@@ -170,8 +170,9 @@ KVCACHE_BODY std::optional<token_id> tokenizer::named(const char* name) const {
     return piece ? try_token(*piece) : std::nullopt;
 }
 
-KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::tagged_text& input,
-                                                             bool add_special_tokens) const {
+KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::tagged_text& input, bool add_special_tokens,
+                                                             const std::stop_token& stop) const {
+    const auto given_up = [] { return error{error_code::cancelled, "text", "the caller cancelled the encoding"}; };
     constexpr std::size_t longest = std::size_t{1} << 30;
     if (input.bytes.size() > longest)
         return error{error_code::out_of_range, "text", "more than a gibibyte is not encoded at once"};
@@ -189,6 +190,8 @@ KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::tagged_
             ids.push_back(*raw.token);
             continue;
         }
+        if (stop.stop_requested())
+            return given_up();
         text::tagged_text section = input.sub(raw.begin, raw.end);
         if (auto done = state_->normalize.apply(section); !done)
             return done.error();
@@ -210,8 +213,13 @@ KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::tagged_
                 return error{error_code::out_of_range, "text",
                              detail::joined({"more than ", std::to_string(state_->model.longest_text()),
                                              " bytes are not encoded at once"})};
-            for (const text::piece& p : cut.parts)
+            std::size_t bytes = 0; // since `stop` was looked at
+            for (const text::piece& p : cut.parts) {
+                if (bytes > 65536 && stop.stop_requested())
+                    return given_up();
+                bytes = bytes > 65536 ? 0 : bytes + p.end - p.begin;
                 run.encode(cut.view(p), ids);
+            }
         }
     }
     if (add_special_tokens)

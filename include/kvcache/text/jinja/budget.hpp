@@ -4,9 +4,12 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/failure.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <stop_token>
 #include <string>
+#include <utility>
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
@@ -17,9 +20,12 @@ template <class...>
 class basic_budget {
 public:
     /// A budget for a rendering of messages of this size: the bytes of their texts, and `per_value` for each value.
-    explicit basic_budget(std::size_t input)
-        : work_(within(base_work, work_per_byte, input)),
+    /// Once `stop` is requested, the rendering is given up within a millisecond of work.
+    explicit basic_budget(std::size_t input, std::stop_token stop = {})
+        : stop_(std::move(stop)),
+          work_(within(base_work, work_per_byte, input)),
           bytes_(within(base_bytes, bytes_per_byte, input)),
+          next_look_(work_),
           most_work_(work_),
           most_bytes_(bytes_) {}
 
@@ -32,11 +38,17 @@ public:
     /// The size of a value in addition to the bytes of its text.
     static constexpr std::size_t per_value = 64;
 
-    /// Pays for work. Throws: failure.
+    /// Pays for work. Throws: failure, also when the rendering is stopped.
     void work(std::size_t units) {
         if (units > work_)
             refuse({"it takes more than ", std::to_string(most_work_), " units of work"});
         work_ -= units;
+        if (work_ <= next_look_) {
+            constexpr std::size_t step = 1'000'000;
+            next_look_ = work_ - std::min(work_, step);
+            if (stop_.stop_requested())
+                give_up();
+        }
     }
     /// Pays for memory, and for the work of filling it. Throws: failure.
     void memory(std::size_t bytes) {
@@ -63,8 +75,10 @@ private:
                                                                            : made;
     }
 
+    std::stop_token stop_;
     std::size_t work_;
     std::size_t bytes_;
+    std::size_t next_look_; // work that is left when `stop_` is looked at again
     std::size_t most_work_;
     std::size_t most_bytes_;
 };

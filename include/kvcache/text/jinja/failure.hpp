@@ -23,6 +23,10 @@ KVCACHE_LAZY [[noreturn]] inline void refuse(std::initializer_list<std::string_v
 KVCACHE_LAZY [[noreturn]] inline void refuse(std::string_view words) {
     refuse({words});
 }
+/// Throws `failure` with error_code::cancelled.
+KVCACHE_LAZY [[noreturn]] inline void give_up() {
+    throw failure{{error_code::cancelled, "chat_template", "the caller cancelled the rendering"}};
+}
 /// Throws `failure` with error_code::mismatched; the message is the joined words.
 KVCACHE_LAZY [[noreturn]] inline void mistake(std::initializer_list<std::string_view> words) {
     throw failure{{error_code::mismatched, "chat_template", kvcache::detail::joined(words)}};
