@@ -58,6 +58,10 @@ public:
         kvcache::stop_criteria until{.max_tokens = asked_->max_tokens.value_or(at_.context() - prompt_.size())};
         if (until.max_tokens > at_.context() - prompt_.size() && asked_->max_tokens)
             return too_long();
+        if (asked_->max_tokens && asked_->choices > 1 &&
+            prompt_.size() + asked_->choices * (*asked_->max_tokens + at_.with.page) > at_.room())
+            return kvcache::error{kvcache::error_code::out_of_range, "n",
+                                  "n: there is room for " + std::to_string(at_.room()) + " tokens in all answers"};
         if (!asked_->ignore_eos)
             until.stop = at_.model.config().eos;
         for (std::size_t i = 0; i < asked_->choices; ++i)

@@ -51,6 +51,10 @@ public:
                                       std::to_string(available) + " MiB of memory are available"};
         std::unique_ptr<host> made(new host(with, std::move(*loaded), *words, *tier));
         made->keys = std::move(*keys);
+        if (made->context() < 2)
+            return kvcache::error{kvcache::error_code::out_of_memory, "--cache-mib",
+                                  "--cache-mib: there is room for " + std::to_string(made->cache.stats().pages) +
+                                      " pages, and a prompt needs more"};
         if (auto usable = say_faults(made->cache.tier()); !usable)
             return usable.error();
         return made;
@@ -83,12 +87,15 @@ public:
         return cache.open(kvcache::tenant_salt(std::move(salt)), std::numeric_limits<std::size_t>::max());
     }
 
-    /// Maximum tokens of a prompt and its answer: what the model has positions for, and the pages room. Two pages are
-    /// left for the copies of partial pages that a turn makes.
-    [[nodiscard]] std::size_t context() const {
+    /// Tokens that the pages have room for. Two pages are left for the copies of partial pages that a turn makes.
+    [[nodiscard]] std::size_t room() const {
         const std::size_t pages = cache.stats().pages;
-        const std::size_t room = (pages - std::min<std::size_t>(pages, 2)) * with.page;
-        return std::min({with.context == 0 ? model.max_positions() : with.context, model.max_positions(), room});
+        return (pages - std::min<std::size_t>(pages, 2)) * with.page;
+    }
+
+    /// Maximum tokens of a prompt and its answer: what the model has positions for, and the pages room.
+    [[nodiscard]] std::size_t context() const {
+        return std::min({with.context == 0 ? model.max_positions() : with.context, model.max_positions(), room()});
     }
 
     options with;

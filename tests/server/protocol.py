@@ -441,7 +441,17 @@ def little_memory():
         check(status == 400 and got["error"]["code"] == "context_length_exceeded", got)
     status, got = at.post("/v1/completions", prompt=ids[:1900], max_tokens=1)
     check(status == 400 and str(limit) in got["error"]["message"], got)
+    # So are answers that can never fit together.
+    fit = (limit - 16) // 2 - 16
+    status, got = at.post("/v1/completions", prompt=ids[:16], max_tokens=fit, n=2, ignore_eos=True)
+    check(status == 200 and got["usage"]["completion_tokens"] == 2 * fit, got)
+    for n, most in ((2, fit + 17), (64, 100), (3, fit)):
+        status, got = at.post("/v1/completions", prompt=ids[:16], max_tokens=most, n=n, ignore_eos=True)
+        check(status == 400 and "n: there is room" in got["error"]["message"], got)
     at.stop()
+    tiny = subprocess.run([SERVER, "--model", MODEL, "--port", "0", "--cache-mib", "1", "--page", "512"], capture_output=True,
+                          text=True, timeout=60)
+    check(tiny.returncode == 1 and "--cache-mib: there is room for 1 pages" in tiny.stderr, tiny)
     refused = subprocess.run([SERVER, "--model", MODEL, "--port", "0", "--cache-mib", str(1 << 20)], capture_output=True,
                              text=True, timeout=60)
     check(refused.returncode == 1 and re.search(r"--cache-mib: 1048576 MiB are .* and \d+ MiB", refused.stderr), refused)
