@@ -17,6 +17,7 @@
 #include "support/flags.hpp"
 #include "support/model_directory.hpp"
 #include <CLI/CLI.hpp>
+#include <malloc.h>
 
 namespace {
 
@@ -28,6 +29,9 @@ int run(const server::options& with) {
     sigaddset(&ends, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &ends, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
+#if defined(__GLIBC__)
+    ::mallopt(M_MMAP_THRESHOLD, 1 << 20); // bodies go back to the system when they are freed
+#endif
     std::signal(SIGXFSZ, SIG_IGN); // a file of the tier at its limit is an error of the tier
 
     auto opened = [&] {

@@ -3,6 +3,7 @@
 
 #include <kvcache/session/chat_text.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -58,6 +59,11 @@ public:
         kvcache::stop_criteria until{.max_tokens = asked_->max_tokens.value_or(at_.context() - prompt_.size())};
         if (until.max_tokens > at_.context() - prompt_.size() && asked_->max_tokens)
             return too_long();
+        // One request leaves room for others.
+        if (const std::size_t most = std::max(at_.with.lanes / 4, std::min<std::size_t>(at_.with.lanes, 8));
+            asked_->choices > most)
+            return kvcache::error{kvcache::error_code::out_of_range, "n",
+                                  "n: at most " + std::to_string(most) + " answers can be had"};
         if (asked_->max_tokens && asked_->choices > 1 &&
             prompt_.size() + asked_->choices * (*asked_->max_tokens + at_.with.page) > at_.room())
             return kvcache::error{kvcache::error_code::out_of_range, "n",

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "connection.hpp"
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -89,6 +90,9 @@ private:
             } catch (...) {
                 next->thrown = std::current_exception();
             }
+#if defined(__GLIBC__)
+            ::malloc_trim(0); // megabytes in small pieces, which the C library would keep
+#endif
             guard.lock();
             next->over = true;
             changed_.notify_all();

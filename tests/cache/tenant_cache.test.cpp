@@ -99,13 +99,24 @@ TEST_CASE("what belongs to no tenant is shared, and apart from all tenants") {
     auto cache = kv::make_tenant_cache(1, {}, small, pages(20));
     const auto a = *cache.open(kv::tenant_salt("a"), 20);
     const auto all = cache.shared(), same = cache.shared();
-    const auto prompt = counted(0, 40);
+    const auto prompt = counted(100, 40);
     CHECK(store(all, prompt) == 0);
     CHECK(same.match(prompt).tokens() == 40);
     CHECK(a.match(prompt).tokens() == 0);
     CHECK(store(a, prompt) == 0);
     CHECK(all == same);
     CHECK(!(all == a));
+    // A prompt that begins like the root of a tenant finds neither the root nor what is below it.
+    for (std::int32_t number = -3; number <= 3; ++number) {
+        std::vector<kv::token_id> disguised(16, kv::token_id{number});
+        CHECK(all.match(disguised).tokens() == 0);
+        disguised.insert(disguised.end(), prompt.begin(), prompt.end());
+        CHECK(all.match(disguised).tokens() == 0);
+        CHECK(a.match(disguised).tokens() == 0);
+        CHECK(store(all, disguised) == 0);
+        CHECK(store(all, disguised) == 56);
+    }
+    CHECK(all.id().tenant.empty());
     CHECK(cache.check());
 }
 

@@ -332,6 +332,14 @@ def isolation():
     check(forget("bob-key", "me") == 200 and listed("bob-key") == [] and listed("ann-key") == ["me"], "alone")
     at.stop()
     shared.stop()
+    # Prompts of the lowest token ids, with and without a salt: they are text like any other.
+    at = Server("--cache-mib", "2")
+    for token in range(5):
+        for salt in ({"cache_salt": "s"}, {}, {"cache_salt": "t"}):
+            for length in (1, 16, 17, 40, 700):
+                got = [at.post("/v1/completions", prompt=[token] * length + [50] * 3, max_tokens=2, temperature=0, **salt) for _ in range(2)]
+                check(got[0][0] == 200 and got[0][1]["choices"] == got[1][1]["choices"] and cached(got[1]) == length + 2, got)
+    at.stop()
     # More salts than places: who comes next takes the place of one that is not in use.
     few = Server("--tenants", "3")
     first = few.post("/v1/completions", **prompt)

@@ -301,7 +301,7 @@ def errors(at):
     refused(400, "messages", at.post("/v1/chat/completions", messages=[]))
     refused(400, "role", at.post("/v1/chat/completions", messages=[{"content": "x"}]))
     refused(400, "content", at.post("/v1/chat/completions", messages=[{"role": "user", "content": [{"type": "image_url"}]}]))
-    for field, value in (("temperature", -1), ("temperature", "hot"), ("top_p", 0), ("top_p", 1.5), ("n", 0), ("n", 1.5),
+    for field, value in (("temperature", -1), ("temperature", "hot"), ("top_p", 0), ("top_p", 1.5), ("n", 0), ("n", 1.5), ("n", 17),
                          ("max_tokens", -1), ("stop", 3), ("stop", [1]), ("stream", "yes"), ("logit_bias", {"x": 1}),
                          ("logit_bias", {"99999999": 1}), ("seed", 1.5), ("stream_options", 3), ("top_logprobs", 3)):
         refused(400, field, at.chat("x", **{field: value}))
@@ -445,7 +445,7 @@ def little_memory():
     fit = (limit - 16) // 2 - 16
     status, got = at.post("/v1/completions", prompt=ids[:16], max_tokens=fit, n=2, ignore_eos=True)
     check(status == 200 and got["usage"]["completion_tokens"] == 2 * fit, got)
-    for n, most in ((2, fit + 17), (64, 100), (3, fit)):
+    for n, most in ((2, fit + 17), (16, 100), (3, fit)):
         status, got = at.post("/v1/completions", prompt=ids[:16], max_tokens=most, n=n, ignore_eos=True)
         check(status == 400 and "n: there is room" in got["error"]["message"], got)
     at.stop()

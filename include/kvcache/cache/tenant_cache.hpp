@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,7 +28,9 @@ public:
     template <class... Given>
     basic_tenant_cache(std::size_t most, identity id, page_shape shape, cache_limits limit,
                        const std::tuple<Given...>& given)
-        : most_(most), cache_(detail::opener<Cache>::open({shape, limit, std::move(id), most}, given)) {}
+        : most_(most),
+          cache_(detail::opener<Cache>::open({shape, limit, std::move(id), most + 1}, given)),
+          shared_(cache_access::add_tenant(cache_, {}, std::numeric_limits<std::size_t>::max())) {}
 
     /// Opens the tenant of this salt, with a quota of `quota` pages; an existing tenant gets the new quota. If there
     /// are `most` tenants already, it takes the place of one that has no views, the one with the fewest pages, whose
@@ -57,7 +60,7 @@ public:
     }
 
     /// The view of what belongs to no tenant: all who use it share what is stored.
-    [[nodiscard]] tenant shared() { return tenant(cache_, 0, nullptr); }
+    [[nodiscard]] tenant shared() { return tenant(cache_, shared_, nullptr); }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return cache_.shape(); }
     /// The occupancy of the cache, for its operator only: it reveals the activity of all tenants.
@@ -105,6 +108,7 @@ private:
 
     std::size_t most_;
     Cache cache_;
+    std::uint32_t shared_; // has a root in the index like every tenant, so that no tokens lead from it to a tenant's
     typename Cache::locking_type lock_;
     accounts accounts_;
     std::uint64_t opened_ = 0;
