@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/acquired.hpp>
 #include <kvcache/cache/cache_access.hpp>
 #include <kvcache/cache/cache_config.hpp>
 #include <kvcache/cache/cache_identity.hpp>
@@ -8,7 +9,9 @@
 #include <kvcache/cache/match.hpp>
 #include <kvcache/cache/no_tier_client.hpp>
 #include <kvcache/cache/page_manager.hpp>
+#include <kvcache/cache/reserve_all.hpp>
 #include <kvcache/cache/reserve_options.hpp>
+#include <kvcache/cache/row_demand.hpp>
 #include <kvcache/cache/sequence.hpp>
 #include <kvcache/cache/sequence_manager.hpp>
 #include <kvcache/cache/stats.hpp>
@@ -118,41 +121,52 @@ public:
         return std::move(found.known_);
     }
 
+    /// Joins match, plan, open and reserve for a prompt: returns a sequence that shares the cached pages, with a lease
+    /// over the rows to compute. Errors: those of reserve; nothing has changed then.
+    [[nodiscard]] result<acquired<basic_cache>> acquire(std::span<const token_id> tokens,
+                                                        reserve_options options = {}) {
+        return acquired<basic_cache>::of(*this, tokens, options);
+    }
+
     /// Reserves `rows` rows after the tokens of a sequence, and the memory to commit them. Evicts unreferenced pages if
     /// no page is free. Errors: out_of_memory, with the pages needed and available; nothing has changed then.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         const std::lock_guard guard(lock_);
         sequence_state& state = *to.state_;
         expects(!state.lease.open, "a sequence has one lease at a time");
-        const auto open_rows = state.open_rows(shape_.tokens);
-        const std::uint32_t used = open_rows.value_or(shape_.tokens);
-        const bool copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, used);
-        const std::size_t in_tail = std::min<std::size_t>(rows, shape_.tokens - used);
-        const std::size_t in_new = rows - in_tail;
-        const std::size_t fresh = in_new / shape_.tokens + (in_new % shape_.tokens > 0 ? 1 : 0);
-        const std::size_t at_once = std::min(std::max<std::size_t>(options.at_once, 1), rows);
-        const std::size_t exact = sequences_.residual().needed(copies, state.table.size(), fresh, at_once);
-        const std::size_t needed = fresh + (copies ? 1 : 0) + pages_.residual().more_aside(exact);
-        if (needed > pages_.room(state.tenant))
-            return sequences_.refuse(state, rows, needed, codec_.page_bytes());
+        const row_demand wanted = demand_of(state, rows, options);
+        if (wanted.pages > pages_.room(state.tenant))
+            return sequences_.refuse(state, rows, wanted.pages, codec_.page_bytes());
 
-        state.reserve(fresh, rows);
+        state.reserve(wanted.fresh, rows);
         state.lease.pages_before = state.table.size();
-        state.lease.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
+        state.lease.tail_before = state.open_rows(shape_.tokens) ? std::optional(state.table.back()) : std::nullopt;
         state.lease.rows = rows;
         state.lease.open = true;
         state.lease.began = std::chrono::steady_clock::now();
         const bool taken = [&] {
             detail::scope_guard undo([&] { sequences_.undo(state); });
-            if (!sequences_.take_rows(state, codec_, in_tail, in_new, copies ? used : 0) ||
-                !sequences_.residual().open(state, used, at_once))
+            if (!sequences_.take_rows(state, codec_, wanted.in_tail, rows - wanted.in_tail,
+                                      wanted.copies ? wanted.used : 0) ||
+                !sequences_.residual().open(state, wanted.used, wanted.at_once))
                 return false;
             undo.dismiss();
             return true;
         }();
         if (taken)
             return lease(*this, state);
-        return storage_error(sequences_.refuse(state, rows, needed, codec_.page_bytes()));
+        return storage_error(sequences_.refuse(state, rows, wanted.pages, codec_.page_bytes()));
+    }
+
+    /// The pages that a reservation would take now. Cost: O(1).
+    [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options = {}) const {
+        const std::lock_guard guard(lock_);
+        return demand_of(*to.state_, rows, options).pages;
+    }
+
+    /// Reserves rows for several sequences, for all or for none (see kvcache::reserve_all).
+    [[nodiscard]] result<std::vector<lease>> reserve_all(std::span<const reservation<basic_cache>> batch) {
+        return kvcache::reserve_all(*this, batch);
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
@@ -223,6 +237,22 @@ private:
             if (const auto well = storage().status(); !well)
                 return well.error();
         return full;
+    }
+
+    // Requires: the cache is locked.
+    [[nodiscard]] row_demand demand_of(const sequence_state& state, std::size_t rows, reserve_options options) const {
+        row_demand made;
+        const auto open_rows = state.open_rows(shape_.tokens);
+        made.used = open_rows.value_or(shape_.tokens);
+        made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
+        made.in_tail = std::min<std::size_t>(rows, shape_.tokens - made.used);
+        const std::size_t in_new = rows - made.in_tail;
+        made.fresh = in_new / shape_.tokens + (in_new % shape_.tokens > 0 ? 1 : 0);
+        made.at_once = std::min(std::max<std::size_t>(options.at_once, 1), rows);
+        const std::size_t exact =
+            sequences_.residual().needed(made.copies, state.table.size(), made.fresh, made.at_once);
+        made.pages = made.fresh + (made.copies ? 1 : 0) + pages_.residual().more_aside(exact);
+        return made;
     }
 
     using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/acquired.hpp>
 #include <kvcache/cache/cache_access.hpp>
 #include <kvcache/cache/reserve_options.hpp>
 #include <kvcache/cache/tenant_quotas.hpp>
@@ -75,6 +76,16 @@ public:
     /// Errors: out_of_memory: field "quota" where the tenant has its share, "pages" where the cache is full.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) const {
         return cache_->reserve(to, rows, options);
+    }
+
+    /// The pages that a reservation would take now.
+    [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options = {}) const {
+        return cache_->pages_needed(to, rows, options);
+    }
+    /// Joins match, plan, open and reserve for a prompt, as the cache's own acquire.
+    [[nodiscard]] result<acquired<basic_tenant>> acquire(std::span<const token_id> tokens,
+                                                         reserve_options options = {}) const {
+        return acquired<basic_tenant>::of(*this, tokens, options);
     }
 
     [[nodiscard]] const auto& recompute() const noexcept { return cache_->recompute(); }

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/reserve_options.hpp>
+#include <kvcache/core/abi.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/result.hpp>
+
+#include <cstddef>
+#include <span>
+#include <utility>
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A sequence for a prompt, and a lease over the rows of the prompt that have to be computed. The first lease.first()
+/// tokens are cached. After the lease is committed the sequence is continued with reserve.
+template <class Cache>
+struct acquired {
+    typename Cache::sequence sequence;
+    typename Cache::lease lease; ///< Destroyed before the sequence.
+
+    acquired(typename Cache::sequence of, typename Cache::lease rows)
+        : sequence(std::move(of)), lease(std::move(rows)) {}
+    acquired(acquired&&) noexcept = default;
+    acquired& operator=(acquired&& other) noexcept {
+        lease = std::move(other.lease); // it rolls back the sequence that is replaced next
+        sequence = std::move(other.sequence);
+        return *this;
+    }
+    ~acquired() = default;
+
+    /// Errors: those of reserve; nothing has changed then.
+    [[nodiscard]] static result<acquired> of(auto& cache, std::span<const token_id> tokens, reserve_options options) {
+        auto found = cache.match(tokens);
+        const auto plan = cache.plan(found);
+        auto made = cache.open(std::move(found), plan);
+        auto rows = cache.reserve(made, plan.count, options);
+        if (!rows)
+            return rows.error();
+        return acquired(std::move(made), std::move(*rows));
+    }
+};
+
+} // namespace kvcache
