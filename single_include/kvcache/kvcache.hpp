@@ -5604,6 +5604,54 @@ void paged_attention(const attention_shape& shape, page_source<Codec, Storage> s
 
 } // namespace kvcache
 
+// ---- kvcache/cache/reserve_options.hpp ----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// How rows are reserved.
+struct reserve_options {
+    /// Rows that are written and attended at a time, at most, in ascending order. A codec that quantizes whole pages
+    /// keeps no more of them in full precision.
+    std::size_t at_once = std::numeric_limits<std::size_t>::max();
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/acquired.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A sequence for a prompt, and a lease over the rows of the prompt that have to be computed. The first lease.first()
+/// tokens are cached. After the lease is committed the sequence is continued with reserve.
+template <class Cache>
+struct acquired {
+    typename Cache::sequence sequence;
+    typename Cache::lease lease; ///< Destroyed before the sequence.
+
+    acquired(typename Cache::sequence of, typename Cache::lease rows)
+        : sequence(std::move(of)), lease(std::move(rows)) {}
+    acquired(acquired&&) noexcept = default;
+    acquired& operator=(acquired&& other) noexcept {
+        lease = std::move(other.lease); // it rolls back the sequence that is replaced next
+        sequence = std::move(other.sequence);
+        return *this;
+    }
+    ~acquired() = default;
+
+    /// Errors: those of reserve; nothing has changed then.
+    [[nodiscard]] static result<acquired> of(auto& cache, std::span<const token_id> tokens, reserve_options options) {
+        auto found = cache.match(tokens);
+        const auto plan = cache.plan(found);
+        auto made = cache.open(std::move(found), plan);
+        auto rows = cache.reserve(made, plan.count, options);
+        if (!rows)
+            return rows.error();
+        return acquired(std::move(made), std::move(*rows));
+    }
+};
+
+} // namespace kvcache
+
 // ---- kvcache/cache/residual_ring.hpp ------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -7871,15 +7919,53 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/cache/reserve_options.hpp ----------------------------------------------------------------------------
+// ---- kvcache/cache/reserve_all.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// How rows are reserved.
-struct reserve_options {
-    /// Rows that are written and attended at a time, at most, in ascending order. A codec that quantizes whole pages
-    /// keeps no more of them in full precision.
-    std::size_t at_once = std::numeric_limits<std::size_t>::max();
+/// Rows to reserve for a sequence.
+template <class Cache>
+struct reservation {
+    typename Cache::sequence* to = nullptr;
+    std::size_t rows = 0;
+    reserve_options options = {};
+};
+
+/// Reserves rows for several sequences of a cache, for all or for none. The leases are in the order of the batch.
+/// Requires: the sequences are different ones. Errors: those of reserve, with the index in the batch; no sequence has
+/// changed then, but unreferenced pages may have been evicted. Throws: bad_alloc, likewise.
+template <class Cache>
+[[nodiscard]] result<std::vector<typename Cache::lease>> reserve_all(Cache& cache,
+                                                                     std::span<const reservation<Cache>> batch) {
+    std::vector<typename Cache::lease> made;
+    made.reserve(batch.size());
+    for (const reservation<Cache>& one : batch) {
+        auto rows = cache.reserve(*one.to, one.rows, one.options);
+        if (!rows) {
+            error why = rows.error();
+            why.message = detail::joined({"request ", std::to_string(made.size()), " of ", std::to_string(batch.size()),
+                                          " of the batch: ", why.message});
+            return why;
+        }
+        made.push_back(std::move(*rows));
+    }
+    return made;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/cache/row_demand.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// What a reservation of rows takes.
+struct row_demand {
+    std::uint32_t used = 0;  ///< Rows of the sequence's last page that are in use.
+    std::size_t in_tail = 0; ///< Rows that go into it.
+    bool copies = false;     ///< It is shared, so it is copied first.
+    std::size_t fresh = 0;   ///< Pages after it.
+    std::size_t at_once = 0; ///< Rows that run at a time.
+    std::size_t pages = 0;   ///< Pages in all, with those set aside for residual rows.
 };
 
 } // namespace kvcache
@@ -8611,41 +8697,52 @@ public:
         return std::move(found.known_);
     }
 
+    /// Joins match, plan, open and reserve for a prompt: returns a sequence that shares the cached pages, with a lease
+    /// over the rows to compute. Errors: those of reserve; nothing has changed then.
+    [[nodiscard]] result<acquired<basic_cache>> acquire(std::span<const token_id> tokens,
+                                                        reserve_options options = {}) {
+        return acquired<basic_cache>::of(*this, tokens, options);
+    }
+
     /// Reserves `rows` rows after the tokens of a sequence, and the memory to commit them. Evicts unreferenced pages if
     /// no page is free. Errors: out_of_memory, with the pages needed and available; nothing has changed then.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         const std::lock_guard guard(lock_);
         sequence_state& state = *to.state_;
         expects(!state.lease.open, "a sequence has one lease at a time");
-        const auto open_rows = state.open_rows(shape_.tokens);
-        const std::uint32_t used = open_rows.value_or(shape_.tokens);
-        const bool copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, used);
-        const std::size_t in_tail = std::min<std::size_t>(rows, shape_.tokens - used);
-        const std::size_t in_new = rows - in_tail;
-        const std::size_t fresh = in_new / shape_.tokens + (in_new % shape_.tokens > 0 ? 1 : 0);
-        const std::size_t at_once = std::min(std::max<std::size_t>(options.at_once, 1), rows);
-        const std::size_t exact = sequences_.residual().needed(copies, state.table.size(), fresh, at_once);
-        const std::size_t needed = fresh + (copies ? 1 : 0) + pages_.residual().more_aside(exact);
-        if (needed > pages_.room(state.tenant))
-            return sequences_.refuse(state, rows, needed, codec_.page_bytes());
+        const row_demand wanted = demand_of(state, rows, options);
+        if (wanted.pages > pages_.room(state.tenant))
+            return sequences_.refuse(state, rows, wanted.pages, codec_.page_bytes());
 
-        state.reserve(fresh, rows);
+        state.reserve(wanted.fresh, rows);
         state.lease.pages_before = state.table.size();
-        state.lease.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
+        state.lease.tail_before = state.open_rows(shape_.tokens) ? std::optional(state.table.back()) : std::nullopt;
         state.lease.rows = rows;
         state.lease.open = true;
         state.lease.began = std::chrono::steady_clock::now();
         const bool taken = [&] {
             detail::scope_guard undo([&] { sequences_.undo(state); });
-            if (!sequences_.take_rows(state, codec_, in_tail, in_new, copies ? used : 0) ||
-                !sequences_.residual().open(state, used, at_once))
+            if (!sequences_.take_rows(state, codec_, wanted.in_tail, rows - wanted.in_tail,
+                                      wanted.copies ? wanted.used : 0) ||
+                !sequences_.residual().open(state, wanted.used, wanted.at_once))
                 return false;
             undo.dismiss();
             return true;
         }();
         if (taken)
             return lease(*this, state);
-        return storage_error(sequences_.refuse(state, rows, needed, codec_.page_bytes()));
+        return storage_error(sequences_.refuse(state, rows, wanted.pages, codec_.page_bytes()));
+    }
+
+    /// The pages that a reservation would take now. Cost: O(1).
+    [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options = {}) const {
+        const std::lock_guard guard(lock_);
+        return demand_of(*to.state_, rows, options).pages;
+    }
+
+    /// Reserves rows for several sequences, for all or for none (see kvcache::reserve_all).
+    [[nodiscard]] result<std::vector<lease>> reserve_all(std::span<const reservation<basic_cache>> batch) {
+        return kvcache::reserve_all(*this, batch);
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
@@ -8716,6 +8813,22 @@ private:
             if (const auto well = storage().status(); !well)
                 return well.error();
         return full;
+    }
+
+    // Requires: the cache is locked.
+    [[nodiscard]] row_demand demand_of(const sequence_state& state, std::size_t rows, reserve_options options) const {
+        row_demand made;
+        const auto open_rows = state.open_rows(shape_.tokens);
+        made.used = open_rows.value_or(shape_.tokens);
+        made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
+        made.in_tail = std::min<std::size_t>(rows, shape_.tokens - made.used);
+        const std::size_t in_new = rows - made.in_tail;
+        made.fresh = in_new / shape_.tokens + (in_new % shape_.tokens > 0 ? 1 : 0);
+        made.at_once = std::min(std::max<std::size_t>(options.at_once, 1), rows);
+        const std::size_t exact =
+            sequences_.residual().needed(made.copies, state.table.size(), made.fresh, made.at_once);
+        made.pages = made.fresh + (made.copies ? 1 : 0) + pages_.residual().more_aside(exact);
+        return made;
     }
 
     using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>,
@@ -19236,6 +19349,16 @@ public:
     /// Errors: out_of_memory: field "quota" where the tenant has its share, "pages" where the cache is full.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) const {
         return cache_->reserve(to, rows, options);
+    }
+
+    /// The pages that a reservation would take now.
+    [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options = {}) const {
+        return cache_->pages_needed(to, rows, options);
+    }
+    /// Joins match, plan, open and reserve for a prompt, as the cache's own acquire.
+    [[nodiscard]] result<acquired<basic_tenant>> acquire(std::span<const token_id> tokens,
+                                                         reserve_options options = {}) const {
+        return acquired<basic_tenant>::of(*this, tokens, options);
     }
 
     [[nodiscard]] const auto& recompute() const noexcept { return cache_->recompute(); }
