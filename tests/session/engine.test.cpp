@@ -406,8 +406,8 @@ TEST_CASE(
                        .until = {.max_tokens = i == 1 ? 0u : 6u},
                        .choices = 1 + i % 3});
     all.push_back({.prompt = {common[0]}, .until = {.max_tokens = 2}});
-    for (const std::size_t rows : {2, 7, 64, 256})
-        for (const std::size_t pages : {20, 4096}) {
+    for (const std::size_t rows : {2u, 7u, 64u, 256u})
+        for (const std::size_t pages : {20u, 4096u}) {
             room here(model, {.rows = rows}, pages);
             for (int round = 0; round < 2; ++round) {
                 std::vector<told> made(all.size());
