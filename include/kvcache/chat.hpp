@@ -8,6 +8,7 @@
 #else
 #include <kvcache/model.hpp>
 #include <kvcache/session/chat_session.hpp>
+#include <kvcache/session/open_chat.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/tokenizer.hpp>
 #endif

@@ -3,6 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/joined.hpp>
+#include <kvcache/kernel/open_threads.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/kernel/tree_hash.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
@@ -19,8 +20,6 @@
 #include <filesystem>
 #include <functional>
 #include <span>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -47,16 +46,6 @@ KVCACHE_LAZY [[nodiscard]] inline digest digest_of(const model_config& config) {
             builder.number(static_cast<std::uint64_t>(index_of(id)));
     }
     return builder.finish();
-}
-
-/// Thread pool with the requested number of threads; 0: all hardware threads.
-KVCACHE_LAZY [[nodiscard]] inline thread_pool loading_pool(std::size_t threads) {
-    const std::size_t wanted = threads != 0 ? threads : std::max<std::size_t>(std::thread::hardware_concurrency(), 1);
-    try {
-        return thread_pool(wanted);
-    } catch (const std::system_error&) { // the system has no more threads
-        return thread_pool(1);
-    }
 }
 
 /// The model in the requested number format.
@@ -100,7 +89,7 @@ KVCACHE_BODY result<loaded_model> detail::load_and_tell(const std::filesystem::p
     const auto files = checkpoint::open(directory);
     if (!files)
         return files.error();
-    thread_pool threads = detail::loading_pool(options.threads);
+    thread_pool threads = open_threads(options.threads);
 
     load_report report;
     packed_origin origin;
