@@ -77,9 +77,11 @@ struct store {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     static const store sound;
     std::string bytes = sound.bytes;
-    for (std::size_t i = 0; i + 4 <= size; i += 4)
-        bytes[sound.pages[data[i] % sound.pages.size()] + (data[i + 1] | data[i + 2] << 8) % page_bytes] =
-            static_cast<char>(data[i + 3]);
+    for (std::size_t i = 0; i + 4 <= size; i += 4) {
+        const std::size_t page = sound.pages[data[i] % sound.pages.size()];
+        const std::size_t at = data[i + 1] + std::size_t{data[i + 2]} * 256;
+        bytes[page + at % page_bytes] = static_cast<char>(data[i + 3]);
+    }
     const auto file = sound.directory / "data.mdb";
     for (const auto& old : std::filesystem::directory_iterator(sound.directory))
         std::filesystem::remove(old);
