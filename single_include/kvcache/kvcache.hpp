@@ -5604,283 +5604,94 @@ void paged_attention(const attention_shape& shape, page_source<Codec, Storage> s
 
 } // namespace kvcache
 
-// ---- kvcache/cache/residual_ring.hpp ------------------------------------------------------------------------------
+// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The residual rows of the pages that a lease writes. Rows are written in ascending order, with a bounded number at
-/// once, so pages that are far enough apart reuse the same buffer. Pages that keep their residual rows have buffers of
-/// their own.
-struct residual_ring {
-    std::vector<std::shared_ptr<codec::residual_page>> places = {};
-    std::size_t first = 0; ///< Page-table entry of the first buffer.
-    std::size_t own = 0;   ///< Leading entries with a buffer of their own; the others share the buffers after these.
-
-    /// The buffer index of a page-table entry, from `first` on.
-    [[nodiscard]] std::size_t place_of(std::size_t entry) const noexcept {
-        const std::size_t i = entry - first;
-        return i < own ? i : own + (i - own) % (places.size() - own);
-    }
-    [[nodiscard]] codec::residual_page* at(std::size_t entry) const noexcept { return places[place_of(entry)].get(); }
-
-    /// Returns whether no later entry of the table has reused the buffer of this one.
-    [[nodiscard]] bool keeps(std::size_t entry, std::size_t entries) const noexcept {
-        const std::size_t i = entry - first;
-        return i < own || i + (places.size() - own) >= entries - first;
-    }
-
-    [[nodiscard]] std::shared_ptr<codec::residual_page> take(std::size_t entry) noexcept {
-        return std::move(places[place_of(entry)]);
-    }
-
-    /// The number of buffers for `pages` new pages, of which the first `own` have their own, if the pages of `at_once`
-    /// consecutive rows and `recent` pages before them are needed together.
-    [[nodiscard]] static std::size_t places_for(std::size_t pages, std::size_t own, std::size_t at_once,
-                                                std::size_t page_tokens, std::size_t recent) noexcept {
-        const std::size_t touched = at_once == 0 ? 0 : (at_once - 1) / page_tokens + 2;
-        return std::min(pages, own + touched + recent);
-    }
+/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
+/// entries of one size this equals counting them.
+struct eviction_capacity {
+    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
+    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
 };
 
-} // namespace kvcache
-
-// ---- kvcache/cache/lease_state.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The location of a row of a spliced lease.
-struct spliced_row {
-    page_id page = {};
-    std::uint32_t row = 0;
-    bool kept = false;     ///< Computed elsewhere, and not to be written.
-    std::int64_t base = 0; ///< RoPE offset of its keys, as page_entry::base.
+/// Attributes of a new entry, for the eviction policy.
+struct eviction_entry {
+    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
+    std::size_t bytes = 0;              ///< Size of the entry.
+    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
+    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
+    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
+    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
 };
 
-/// The lease of a sequence: rows after its tokens that are already in its page table, and the state to roll back to.
-struct lease_state {
-    bool open = false;
-    std::size_t rows = 0;
-    std::chrono::steady_clock::time_point began = {};
-    std::size_t pages_before = 0;
-    std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
-
-    // For codecs that encode whole pages.
-    residual_ring ring = {};                          ///< The residual rows of the pages that the lease adds.
-    std::vector<codec::residual_page*> residual = {}; ///< By entry: the residual rows that queries may read.
-
-    // For chunk reuse.
-    std::vector<spliced_row> spliced = {}; ///< By row of the lease, if it is spliced.
-
-    /// Returns whether the lease has replaced the last page of its table by a copy.
-    [[nodiscard]] bool has_copied_tail(std::span<const page_entry> table) const noexcept {
-        return tail_before && tail_before->page != table[pages_before - 1].page;
-    }
-
-    /// Ends the lease; its vectors keep their memory.
-    void end() noexcept {
-        open = false;
-        rows = 0;
-        tail_before.reset();
-        residual.clear();
-        spliced.clear();
-    }
+/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
+/// callable of this form: `victim` is a template over its argument.
+struct evictable_check {
+    bool operator()(slot_id slot) const;
 };
 
-} // namespace kvcache
-
-// ---- kvcache/cache/token_buffer.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The tokens of a sequence. Capacity is reserved before tokens are appended, so that appending cannot fail. A span of
-/// the tokens stays readable until the `reserve` after an append, even where the tokens have moved.
-class token_buffer {
-public:
-    [[nodiscard]] std::size_t size() const noexcept { return tokens_.size(); }
-    [[nodiscard]] const token_id* data() const noexcept { return tokens_.data(); }
-    [[nodiscard]] const token_id* begin() const noexcept { return tokens_.data(); }
-    [[nodiscard]] const token_id* end() const noexcept { return tokens_.data() + tokens_.size(); }
-
-    /// Replaces the tokens. Throws: bad_alloc.
-    void assign(std::span<const token_id> tokens) { tokens_.assign(tokens.data(), tokens.data() + tokens.size()); }
-
-    /// Keeps the first `count` tokens. Requires: count <= size().
-    void truncate(std::size_t count) noexcept { tokens_.resize(count); }
-
-    /// Makes room for `more` tokens. Throws: bad_alloc; nothing has changed then.
-    void reserve(std::size_t more) {
-        const std::size_t needed = tokens_.size() + more;
-        const bool grows = needed > tokens_.capacity();
-        if (grows && spare_.capacity() >= needed)
-            return;
-        spare_ = std::vector<token_id>();
-        if (grows)
-            spare_.reserve(std::max(needed, 2 * tokens_.capacity()));
-    }
-
-    /// Appends tokens for which there is room. They may be this buffer's own, or those of another buffer that moved
-    /// them after its own `reserve`.
-    void append(std::span<const token_id> more) noexcept {
-        const std::size_t old = tokens_.size(), needed = old + more.size();
-        if (needed > tokens_.capacity()) {
-            spare_.assign(tokens_.data(), tokens_.data() + old);
-            spare_.swap(tokens_);
-        }
-        tokens_.resize(needed);
-        std::copy(more.begin(), more.end(), tokens_.data() + old);
-    }
-
-private:
-    std::vector<token_id> tokens_;
-    std::vector<token_id> spare_; // where the tokens move as they grow; then where they were, until the next reserve
+/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
+/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
+/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
+///
+/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
+/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
+/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
+/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
+/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
+/// policy that searches can skip it.
+template <class S>
+concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
+                                  const evictable_check& is_evictable) {
+    s.admit(slot, newcomer);
+    s.touch(slot);
+    s.erase(slot);
+    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
 };
 
-} // namespace kvcache
+/// A policy that selects the entry to evict when space is needed.
+template <class P>
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
+    p.open(room);
+} && eviction_state<opened_by<P, eviction_capacity>>;
 
-// ---- kvcache/core/sha256_digest.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A SHA-256 value, collision-resistant also against an adversary, in the byte order of FIPS 180-4.
-struct sha256_digest {
-    std::array<std::byte, 32> bytes = {};
-
-    friend constexpr bool operator==(const sha256_digest&, const sha256_digest&) = default;
-    friend constexpr auto operator<=>(const sha256_digest&, const sha256_digest&) = default;
-};
-
-/// Returns 64 hexadecimal digits.
-[[nodiscard]] inline std::string to_string(const sha256_digest& d) {
-    std::string text;
-    for (const std::byte b : d.bytes)
-        for (const int shift : {4, 0})
-            text += "0123456789abcdef"[std::to_integer<unsigned>(b) >> shift & 15u];
-    return text;
+/// Announces a new entry before space is made for it.
+template <eviction_state S>
+void on_miss(S& state, const eviction_entry& newcomer) {
+    if constexpr (requires { state.on_miss(newcomer); })
+        state.on_miss(newcomer);
 }
 
-/// Compares two digests in constant time, which does not reveal where they differ.
-[[nodiscard]] constexpr bool same_in_constant_time(const sha256_digest& a, const sha256_digest& b) noexcept {
-    std::byte difference{};
-    for (std::size_t i = 0; i < a.bytes.size(); ++i)
-        difference |= a.bytes[i] ^ b.bytes[i];
-    return difference == std::byte{};
+/// Evicts a victim.
+template <eviction_state S>
+void evict(S& state, slot_id slot) {
+    if constexpr (requires { state.evict(slot); })
+        state.evict(slot);
+    else
+        state.erase(slot);
 }
 
-} // namespace kvcache
+/// The last reference to an entry was dropped.
+template <eviction_state S>
+void on_released(S& state, slot_id slot) {
+    if constexpr (requires { state.on_released(slot); })
+        state.on_released(slot);
+}
 
-// ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
+/// The entry gained its first child.
+template <eviction_state S>
+void on_child_added(S& state, slot_id slot) {
+    if constexpr (requires { state.on_child_added(slot); })
+        state.on_child_added(slot);
+}
 
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The state of one sequence: its tokens, their pages, and its lease. Every live sequence is in a circular list of its
-/// cache, so that `check` can recount all references.
-struct sequence_state {
-    static constexpr std::size_t all = static_cast<std::size_t>(-1);
-
-    token_buffer tokens = {};
-    std::vector<page_entry> table = {};
-    std::size_t published_pages = 0; ///< Leading pages that are full and in the index.
-    std::size_t prompt = 0;          ///< Tokens of the request it was opened for, while it has fewer; 0 if unknown.
-    std::uint32_t tenant = 0;        ///< Number of the tenant that owns it; 0 in a cache without tenants.
-    std::size_t exact = all;         ///< Leading tokens that attended to nothing approximate; `all` if every one.
-    std::size_t cacheable = all;     ///< Leading tokens that may be published.
-    bool publishable = true;         ///< False after the index ran out of memory for a page: later pages stay private.
-
-    lease_state lease = {};
-
-    // For tiers.
-    struct {
-        std::size_t pages = 0;     ///< Leading pages that were handed to the tier.
-        sha256_digest record = {}; ///< The record name of the last of them.
-    } offloaded = {};
-
-    // For chunk reuse: pages referenced in addition to the table, namely those that approximate rows were taken from
-    // and their ancestors.
-    std::vector<page_id> pinned_sources = {};
-
-    sequence_state* previous = nullptr;
-    sequence_state* next = nullptr;
-
-    /// The number of rows in use in the last page if it can take more; nullopt if the next row begins a new page.
-    [[nodiscard]] std::optional<std::uint32_t> open_rows(std::size_t page_tokens) const noexcept {
-        if (table.empty() || table.back().base != 0 || table.back().first + table.back().count == page_tokens)
-            return std::nullopt;
-        return table.back().first + table.back().count;
-    }
-
-    /// The number of leading entries that fill their pages.
-    [[nodiscard]] std::size_t full_entries(std::size_t page_tokens) const noexcept {
-        return table.size() - (open_rows(page_tokens) ? 1 : 0);
-    }
-
-    /// Shortens the entries to `rows` rows in total. Returns the number of entries that remain; the caller removes the
-    /// others.
-    [[nodiscard]] std::size_t cut(std::size_t rows) noexcept {
-        std::size_t kept = 0;
-        for (; kept < table.size() && rows > 0; ++kept) {
-            table[kept].count = static_cast<std::uint32_t>(std::min<std::size_t>(table[kept].count, rows));
-            rows -= table[kept].count;
-        }
-        return kept;
-    }
-
-    /// Removes all but the first `kept` entries, without releasing their pages.
-    void drop_entries(std::size_t kept) noexcept {
-        while (table.size() > kept)
-            table.pop_back();
-    }
-
-    /// The state of a new sequence that starts with the first `count` tokens and pages of this one.
-    [[nodiscard]] std::unique_ptr<sequence_state> begin(std::size_t count, std::size_t page_tokens) const {
-        auto copy = std::make_unique<sequence_state>();
-        copy->tokens.assign({tokens.data(), count});
-        copy->table.assign(table.data(), table.data() + table.size());
-        copy->drop_entries(copy->cut(count));
-        copy->published_pages = std::min(published_pages, copy->full_entries(page_tokens));
-        copy->tenant = tenant;
-        copy->cacheable = cacheable;
-        copy->publishable = publishable;
-        if (count > exact) {
-            copy->exact = exact;
-            copy->pinned_sources.assign(pinned_sources.data(), pinned_sources.data() + pinned_sources.size());
-        }
-        return copy;
-    }
-
-    /// Appends the tokens of `from` after the `count` tokens that are left out. Requires: this state is the prefix of
-    /// `from` up to `first`. Returns: the locations of their rows, moved down; the table has capacity for as many. From
-    /// `first` on the sequence is approximate and private.
-    [[nodiscard]] std::vector<page_entry> leave_out(const sequence_state& from, std::size_t first, std::size_t count) {
-        std::vector<page_entry> after;
-        std::size_t row = 0;
-        for (page_entry entry : from.table) {
-            const std::size_t skipped = std::clamp(first + count, row, row + entry.count) - row;
-            row += entry.count;
-            if (skipped == entry.count)
-                continue;
-            entry.first += static_cast<std::uint32_t>(skipped);
-            entry.count -= static_cast<std::uint32_t>(skipped);
-            entry.base -= static_cast<std::int64_t>(count);
-            after.push_back(entry);
-        }
-        const auto kept = std::span<const token_id>(from.tokens).subspan(first + count);
-        reserve(after.size(), kept.size());
-        tokens.append(kept);
-        if (!after.empty()) {
-            exact = std::min(exact, first);
-            publishable = false;
-        }
-        return after;
-    }
-
-    /// Reserves capacity for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc; the sequence is
-    /// then unchanged.
-    void reserve(std::size_t pages, std::size_t rows) {
-        if (table.capacity() - table.size() < pages)
-            table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
-        tokens.reserve(rows);
-    }
-};
+/// The entry lost its last child.
+template <eviction_state S>
+void on_last_child_removed(S& state, slot_id slot) {
+    if constexpr (requires { state.on_last_child_removed(slot); })
+        state.on_last_child_removed(slot);
+}
 
 } // namespace kvcache
 
@@ -6051,6 +5862,26 @@ void for_each_field(const identity& id, Visit visit) {
 
 } // namespace kvcache
 
+// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
+/// preceding digest and the run of tokens after it.
+template <class S>
+concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
+    { s.root() } -> std::same_as<digest>;
+    { s.chain(before, run) } -> std::same_as<digest>;
+};
+
+/// A policy that names a run of tokens together with everything before it.
+template <class P>
+concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
+    p.open(id);
+} && hash_state<opened_by<P, identity>>;
+
+} // namespace kvcache
+
 // ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -6123,6 +5954,24 @@ concept index_policy = plays<P, index_role> && requires(const P p, page_shape sh
 
 } // namespace kvcache
 
+// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
+template <class S>
+concept locking_state = requires(S& s) {
+    s.lock();
+    s.unlock();
+};
+
+/// A policy that defines how threads share a cache.
+template <class P>
+concept locking_policy =
+    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
+
+} // namespace kvcache
+
 // ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -6169,6 +6018,691 @@ template <class P>
 concept observer_policy = plays<P, observer_role> && requires(const P p) {
     p.open();
 } && observer_state<opened_by<P>>;
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
+struct compute_range {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
+/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
+struct reused_span {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0;
+    std::uint32_t row = 0; ///< Row of the first token in its page.
+
+    friend bool operator==(const reused_span&, const reused_span&) = default;
+};
+
+/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
+/// tokens whose first `hit` are cached.
+template <class S>
+concept recompute_state = requires(const S s, std::size_t tokens) {
+    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
+};
+
+/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
+/// to `positions`.
+template <class S>
+concept chunk_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
+    s.select(runs, positions);
+};
+
+/// The vectors compared to measure a reused token's deviation.
+enum class deviation_metric { keys, values };
+
+/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
+/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
+/// before that one.
+template <class S>
+concept deviation_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    s.select(runs, deviations, positions);
+    { s.compared() } -> std::same_as<deviation_metric>;
+    { s.check_layer() } -> std::convertible_to<std::size_t>;
+};
+
+/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
+/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
+/// some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
+};
+
+/// A policy that selects the reused tokens to recompute.
+template <class P>
+concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
+    p.open(shape);
+} && recompute_state<opened_by<P, page_shape>>;
+
+} // namespace kvcache
+
+// ---- kvcache/core/sha256_digest.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A SHA-256 value, collision-resistant also against an adversary, in the byte order of FIPS 180-4.
+struct sha256_digest {
+    std::array<std::byte, 32> bytes = {};
+
+    friend constexpr bool operator==(const sha256_digest&, const sha256_digest&) = default;
+    friend constexpr auto operator<=>(const sha256_digest&, const sha256_digest&) = default;
+};
+
+/// Returns 64 hexadecimal digits.
+[[nodiscard]] inline std::string to_string(const sha256_digest& d) {
+    std::string text;
+    for (const std::byte b : d.bytes)
+        for (const int shift : {4, 0})
+            text += "0123456789abcdef"[std::to_integer<unsigned>(b) >> shift & 15u];
+    return text;
+}
+
+/// Compares two digests in constant time, which does not reveal where they differ.
+[[nodiscard]] constexpr bool same_in_constant_time(const sha256_digest& a, const sha256_digest& b) noexcept {
+    std::byte difference{};
+    for (std::size_t i = 0; i < a.bytes.size(); ++i)
+        difference |= a.bytes[i] ^ b.bytes[i];
+    return difference == std::byte{};
+}
+
+} // namespace kvcache
+
+// ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Metadata of a record that a tier receives.
+struct tier_entry {
+    sha256_digest name = {};
+    double cost = 0.0;       ///< Seconds that a hit saves; 0 if unknown.
+    std::uint32_t depth = 0; ///< Number of records before it in its chain.
+};
+
+/// Contents and counters of a tier. If several processes share a store, each counts its own calls.
+struct tier_counts {
+    std::size_t records = 0;   ///< Records present now.
+    std::size_t bytes = 0;     ///< Bytes of the records present now.
+    std::uint64_t hits = 0;    ///< Records read.
+    std::uint64_t misses = 0;  ///< Records requested but absent.
+    std::uint64_t written = 0; ///< Records written.
+    std::uint64_t bytes_written = 0;
+    std::uint64_t evicted = 0;  ///< Records evicted for other records.
+    std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
+    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system, later writes included.
+
+    friend bool operator==(const tier_counts&, const tier_counts&) = default;
+};
+
+/// The callable that `read` calls with a record's bytes, which are valid during the call. It stands for any callable
+/// of this form.
+struct tier_use {
+    void operator()(std::span<const std::byte> bytes) const;
+};
+
+/// The working state of a tier: records by name, kept beyond the cache's memory within a limit of their own. A tier
+/// guarantees no integrity: a record may come back damaged, and the reader checks it (record/record.hpp).
+///
+/// `read` calls its argument with the record's bytes and returns whether it did; false is a miss. `put` accepts a
+/// record in pieces and copies them before it returns; the record may be written later, or never. `contains` is a
+/// cheap hint. `erase` removes a record that its reader has rejected. `flush` returns after everything accepted is
+/// written. `status` returns what is wrong with the store, if anything; such a tier only misses. No call throws for a
+/// fault of the store, every call may be made by several threads at once, and failed calls are counted. Two members
+/// are optional: `is_null()`, if the tier never holds a record, so that none is made for it; `parallel_reads()`, the
+/// useful number of threads that read different records, if it is more than one.
+template <class S>
+concept tier_state = std::movable<S> &&
+    requires(S s, const S c, const tier_entry& entry, const sha256_digest& name,
+             std::span<const std::span<const std::byte>> pieces, const tier_use& use) {
+    { s.read(name, use) } -> std::same_as<result<bool>>;
+    { s.put(entry, pieces) } -> std::same_as<result<void>>;
+    { s.contains(name) } -> std::same_as<bool>;
+    { s.erase(name) } -> std::same_as<result<void>>;
+    { s.flush() } -> std::same_as<result<void>>;
+    { c.status() } -> std::same_as<result<void>>;
+    { c.counts() } -> std::same_as<tier_counts>;
+};
+
+/// Returns whether a tier never holds a record. Cost: O(1).
+template <tier_state Tier>
+[[nodiscard]] bool is_null(const Tier& tier) noexcept {
+    if constexpr (requires { tier.is_null(); })
+        return tier.is_null();
+    else
+        return false;
+}
+
+/// Returns the useful number of threads that read different records of a tier: one, if the tier does not define it.
+template <tier_state Tier>
+[[nodiscard]] std::size_t max_parallel_reads(const Tier& tier) noexcept {
+    if constexpr (requires { tier.parallel_reads(); })
+        return tier.parallel_reads();
+    else
+        return 1;
+}
+
+/// A policy that stores pages after they are evicted from memory.
+template <class P>
+concept tier_policy = plays<P, tier_role> && requires(const P p) {
+    p.open();
+} && tier_state<opened_by<P>>;
+
+} // namespace kvcache
+
+// ---- kvcache/cache/check_policies.hpp -----------------------------------------------------------------------------
+
+// Policies that cannot be composed, and why, in words. A misuse is the type of the cache that such policies would make.
+// It has the members of a standard cache, so that the message is the only error. Compilers print the names of the
+// policies as arguments of the misuse, and each static_assert prints the policy again. An entry header includes this
+// file directly: GCC prints the path of includes before its message.
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Satisfied if a policy has everything that its role requires.
+template <class P>
+concept complete_policy = codec_policy<P> || storage_policy<P> || hash_policy<P> || index_policy<P> ||
+    eviction_policy<P> || recompute_policy<P> || tier_policy<P> || observer_policy<P> || locking_policy<P>;
+
+// The policy among Ps that plays Role, or Standard if none does.
+template <class Role, class Standard, class... Ps>
+struct slot {
+    using type = Standard;
+};
+template <class Role, class Standard, class P, class... Ps>
+struct slot<Role, Standard, P, Ps...> : slot<Role, Standard, Ps...> {};
+template <class Role, class Standard, plays<Role> P, class... Ps>
+struct slot<Role, Standard, P, Ps...> {
+    using type = P;
+};
+
+// The standard cache; its argument only delays the lookup.
+template <class>
+struct standard_cache;
+
+// `Holds`, printed with the names of the policies in question.
+template <bool Holds, class... Ps>
+inline constexpr bool holds_for = Holds;
+
+// The state that a policy opens, or void.
+template <class P, class... Arguments>
+struct state_of {
+    using type = void;
+};
+template <class P, class... Arguments>
+    requires requires {
+        typename opened_by<P, Arguments...>;
+    }
+struct state_of<P, Arguments...> {
+    using type = opened_by<P, Arguments...>;
+};
+
+struct the_fields_are_layers_kv_heads_head_dim_tokens_and_bytes;
+
+/// Arguments that make_cache does not take.
+template <class Fields>
+struct unknown_arguments : standard_cache<Fields>::type {
+    static_assert(holds_for<false, Fields>,
+                  "make_cache takes {.layers, .kv_heads, .head_dim, .tokens}, {.bytes} and policies, or the same after "
+                  "an identity");
+};
+
+/// A type without a role, or with an unknown one.
+template <class P>
+struct names_no_role : standard_cache<P>::type {
+    static_assert(holds_for<false, P>,
+                  "a policy names its role, one of core/role.hpp: using role = kvcache::eviction_role;");
+};
+
+/// Two policies for one role.
+template <class Role, class A, class B>
+struct both_play : standard_cache<A>::type {
+    static_assert(holds_for<false, Role, A, B>,
+                  "two policies both play the same role; a cache has one policy for each role");
+};
+
+/// A policy that lacks a member that its role requires. The first one that is missing is reported.
+template <class Role, class P>
+struct incomplete;
+
+template <class P>
+struct incomplete<codec_role, P> : standard_cache<P>::type {
+    using S = typename state_of<P, page_shape>::type;
+    static constexpr bool opens = !std::is_void_v<S>;
+    static constexpr bool sized = opens && requires(const S s) {
+        { s.page_bytes() } -> std::same_as<std::size_t>;
+        { s.name() } -> std::same_as<std::string>;
+    };
+    static constexpr bool keys =
+        sized && requires(const S s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
+        { s.keys(page, at, to) } -> std::same_as<const float*>;
+    };
+    static constexpr bool values =
+        keys && requires(const S s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
+        { s.values(page, at, to) } -> std::same_as<const float*>;
+    };
+    static_assert(holds_for<opens, P>, "a codec needs: state open(page_shape) const");
+    static_assert(holds_for < !opens || sized, P >,
+                  "a codec's state needs: std::size_t page_bytes() const; std::string name() const");
+    static_assert(holds_for < !sized || keys, P >,
+                  "a codec's state needs: const float* keys(std::span<const std::byte> "
+                  "page, page_tile, std::span<float> scratch) const");
+    static_assert(holds_for < !keys || values, P >,
+                  "a codec's state needs: const float* values(std::span<const std::byte> "
+                  "page, page_tile, std::span<float> scratch) const");
+    static_assert(holds_for<!values, P>,
+                  "a codec's state needs encode and copy of a row_writer, or all of a page_writer "
+                  "(codec/concept.hpp)");
+};
+
+template <class P>
+struct incomplete<storage_role, P> : standard_cache<P>::type {
+    using S = typename state_of<P, std::size_t, std::size_t>::type;
+    static constexpr bool opens = !std::is_void_v<S>;
+    static constexpr bool moves = opens && std::movable<S>;
+    static constexpr bool acquires = moves && requires(S s, page_id page) {
+        { s.acquire(page) } -> std::same_as<bool>;
+    };
+    static constexpr bool releases = acquires && requires(S s, page_id page) {
+        { s.release(page) }
+        noexcept;
+    };
+    static_assert(holds_for<opens, P>, "a storage needs: state open(std::size_t pages, std::size_t page_bytes) const");
+    static_assert(holds_for < !opens || moves, P >, "a storage's state is movable");
+    static_assert(holds_for < !moves || acquires, P >, "a storage's state needs: bool acquire(page_id)");
+    static_assert(holds_for < !acquires || releases, P >, "a storage's state needs: void release(page_id) noexcept");
+    static_assert(holds_for<!releases, P>, "a storage's state needs: std::span<std::byte> bytes(page_id) const");
+};
+
+template <class P>
+struct incomplete<hash_role, P> : standard_cache<P>::type {
+    using S = typename state_of<P, identity>::type;
+    static constexpr bool opens = !std::is_void_v<S>;
+    static constexpr bool roots = opens && requires(const S s) {
+        { s.root() } -> std::same_as<digest>;
+    };
+    static_assert(holds_for<opens, P>, "a hash needs: state open(const identity&) const");
+    static_assert(holds_for < !opens || roots, P >, "a hash's state needs: digest root() const");
+    static_assert(holds_for<!roots, P>,
+                  "a hash's state needs: digest chain(digest before, std::span<const token_id> run) const");
+};
+
+template <class P>
+struct incomplete<index_role, P> : standard_cache<P>::type {
+    using S = typename state_of<P, page_shape, std::size_t>::type;
+    static constexpr bool opens = !std::is_void_v<S>;
+    static constexpr bool matches = opens && requires(const S c, std::span<const token_id> tokens) {
+        { c.match(tokens) } -> std::same_as<index_match>;
+    };
+    static constexpr bool inserts =
+        matches && requires(S s, std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
+        s.erase(page);
+    };
+    static constexpr bool looks_up = inserts && requires(const S c, page_id page) {
+        { c.contains(page) } -> std::same_as<bool>;
+        { c.leaf(page) } -> std::same_as<bool>;
+    };
+    static constexpr bool has_parents = looks_up && requires(const S c, page_id page) {
+        { c.parent(page) } -> std::same_as<std::optional<page_id>>;
+    };
+    static_assert(holds_for<opens, P>, "an index needs: state open(page_shape, std::size_t pages) const");
+    static_assert(holds_for < !opens || matches, P >,
+                  "an index's state needs: index_match match(std::span<const token_id>) const");
+    static_assert(holds_for < !matches || inserts, P >,
+                  "an index's state needs: insertion insert(std::optional<page_id> parent, std::span<const token_id>, "
+                  "page_id); void erase(page_id)");
+    static_assert(holds_for < !inserts || looks_up, P >,
+                  "an index's state needs: bool contains(page_id) const; bool leaf(page_id) const");
+    static_assert(holds_for < !looks_up || has_parents, P >,
+                  "an index's state needs: std::optional<page_id> parent(page_id) const");
+    static_assert(holds_for<!has_parents, P>, "an index's state needs: std::span<const token_id> run(page_id) const");
+};
+
+template <class P>
+struct incomplete<eviction_role, P> : standard_cache<P>::type {
+    using S = typename state_of<P, eviction_capacity>::type;
+    static constexpr bool opens = !std::is_void_v<S>;
+    static constexpr bool admits = opens && requires(S s, slot_id slot, const eviction_entry& entry) {
+        s.admit(slot, entry);
+    };
+    static constexpr bool touches = admits && requires(S s, slot_id slot) { s.touch(slot); };
+    static constexpr bool erases = touches && requires(S s, slot_id slot) { s.erase(slot); };
+    static_assert(holds_for<opens, P>, "an eviction policy needs: state open(eviction_capacity) const");
+    static_assert(holds_for < !opens || admits, P >,
+                  "an eviction state needs: void admit(slot_id, const eviction_entry&)");
+    static_assert(holds_for < !admits || touches, P >, "an eviction state needs: void touch(slot_id)");
+    static_assert(holds_for < !touches || erases, P >, "an eviction state needs: void erase(slot_id)");
+    static_assert(holds_for<!erases, P>,
+                  "an eviction state needs: std::optional<slot_id> victim(const auto& is_evictable)");
+};
+
+template <class P>
+struct incomplete<recompute_role, P> : standard_cache<P>::type {
+    static constexpr bool opens = !std::is_void_v<typename state_of<P, page_shape>::type>;
+    static_assert(holds_for<opens, P>, "a recompute policy needs: state open(page_shape) const");
+    static_assert(holds_for<!opens, P>,
+                  "a recompute state needs: std::size_t first_computed(std::size_t hit, std::size_t total) const");
+};
+
+template <class P>
+struct incomplete<tier_role, P> : standard_cache<P>::type {
+    using S = typename state_of<P>::type;
+    static constexpr bool opens = !std::is_void_v<S>;
+    static constexpr bool moves = opens && std::movable<S>;
+    static constexpr bool reads = moves && requires(S s, const sha256_digest& name, const tier_use& use) {
+        { s.read(name, use) } -> std::same_as<result<bool>>;
+        { s.contains(name) } -> std::same_as<bool>;
+    };
+    static constexpr bool writes = reads && requires(S s, const tier_entry& entry, const sha256_digest& name,
+                                                     std::span<const std::span<const std::byte>> pieces) {
+        { s.put(entry, pieces) } -> std::same_as<result<void>>;
+        { s.erase(name) } -> std::same_as<result<void>>;
+        { s.flush() } -> std::same_as<result<void>>;
+    };
+    static_assert(holds_for<opens, P>, "a tier needs: state open() const");
+    static_assert(holds_for < !opens || moves, P >, "a tier's state is movable");
+    static_assert(holds_for < !moves || reads, P >,
+                  "a tier's state needs: result<bool> read(const sha256_digest&, const auto& use); bool contains(const "
+                  "sha256_digest&)");
+    static_assert(holds_for < !reads || writes, P >,
+                  "a tier's state needs: result<void> put(const tier_entry&, std::span<const std::span<const "
+                  "std::byte>>); result<void> erase(const sha256_digest&); result<void> flush()");
+    static_assert(holds_for<!writes, P>,
+                  "a tier's state needs: result<void> status() const; tier_counts counts() const");
+};
+
+template <class P>
+struct incomplete<observer_role, P> : standard_cache<P>::type {
+    static constexpr bool opens = !std::is_void_v<typename state_of<P>::type>;
+    static_assert(holds_for<opens, P>, "an observer needs: state open() const");
+    static_assert(holds_for<!opens, P>, "an observer's state needs: void on(const event&)");
+};
+
+template <class P>
+struct incomplete<locking_role, P> : standard_cache<P>::type {
+    static_assert(holds_for<false, P>, "a locking policy needs a type `state` with a default constructor, void lock() "
+                                       "and void unlock()");
+};
+
+/// The first misuse among the policies. Requires: there is one.
+template <class P, class... Ps>
+struct first_misuse : first_misuse<Ps...> {};
+template <class P, class... Ps>
+    requires(!policy<P>)
+struct first_misuse<P, Ps...> {
+    using type = names_no_role<P>;
+};
+template <policy P, class... Ps>
+    requires(!complete_policy<P>)
+struct first_misuse<P, Ps...> {
+    using type = incomplete<typename role_of<P>::type, P>;
+};
+template <complete_policy P, class... Ps>
+    requires(plays<Ps, typename role_of<P>::type> || ...)
+struct first_misuse<P, Ps...> {
+    using type = both_play<typename role_of<P>::type, P, typename slot<typename role_of<P>::type, void, Ps...>::type>;
+};
+
+} // namespace kvcache::detail
+
+// ---- kvcache/cache/residual_ring.hpp ------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The residual rows of the pages that a lease writes. Rows are written in ascending order, with a bounded number at
+/// once, so pages that are far enough apart reuse the same buffer. Pages that keep their residual rows have buffers of
+/// their own.
+struct residual_ring {
+    std::vector<std::shared_ptr<codec::residual_page>> places = {};
+    std::size_t first = 0; ///< Page-table entry of the first buffer.
+    std::size_t own = 0;   ///< Leading entries with a buffer of their own; the others share the buffers after these.
+
+    /// The buffer index of a page-table entry, from `first` on.
+    [[nodiscard]] std::size_t place_of(std::size_t entry) const noexcept {
+        const std::size_t i = entry - first;
+        return i < own ? i : own + (i - own) % (places.size() - own);
+    }
+    [[nodiscard]] codec::residual_page* at(std::size_t entry) const noexcept { return places[place_of(entry)].get(); }
+
+    /// Returns whether no later entry of the table has reused the buffer of this one.
+    [[nodiscard]] bool keeps(std::size_t entry, std::size_t entries) const noexcept {
+        const std::size_t i = entry - first;
+        return i < own || i + (places.size() - own) >= entries - first;
+    }
+
+    [[nodiscard]] std::shared_ptr<codec::residual_page> take(std::size_t entry) noexcept {
+        return std::move(places[place_of(entry)]);
+    }
+
+    /// The number of buffers for `pages` new pages, of which the first `own` have their own, if the pages of `at_once`
+    /// consecutive rows and `recent` pages before them are needed together.
+    [[nodiscard]] static std::size_t places_for(std::size_t pages, std::size_t own, std::size_t at_once,
+                                                std::size_t page_tokens, std::size_t recent) noexcept {
+        const std::size_t touched = at_once == 0 ? 0 : (at_once - 1) / page_tokens + 2;
+        return std::min(pages, own + touched + recent);
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/lease_state.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The location of a row of a spliced lease.
+struct spliced_row {
+    page_id page = {};
+    std::uint32_t row = 0;
+    bool kept = false;     ///< Computed elsewhere, and not to be written.
+    std::int64_t base = 0; ///< RoPE offset of its keys, as page_entry::base.
+};
+
+/// The lease of a sequence: rows after its tokens that are already in its page table, and the state to roll back to.
+struct lease_state {
+    bool open = false;
+    std::size_t rows = 0;
+    std::chrono::steady_clock::time_point began = {};
+    std::size_t pages_before = 0;
+    std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
+
+    // For codecs that encode whole pages.
+    residual_ring ring = {};                          ///< The residual rows of the pages that the lease adds.
+    std::vector<codec::residual_page*> residual = {}; ///< By entry: the residual rows that queries may read.
+
+    // For chunk reuse.
+    std::vector<spliced_row> spliced = {}; ///< By row of the lease, if it is spliced.
+
+    /// Returns whether the lease has replaced the last page of its table by a copy.
+    [[nodiscard]] bool has_copied_tail(std::span<const page_entry> table) const noexcept {
+        return tail_before && tail_before->page != table[pages_before - 1].page;
+    }
+
+    /// Ends the lease; its vectors keep their memory.
+    void end() noexcept {
+        open = false;
+        rows = 0;
+        tail_before.reset();
+        residual.clear();
+        spliced.clear();
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/token_buffer.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The tokens of a sequence. Capacity is reserved before tokens are appended, so that appending cannot fail. A span of
+/// the tokens stays readable until the `reserve` after an append, even where the tokens have moved.
+class token_buffer {
+public:
+    [[nodiscard]] std::size_t size() const noexcept { return tokens_.size(); }
+    [[nodiscard]] const token_id* data() const noexcept { return tokens_.data(); }
+    [[nodiscard]] const token_id* begin() const noexcept { return tokens_.data(); }
+    [[nodiscard]] const token_id* end() const noexcept { return tokens_.data() + tokens_.size(); }
+
+    /// Replaces the tokens. Throws: bad_alloc.
+    void assign(std::span<const token_id> tokens) { tokens_.assign(tokens.data(), tokens.data() + tokens.size()); }
+
+    /// Keeps the first `count` tokens. Requires: count <= size().
+    void truncate(std::size_t count) noexcept { tokens_.resize(count); }
+
+    /// Makes room for `more` tokens. Throws: bad_alloc; nothing has changed then.
+    void reserve(std::size_t more) {
+        const std::size_t needed = tokens_.size() + more;
+        const bool grows = needed > tokens_.capacity();
+        if (grows && spare_.capacity() >= needed)
+            return;
+        spare_ = std::vector<token_id>();
+        if (grows)
+            spare_.reserve(std::max(needed, 2 * tokens_.capacity()));
+    }
+
+    /// Appends tokens for which there is room. They may be this buffer's own, or those of another buffer that moved
+    /// them after its own `reserve`.
+    void append(std::span<const token_id> more) noexcept {
+        const std::size_t old = tokens_.size(), needed = old + more.size();
+        if (needed > tokens_.capacity()) {
+            spare_.assign(tokens_.data(), tokens_.data() + old);
+            spare_.swap(tokens_);
+        }
+        tokens_.resize(needed);
+        std::copy(more.begin(), more.end(), tokens_.data() + old);
+    }
+
+private:
+    std::vector<token_id> tokens_;
+    std::vector<token_id> spare_; // where the tokens move as they grow; then where they were, until the next reserve
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The state of one sequence: its tokens, their pages, and its lease. Every live sequence is in a circular list of its
+/// cache, so that `check` can recount all references.
+struct sequence_state {
+    static constexpr std::size_t all = static_cast<std::size_t>(-1);
+
+    token_buffer tokens = {};
+    std::vector<page_entry> table = {};
+    std::size_t published_pages = 0; ///< Leading pages that are full and in the index.
+    std::size_t prompt = 0;          ///< Tokens of the request it was opened for, while it has fewer; 0 if unknown.
+    std::uint32_t tenant = 0;        ///< Number of the tenant that owns it; 0 in a cache without tenants.
+    std::size_t exact = all;         ///< Leading tokens that attended to nothing approximate; `all` if every one.
+    std::size_t cacheable = all;     ///< Leading tokens that may be published.
+    bool publishable = true;         ///< False after the index ran out of memory for a page: later pages stay private.
+
+    lease_state lease = {};
+
+    // For tiers.
+    struct {
+        std::size_t pages = 0;     ///< Leading pages that were handed to the tier.
+        sha256_digest record = {}; ///< The record name of the last of them.
+    } offloaded = {};
+
+    // For chunk reuse: pages referenced in addition to the table, namely those that approximate rows were taken from
+    // and their ancestors.
+    std::vector<page_id> pinned_sources = {};
+
+    sequence_state* previous = nullptr;
+    sequence_state* next = nullptr;
+
+    /// The number of rows in use in the last page if it can take more; nullopt if the next row begins a new page.
+    [[nodiscard]] std::optional<std::uint32_t> open_rows(std::size_t page_tokens) const noexcept {
+        if (table.empty() || table.back().base != 0 || table.back().first + table.back().count == page_tokens)
+            return std::nullopt;
+        return table.back().first + table.back().count;
+    }
+
+    /// The number of leading entries that fill their pages.
+    [[nodiscard]] std::size_t full_entries(std::size_t page_tokens) const noexcept {
+        return table.size() - (open_rows(page_tokens) ? 1 : 0);
+    }
+
+    /// Shortens the entries to `rows` rows in total. Returns the number of entries that remain; the caller removes the
+    /// others.
+    [[nodiscard]] std::size_t cut(std::size_t rows) noexcept {
+        std::size_t kept = 0;
+        for (; kept < table.size() && rows > 0; ++kept) {
+            table[kept].count = static_cast<std::uint32_t>(std::min<std::size_t>(table[kept].count, rows));
+            rows -= table[kept].count;
+        }
+        return kept;
+    }
+
+    /// Removes all but the first `kept` entries, without releasing their pages.
+    void drop_entries(std::size_t kept) noexcept {
+        while (table.size() > kept)
+            table.pop_back();
+    }
+
+    /// The state of a new sequence that starts with the first `count` tokens and pages of this one.
+    [[nodiscard]] std::unique_ptr<sequence_state> begin(std::size_t count, std::size_t page_tokens) const {
+        auto copy = std::make_unique<sequence_state>();
+        copy->tokens.assign({tokens.data(), count});
+        copy->table.assign(table.data(), table.data() + table.size());
+        copy->drop_entries(copy->cut(count));
+        copy->published_pages = std::min(published_pages, copy->full_entries(page_tokens));
+        copy->tenant = tenant;
+        copy->cacheable = cacheable;
+        copy->publishable = publishable;
+        if (count > exact) {
+            copy->exact = exact;
+            copy->pinned_sources.assign(pinned_sources.data(), pinned_sources.data() + pinned_sources.size());
+        }
+        return copy;
+    }
+
+    /// Appends the tokens of `from` after the `count` tokens that are left out. Requires: this state is the prefix of
+    /// `from` up to `first`. Returns: the locations of their rows, moved down; the table has capacity for as many. From
+    /// `first` on the sequence is approximate and private.
+    [[nodiscard]] std::vector<page_entry> leave_out(const sequence_state& from, std::size_t first, std::size_t count) {
+        std::vector<page_entry> after;
+        std::size_t row = 0;
+        for (page_entry entry : from.table) {
+            const std::size_t skipped = std::clamp(first + count, row, row + entry.count) - row;
+            row += entry.count;
+            if (skipped == entry.count)
+                continue;
+            entry.first += static_cast<std::uint32_t>(skipped);
+            entry.count -= static_cast<std::uint32_t>(skipped);
+            entry.base -= static_cast<std::int64_t>(count);
+            after.push_back(entry);
+        }
+        const auto kept = std::span<const token_id>(from.tokens).subspan(first + count);
+        reserve(after.size(), kept.size());
+        tokens.append(kept);
+        if (!after.empty()) {
+            exact = std::min(exact, first);
+            publishable = false;
+        }
+        return after;
+    }
+
+    /// Reserves capacity for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc; the sequence is
+    /// then unchanged.
+    void reserve(std::size_t pages, std::size_t rows) {
+        if (table.capacity() - table.size() < pages)
+            table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
+        tokens.reserve(rows);
+    }
+};
 
 } // namespace kvcache
 
@@ -6800,87 +7334,6 @@ struct tier_stats {
 
 } // namespace kvcache
 
-// ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Metadata of a record that a tier receives.
-struct tier_entry {
-    sha256_digest name = {};
-    double cost = 0.0;       ///< Seconds that a hit saves; 0 if unknown.
-    std::uint32_t depth = 0; ///< Number of records before it in its chain.
-};
-
-/// Contents and counters of a tier. If several processes share a store, each counts its own calls.
-struct tier_counts {
-    std::size_t records = 0;   ///< Records present now.
-    std::size_t bytes = 0;     ///< Bytes of the records present now.
-    std::uint64_t hits = 0;    ///< Records read.
-    std::uint64_t misses = 0;  ///< Records requested but absent.
-    std::uint64_t written = 0; ///< Records written.
-    std::uint64_t bytes_written = 0;
-    std::uint64_t evicted = 0;  ///< Records evicted for other records.
-    std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
-    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system, later writes included.
-
-    friend bool operator==(const tier_counts&, const tier_counts&) = default;
-};
-
-/// The callable that `read` calls with a record's bytes, which are valid during the call. It stands for any callable
-/// of this form.
-struct tier_use {
-    void operator()(std::span<const std::byte> bytes) const;
-};
-
-/// The working state of a tier: records by name, kept beyond the cache's memory within a limit of their own. A tier
-/// guarantees no integrity: a record may come back damaged, and the reader checks it (record/record.hpp).
-///
-/// `read` calls its argument with the record's bytes and returns whether it did; false is a miss. `put` accepts a
-/// record in pieces and copies them before it returns; the record may be written later, or never. `contains` is a
-/// cheap hint. `erase` removes a record that its reader has rejected. `flush` returns after everything accepted is
-/// written. `status` returns what is wrong with the store, if anything; such a tier only misses. No call throws for a
-/// fault of the store, every call may be made by several threads at once, and failed calls are counted. Two members
-/// are optional: `is_null()`, if the tier never holds a record, so that none is made for it; `parallel_reads()`, the
-/// useful number of threads that read different records, if it is more than one.
-template <class S>
-concept tier_state = std::movable<S> &&
-    requires(S s, const S c, const tier_entry& entry, const sha256_digest& name,
-             std::span<const std::span<const std::byte>> pieces, const tier_use& use) {
-    { s.read(name, use) } -> std::same_as<result<bool>>;
-    { s.put(entry, pieces) } -> std::same_as<result<void>>;
-    { s.contains(name) } -> std::same_as<bool>;
-    { s.erase(name) } -> std::same_as<result<void>>;
-    { s.flush() } -> std::same_as<result<void>>;
-    { c.status() } -> std::same_as<result<void>>;
-    { c.counts() } -> std::same_as<tier_counts>;
-};
-
-/// Returns whether a tier never holds a record. Cost: O(1).
-template <tier_state Tier>
-[[nodiscard]] bool is_null(const Tier& tier) noexcept {
-    if constexpr (requires { tier.is_null(); })
-        return tier.is_null();
-    else
-        return false;
-}
-
-/// Returns the useful number of threads that read different records of a tier: one, if the tier does not define it.
-template <tier_state Tier>
-[[nodiscard]] std::size_t max_parallel_reads(const Tier& tier) noexcept {
-    if constexpr (requires { tier.parallel_reads(); })
-        return tier.parallel_reads();
-    else
-        return 1;
-}
-
-/// A policy that stores pages after they are evicted from memory.
-template <class P>
-concept tier_policy = plays<P, tier_role> && requires(const P p) {
-    p.open();
-} && tier_state<opened_by<P>>;
-
-} // namespace kvcache
-
 // ---- kvcache/tier/none.hpp ----------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI::tier {
@@ -7026,117 +7479,6 @@ private:
     double projections_ = 1e-4, attention_ = 0.0;                 // seconds per row, and per row and position
     double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
 };
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
-/// entries of one size this equals counting them.
-struct eviction_capacity {
-    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
-    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
-};
-
-/// Attributes of a new entry, for the eviction policy.
-struct eviction_entry {
-    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
-    std::size_t bytes = 0;              ///< Size of the entry.
-    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
-    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
-    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
-    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
-};
-
-/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
-/// callable of this form: `victim` is a template over its argument.
-struct evictable_check {
-    bool operator()(slot_id slot) const;
-};
-
-/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
-/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
-/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
-///
-/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
-/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
-/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
-/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
-/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
-/// policy that searches can skip it.
-template <class S>
-concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
-                                  const evictable_check& is_evictable) {
-    s.admit(slot, newcomer);
-    s.touch(slot);
-    s.erase(slot);
-    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
-};
-
-/// A policy that selects the entry to evict when space is needed.
-template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
-    p.open(room);
-} && eviction_state<opened_by<P, eviction_capacity>>;
-
-/// Announces a new entry before space is made for it.
-template <eviction_state S>
-void on_miss(S& state, const eviction_entry& newcomer) {
-    if constexpr (requires { state.on_miss(newcomer); })
-        state.on_miss(newcomer);
-}
-
-/// Evicts a victim.
-template <eviction_state S>
-void evict(S& state, slot_id slot) {
-    if constexpr (requires { state.evict(slot); })
-        state.evict(slot);
-    else
-        state.erase(slot);
-}
-
-/// The last reference to an entry was dropped.
-template <eviction_state S>
-void on_released(S& state, slot_id slot) {
-    if constexpr (requires { state.on_released(slot); })
-        state.on_released(slot);
-}
-
-/// The entry gained its first child.
-template <eviction_state S>
-void on_child_added(S& state, slot_id slot) {
-    if constexpr (requires { state.on_child_added(slot); })
-        state.on_child_added(slot);
-}
-
-/// The entry lost its last child.
-template <eviction_state S>
-void on_last_child_removed(S& state, slot_id slot) {
-    if constexpr (requires { state.on_last_child_removed(slot); })
-        state.on_last_child_removed(slot);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
-/// preceding digest and the run of tokens after it.
-template <class S>
-concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
-    { s.root() } -> std::same_as<digest>;
-    { s.chain(before, run) } -> std::same_as<digest>;
-};
-
-/// A policy that names a run of tokens together with everything before it.
-template <class P>
-concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
-    p.open(id);
-} && hash_state<opened_by<P, identity>>;
 
 } // namespace kvcache
 
@@ -8438,92 +8780,6 @@ struct cache_stats {
 
 } // namespace kvcache
 
-// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
-template <class S>
-concept locking_state = requires(S& s) {
-    s.lock();
-    s.unlock();
-};
-
-/// A policy that defines how threads share a cache.
-template <class P>
-concept locking_policy =
-    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
-
-} // namespace kvcache
-
-// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
-struct compute_range {
-    std::size_t first = 0;
-    std::size_t count = 0;
-};
-
-/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
-struct reused_span {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0;
-    std::uint32_t row = 0; ///< Row of the first token in its page.
-
-    friend bool operator==(const reused_span&, const reused_span&) = default;
-};
-
-/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
-/// tokens whose first `hit` are cached.
-template <class S>
-concept recompute_state = requires(const S s, std::size_t tokens) {
-    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
-};
-
-/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
-/// to `positions`.
-template <class S>
-concept chunk_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
-    s.select(runs, positions);
-};
-
-/// The vectors compared to measure a reused token's deviation.
-enum class deviation_metric { keys, values };
-
-/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
-/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
-/// before that one.
-template <class S>
-concept deviation_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    s.select(runs, deviations, positions);
-    { s.compared() } -> std::same_as<deviation_metric>;
-    { s.check_layer() } -> std::convertible_to<std::size_t>;
-};
-
-/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
-/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
-/// some.
-template <class S>
-concept filtering_recompute_state = deviation_recompute_state<S> &&
-    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    { s.filters() } -> std::convertible_to<std::size_t>;
-    s.filter(number, runs, deviations, positions);
-};
-
-/// A policy that selects the reused tokens to recompute.
-template <class P>
-concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
-    p.open(shape);
-} && recompute_state<opened_by<P, page_shape>>;
-
-} // namespace kvcache
-
 // ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -8763,9 +9019,9 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// One policy for each role of a cache.
-template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
-          recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
+/// One policy for each role of a cache, in this order. basic_cache requires that each has its role.
+template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
+          class Observer, class Locking>
 struct cache_policies {
     Codec codec = {};
     Storage storage = {};
@@ -10103,20 +10359,24 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-// The policy among Ps that plays Role, or Standard if none does.
-template <class Role, class Standard, class... Ps>
-struct slot {
-    using type = Standard;
-};
-template <class Role, class Standard, class P, class... Ps>
-struct slot<Role, Standard, P, Ps...> : slot<Role, Standard, Ps...> {};
-template <class Role, class Standard, plays<Role> P, class... Ps>
-struct slot<Role, Standard, P, Ps...> {
-    using type = P;
-};
+template <class P, class... Ps>
+inline constexpr bool alone = (0 + ... + int(plays<Ps, typename role_of<P>::type>)) == 1;
 
+} // namespace detail
+
+/// Satisfied if no two policies play the same role.
 template <class... Ps>
-struct compose {
+concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
+
+namespace detail {
+
+// Policies that cannot be composed: the type says why.
+template <class... Ps>
+struct compose : first_misuse<Ps...> {};
+
+template <complete_policy... Ps>
+    requires one_policy_a_role<Ps...>
+struct compose<Ps...> {
     using policies = cache_policies<
         typename slot<codec_role, codec::f32, Ps...>::type, typename slot<storage_role, storage::heap, Ps...>::type,
         typename slot<hash_role, hash::xxh3, Ps...>::type, typename slot<index_role, index::radix, Ps...>::type,
@@ -10127,8 +10387,10 @@ struct compose {
     using type = basic_cache<policies>;
 };
 
-template <class P, class... Ps>
-inline constexpr bool alone = (0 + ... + int(plays<Ps, typename role_of<P>::type>)) == 1;
+template <class>
+struct standard_cache {
+    using type = typename compose<>::type;
+};
 
 template <class T, class... Us>
 inline constexpr bool one_of = (std::is_same_v<T, Us> || ...);
@@ -10142,8 +10404,12 @@ template <class Wanted, class... Given>
         return Wanted{};
 }
 
+// Only declared for a misuse.
 template <class Cache>
-struct opener;
+struct opener {
+    template <class... Given>
+    [[nodiscard]] static Cache open(cache_config config, const std::tuple<Given...>& given);
+};
 template <class... Roles>
 struct opener<basic_cache<cache_policies<Roles...>>> {
     template <class... Given>
@@ -10155,29 +10421,66 @@ struct opener<basic_cache<cache_policies<Roles...>>> {
 
 } // namespace detail
 
-/// Satisfied if no two policies play the same role.
-template <class... Ps>
-concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
+/// Policies that are not in the order of cache_policies. As for every misuse, the members are those of a standard
+/// cache.
+template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
+          class Observer, class Locking>
+    requires(!(codec_policy<Codec> && storage_policy<Storage> && hash_policy<Hash> && index_policy<Index> &&
+               eviction_policy<Eviction> && recompute_policy<Recompute> && tier_policy<Tier> &&
+               observer_policy<Observer> && locking_policy<Locking>))
+class basic_cache<cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>>
+    : public detail::standard_cache<Codec>::type {
+    static_assert(detail::holds_for<codec_policy<Codec>, Codec, codec_role>,
+                  "the first of cache_policies is a codec_policy");
+    static_assert(detail::holds_for<storage_policy<Storage>, Storage, storage_role>,
+                  "the second of cache_policies is a storage_policy");
+    static_assert(detail::holds_for<hash_policy<Hash>, Hash, hash_role>,
+                  "the third of cache_policies is a hash_policy");
+    static_assert(detail::holds_for<index_policy<Index>, Index, index_role>,
+                  "the fourth of cache_policies is an index_policy");
+    static_assert(detail::holds_for<eviction_policy<Eviction>, Eviction, eviction_role>,
+                  "the fifth of cache_policies is an eviction_policy");
+    static_assert(detail::holds_for<recompute_policy<Recompute>, Recompute, recompute_role>,
+                  "the sixth of cache_policies is a recompute_policy");
+    static_assert(detail::holds_for<tier_policy<Tier>, Tier, tier_role>,
+                  "the seventh of cache_policies is a tier_policy");
+    static_assert(detail::holds_for<observer_policy<Observer>, Observer, observer_role>,
+                  "the eighth of cache_policies is an observer_policy");
+    static_assert(detail::holds_for<locking_policy<Locking>, Locking, locking_role>,
+                  "the ninth of cache_policies is a locking_policy");
+
+public:
+    basic_cache(cache_config config,
+                cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking> policies);
+};
 
 /// The cache composed of these policies, in any order; an omitted role gets its standard policy.
-template <policy... Ps>
-    requires one_policy_a_role<Ps...>
+template <class... Ps>
 using cache = typename detail::compose<Ps...>::type;
 
 /// Opens a cache for pages of this shape, within a memory limit, from policies given by value in any order.
-template <policy... Ps>
-    requires one_policy_a_role<Ps...>
+template <class... Ps>
+    requires(!std::same_as<Ps, cache_limits> && ...) // a third argument is the limit where the first is an identity
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, cache_limits limit, Ps... policies) {
     return detail::opener<cache<Ps...>>::open({shape, limit}, std::tuple(std::move(policies)...));
 }
 
 /// The same with an identity, which names everything that determines a page's bits.
-template <policy... Ps>
-    requires one_policy_a_role<Ps...>
+template <class... Ps>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, cache_limits limit,
                                                                Ps... policies) {
     return detail::opener<cache<Ps...>>::open({shape, limit, std::move(id)}, std::tuple(std::move(policies)...));
 }
+
+/// Arguments that fit neither form, as a field that page_shape lacks. GCC converts arguments before it looks at the
+/// result's type, and an initializer list has no type; it names a deleted function first.
+template <class Fields = detail::the_fields_are_layers_kv_heads_head_dim_tokens_and_bytes>
+[[nodiscard]] detail::unknown_arguments<Fields> make_cache(...)
+#ifdef __clang__
+    ;
+#else
+    = delete;
+#endif
 
 } // namespace kvcache
 
