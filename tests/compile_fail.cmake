@@ -1,6 +1,7 @@
 # Misuse must not compile, and must say why. Each tests/compile_fail/NAME.cpp opens with "// message: REGEX"; as it is
 # it compiles (all of them do so together), with KVCACHE_MUST_FAIL defined, and the options of a line "// flags: ...", it
-# does not, and the compiler's words match the message, in 12 lines at most.
+# does not, and the compiler's words match the message, in 12 lines at most. With a line "// within: N" the first N lines
+# of them match.
 
 # Included as part of the build it adds the tests; run as a script it is one of them.
 if(CMAKE_SCRIPT_MODE_FILE)
@@ -8,8 +9,14 @@ if(CMAKE_SCRIPT_MODE_FILE)
   execute_process(COMMAND ${COMMAND_LINE} RESULT_VARIABLE failed OUTPUT_VARIABLE words ERROR_VARIABLE words)
   if(NOT failed)
     message(FATAL_ERROR "it compiles")
-  elseif(NOT words MATCHES "${MESSAGE}")
-    message(FATAL_ERROR "it fails without saying \"${MESSAGE}\":\n${words}")
+  endif()
+  set(first "${words}")
+  if(WITHIN)
+    string(REPEAT "[^\n]*\n?" ${WITHIN} lines)
+    string(REGEX MATCH "^${lines}" first "${words}")
+  endif()
+  if(NOT first MATCHES "${MESSAGE}")
+    message(FATAL_ERROR "it fails without saying \"${MESSAGE}\" soon:\n${words}")
   endif()
   string(REGEX REPLACE "[0-9]+ errors? generated\\.\n" "" words "${words}")  # Clang counts them
   string(REGEX MATCHALL "\n" lines "${words}")
@@ -44,7 +51,9 @@ foreach(source IN LISTS misuses)
   string(REGEX REPLACE "^// message: *" "" message_text "${message_line}")
   file(STRINGS ${source} flags LIMIT_COUNT 1 REGEX "^// flags:")
   string(REGEX REPLACE "^// flags: *" "" flags "${flags}")
+  file(STRINGS ${source} within LIMIT_COUNT 1 REGEX "^// within:")
+  string(REGEX REPLACE "^// within: *" "" within "${within}")
   add_test(NAME "compile_fail: ${name}" COMMAND ${CMAKE_COMMAND} "-DCOMMAND_LINE=sh ${script} -DKVCACHE_MUST_FAIL ${flags} ${source}"
-           "-DMESSAGE=${message_text}" -P ${CMAKE_CURRENT_SOURCE_DIR}/compile_fail.cmake)
+           "-DMESSAGE=${message_text}" "-DWITHIN=${within}" -P ${CMAKE_CURRENT_SOURCE_DIR}/compile_fail.cmake)
   set_tests_properties("compile_fail: ${name}" PROPERTIES LABELS compile_fail)
 endforeach()

@@ -5604,6 +5604,859 @@ void paged_attention(const attention_shape& shape, page_source<Codec, Storage> s
 
 } // namespace kvcache
 
+// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
+/// entries of one size this equals counting them.
+struct eviction_capacity {
+    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
+    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
+};
+
+/// Attributes of a new entry, for the eviction policy.
+struct eviction_entry {
+    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
+    std::size_t bytes = 0;              ///< Size of the entry.
+    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
+    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
+    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
+    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
+};
+
+/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
+/// callable of this form: `victim` is a template over its argument.
+struct evictable_check {
+    bool operator()(slot_id slot) const;
+};
+
+/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
+/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
+/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
+///
+/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
+/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
+/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
+/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
+/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
+/// policy that searches can skip it.
+template <class S>
+concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
+                                  const evictable_check& is_evictable) {
+    s.admit(slot, newcomer);
+    s.touch(slot);
+    s.erase(slot);
+    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
+};
+
+/// A policy that selects the entry to evict when space is needed.
+template <class P>
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
+    p.open(room);
+} && eviction_state<opened_by<P, eviction_capacity>>;
+
+/// Announces a new entry before space is made for it.
+template <eviction_state S>
+void on_miss(S& state, const eviction_entry& newcomer) {
+    if constexpr (requires { state.on_miss(newcomer); })
+        state.on_miss(newcomer);
+}
+
+/// Evicts a victim.
+template <eviction_state S>
+void evict(S& state, slot_id slot) {
+    if constexpr (requires { state.evict(slot); })
+        state.evict(slot);
+    else
+        state.erase(slot);
+}
+
+/// The last reference to an entry was dropped.
+template <eviction_state S>
+void on_released(S& state, slot_id slot) {
+    if constexpr (requires { state.on_released(slot); })
+        state.on_released(slot);
+}
+
+/// The entry gained its first child.
+template <eviction_state S>
+void on_child_added(S& state, slot_id slot) {
+    if constexpr (requires { state.on_child_added(slot); })
+        state.on_child_added(slot);
+}
+
+/// The entry lost its last child.
+template <eviction_state S>
+void on_last_child_removed(S& state, slot_id slot) {
+    if constexpr (requires { state.on_last_child_removed(slot); })
+        state.on_last_child_removed(slot);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/digest.hpp --------------------------------------------------------------------------------------
+
+#ifndef XXH_INLINE_ALL
+#define XXH_INLINE_ALL
+#endif
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <xxhash.h>
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A 128-bit hash of some bytes.
+struct digest {
+    std::uint64_t low = 0;
+    std::uint64_t high = 0;
+
+    friend constexpr bool operator==(const digest&, const digest&) = default;
+    friend constexpr auto operator<=>(const digest&, const digest&) = default;
+};
+
+/// Returns 32 hexadecimal digits, the high half first.
+[[nodiscard]] inline std::string to_string(const digest& d) {
+    std::string text;
+    for (const std::uint64_t half : {d.high, d.low})
+        for (int shift = 60; shift >= 0; shift -= 4)
+            text += "0123456789abcdef"[(half >> shift) & 15u];
+    return text;
+}
+
+/// XXH3-64 of `data`, seeded with the hash of what precedes it. Not collision-resistant against an adversary. Cost:
+/// about 10 ns plus 0.1 ns a byte.
+[[nodiscard]] inline std::uint64_t seeded_hash(std::uint64_t past, std::span<const std::byte> data) {
+    return XXH3_64bits_withSeed(data.data(), data.size(), past);
+}
+
+/// XXH3-128 of bytes given piece by piece. Not collision-resistant against an adversary: equal digests are a hint that
+/// a comparison of the content must confirm.
+class digest_builder {
+public:
+    digest_builder() noexcept { XXH3_128bits_reset(&state_); }
+
+    digest_builder& bytes(std::span<const std::byte> data) {
+        XXH3_128bits_update(&state_, data.data(), data.size());
+        return *this;
+    }
+
+    /// Appends eight bytes, little-endian.
+    digest_builder& number(std::uint64_t n) {
+        std::byte little[8];
+        for (std::size_t i = 0; i < 8; ++i)
+            little[i] = static_cast<std::byte>(n >> (8 * i) & 0xff);
+        return bytes(little);
+    }
+
+    /// Appends the length, then the bytes, so that consecutive texts are unambiguous.
+    digest_builder& text(std::string_view words) {
+        number(words.size());
+        return bytes(std::as_bytes(std::span(words)));
+    }
+
+    digest_builder& nested(const digest& d) { return number(d.low).number(d.high); }
+
+    [[nodiscard]] digest finish() const {
+        const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
+        return {hash.low64, hash.high64};
+    }
+
+private:
+    XXH3_state_t state_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/revisions.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split lengths. It
+/// changes whenever the same inputs may give different bits. It is part of a cache's identity.
+inline constexpr unsigned numeric_contract_revision = 1;
+
+/// The revision of the record format of snapshots and tiers (docs/format.md). It changes whenever the meaning of any
+/// byte changes. It is part of a cache's identity, so records of another revision are not found.
+inline constexpr unsigned record_format_revision = 1;
+
+} // namespace kvcache
+
+// ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Everything besides the tokens that determines the bits of a cached page. Two caches may exchange pages if and only
+/// if every field is equal. A new field must be named in for_each_field, which does not compile otherwise; `digest_of`
+/// then hashes it.
+struct identity {
+    digest weights = {};            ///< Digest of the checkpoint's names, dtypes, shapes and bytes.
+    std::string adapter = {};       ///< Name and version of the LoRA adapter; empty for none.
+    digest tokenizer = {};          ///< Digest of tokenizer.json.
+    std::string config = {};        ///< Architecture and extents, as canonical text.
+    std::string rope = {};          ///< RoPE parameters: base, scaling, frequencies.
+    std::string codec = {};         ///< The page codec and its options.
+    std::string layout = {};        ///< The layout of a page.
+    std::uint64_t page_tokens = 0;  ///< Tokens per page.
+    std::string weight_format = {}; ///< Format of the weights that the GEMMs read: "f32", "bf16", "f16".
+    std::uint64_t numeric_contract = numeric_contract_revision;
+    std::string backend = "cpu";   ///< The backend and its kernel revision.
+    std::string lineage = "exact"; ///< "exact", or "approximate" for pages that attended to an inexact page.
+    std::uint64_t format = record_format_revision;
+    std::string tenant = {}; ///< A salt that keeps tenants apart.
+
+    friend bool operator==(const identity&, const identity&) = default;
+};
+
+namespace detail {
+
+inline void append_field(digest_builder& to, const digest& field) {
+    to.nested(field);
+}
+inline void append_field(digest_builder& to, const std::string& field) {
+    to.text(field);
+}
+inline void append_field(digest_builder& to, std::uint64_t field) {
+    to.number(field);
+}
+
+} // namespace detail
+
+/// Calls visit(name, field) for every field, in order.
+template <class Visit>
+void for_each_field(const identity& id, Visit visit) {
+    // A structured binding: a field that is added and not named here does not compile.
+    const auto& [weights, adapter, tokenizer, config, rope, codec, layout, page_tokens, weight_format, numeric_contract,
+                 backend, lineage, format, tenant] = id;
+    visit("weights", weights);
+    visit("adapter", adapter);
+    visit("tokenizer", tokenizer);
+    visit("config", config);
+    visit("rope", rope);
+    visit("codec", codec);
+    visit("layout", layout);
+    visit("page_tokens", page_tokens);
+    visit("weight_format", weight_format);
+    visit("numeric_contract", numeric_contract);
+    visit("backend", backend);
+    visit("lineage", lineage);
+    visit("format", format);
+    visit("tenant", tenant);
+}
+
+/// The digest of an identity: domain-separated, every field preceded by its name, length-prefixed.
+[[nodiscard]] inline digest digest_of(const identity& id) {
+    digest_builder builder;
+    builder.text("kvcache identity 2");
+    for_each_field(id, [&](const char* name, const auto& field) {
+        builder.text(name);
+        detail::append_field(builder, field);
+    });
+    return builder.finish();
+}
+
+} // namespace kvcache
+
+// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
+/// preceding digest and the run of tokens after it.
+template <class S>
+concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
+    { s.root() } -> std::same_as<digest>;
+    { s.chain(before, run) } -> std::same_as<digest>;
+};
+
+/// A policy that names a run of tokens together with everything before it.
+template <class P>
+concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
+    p.open(id);
+} && hash_state<opened_by<P, identity>>;
+
+} // namespace kvcache
+
+// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The reason why a match ended.
+enum class match_end {
+    complete,  ///< Every token was found.
+    unknown,   ///< Nothing is stored after the last token found.
+    different, ///< A different token is stored there.
+};
+
+/// The longest known prefix and its pages, in order. Only the last page may be matched in part.
+struct index_match {
+    std::vector<page_id> pages = {};
+    std::size_t tokens = 0;
+    match_end end = match_end::unknown;
+    std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
+};
+
+/// The outcome of an insertion.
+struct insertion {
+    enum class outcome {
+        inserted, ///< The page is new in the index.
+        extended, ///< The page was in the index with fewer rows.
+        covered,  ///< `other` already holds the run, or a longer run that starts with it; nothing changed.
+    };
+    outcome what = outcome::inserted;
+    std::optional<page_id> other = {}; ///< covered: the page with the run; otherwise: the page that was replaced.
+};
+
+/// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
+/// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
+/// nothing; `erase` does not throw.
+template <class S>
+concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
+                               std::optional<page_id> parent) {
+    { c.match(tokens) } -> std::same_as<index_match>;
+    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
+    s.erase(page);
+    { c.contains(page) } -> std::same_as<bool>;
+    { c.leaf(page) } -> std::same_as<bool>;
+    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
+    { c.run(page) } -> std::same_as<std::span<const token_id>>;
+};
+
+/// A run of a prompt's tokens that is stored after any prefix.
+struct chunk_match {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0; ///< Number of tokens.
+    page_id last = {};     ///< The page of the last token; the tokens before it are in the page's ancestors.
+    std::uint32_t end = 0; ///< Rows of that page up to the end of the chunk.
+
+    friend bool operator==(const chunk_match&, const chunk_match&) = default;
+};
+
+/// An index that also finds tokens by content alone. Lookups with one salt do not find chunks of another.
+template <class S>
+concept chunk_index_state = index_state<S> &&
+    requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
+             std::size_t count) {
+    { s.note(salt, page, end, count) } -> std::same_as<bool>;
+    { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
+};
+
+/// A policy that finds cached tokens.
+template <class P>
+concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
+    p.open(shape, pages);
+} && index_state<opened_by<P, page_shape, std::size_t>>;
+
+} // namespace kvcache
+
+// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
+template <class S>
+concept locking_state = requires(S& s) {
+    s.lock();
+    s.unlock();
+};
+
+/// A policy that defines how threads share a cache.
+template <class P>
+concept locking_policy =
+    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
+
+} // namespace kvcache
+
+// ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The kinds of events in a cache.
+enum class event_kind {
+    matched,   ///< A prompt was looked up: tokens matched, tokens of the prompt, matched pages.
+    stored,    ///< Tokens were committed.
+    published, ///< A full page became findable: its tokens and its parent page.
+    copied,    ///< A shared page was copied before a write (copy-on-write): from the first of the pages to the second.
+    evicted,   ///< A page was evicted.
+    refused,   ///< A reservation failed for lack of pages.
+};
+
+/// One event. Its spans are valid during the call only.
+struct event {
+    event_kind kind = event_kind::matched;
+    std::size_t tokens = 0; ///< Tokens matched (matched), committed (stored), or in the page (the other kinds).
+    std::size_t of = 0;     ///< Tokens requested (matched, refused).
+    std::size_t pages = 0;  ///< Number of pages concerned.
+
+    std::span<const page_id> which = {}; ///< The pages concerned, in order; empty for stored and refused.
+    std::optional<page_id> parent = {};  ///< The parent of the page (published, evicted).
+    std::span<const token_id> run = {};  ///< The tokens of the page (published, evicted).
+    std::span<const digest> names = {};  ///< Page names, indexed by page; see name_of.
+    std::size_t page_tokens = 0;         ///< Tokens of a full page.
+
+    /// Returns the digest of all tokens up to the end of a page. Requires: the page is full and findable.
+    [[nodiscard]] digest name_of(page_id page) const {
+        expects(index_of(page) < names.size(), "an event names the pages that it is about");
+        return names[index_of(page)];
+    }
+};
+
+/// The working state of an observer. It receives every event, under the cache's lock. Exceptions that it throws are
+/// ignored.
+template <class S>
+concept observer_state = requires(S s, const event& what) {
+    s.on(what);
+};
+
+/// A policy that observes the events of a cache.
+template <class P>
+concept observer_policy = plays<P, observer_role> && requires(const P p) {
+    p.open();
+} && observer_state<opened_by<P>>;
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
+struct compute_range {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
+/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
+struct reused_span {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0;
+    std::uint32_t row = 0; ///< Row of the first token in its page.
+
+    friend bool operator==(const reused_span&, const reused_span&) = default;
+};
+
+/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
+/// tokens whose first `hit` are cached.
+template <class S>
+concept recompute_state = requires(const S s, std::size_t tokens) {
+    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
+};
+
+/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
+/// to `positions`.
+template <class S>
+concept chunk_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
+    s.select(runs, positions);
+};
+
+/// The vectors compared to measure a reused token's deviation.
+enum class deviation_metric { keys, values };
+
+/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
+/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
+/// before that one.
+template <class S>
+concept deviation_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    s.select(runs, deviations, positions);
+    { s.compared() } -> std::same_as<deviation_metric>;
+    { s.check_layer() } -> std::convertible_to<std::size_t>;
+};
+
+/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
+/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
+/// some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
+};
+
+/// A policy that selects the reused tokens to recompute.
+template <class P>
+concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
+    p.open(shape);
+} && recompute_state<opened_by<P, page_shape>>;
+
+} // namespace kvcache
+
+// ---- kvcache/core/sha256_digest.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A SHA-256 value, collision-resistant also against an adversary, in the byte order of FIPS 180-4.
+struct sha256_digest {
+    std::array<std::byte, 32> bytes = {};
+
+    friend constexpr bool operator==(const sha256_digest&, const sha256_digest&) = default;
+    friend constexpr auto operator<=>(const sha256_digest&, const sha256_digest&) = default;
+};
+
+/// Returns 64 hexadecimal digits.
+[[nodiscard]] inline std::string to_string(const sha256_digest& d) {
+    std::string text;
+    for (const std::byte b : d.bytes)
+        for (const int shift : {4, 0})
+            text += "0123456789abcdef"[std::to_integer<unsigned>(b) >> shift & 15u];
+    return text;
+}
+
+/// Compares two digests in constant time, which does not reveal where they differ.
+[[nodiscard]] constexpr bool same_in_constant_time(const sha256_digest& a, const sha256_digest& b) noexcept {
+    std::byte difference{};
+    for (std::size_t i = 0; i < a.bytes.size(); ++i)
+        difference |= a.bytes[i] ^ b.bytes[i];
+    return difference == std::byte{};
+}
+
+} // namespace kvcache
+
+// ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Metadata of a record that a tier receives.
+struct tier_entry {
+    sha256_digest name = {};
+    double cost = 0.0;       ///< Seconds that a hit saves; 0 if unknown.
+    std::uint32_t depth = 0; ///< Number of records before it in its chain.
+};
+
+/// Contents and counters of a tier. If several processes share a store, each counts its own calls.
+struct tier_counts {
+    std::size_t records = 0;   ///< Records present now.
+    std::size_t bytes = 0;     ///< Bytes of the records present now.
+    std::uint64_t hits = 0;    ///< Records read.
+    std::uint64_t misses = 0;  ///< Records requested but absent.
+    std::uint64_t written = 0; ///< Records written.
+    std::uint64_t bytes_written = 0;
+    std::uint64_t evicted = 0;  ///< Records evicted for other records.
+    std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
+    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system, later writes included.
+
+    friend bool operator==(const tier_counts&, const tier_counts&) = default;
+};
+
+/// The callable that `read` calls with a record's bytes, which are valid during the call. It stands for any callable
+/// of this form.
+struct tier_use {
+    void operator()(std::span<const std::byte> bytes) const;
+};
+
+/// The working state of a tier: records by name, kept beyond the cache's memory within a limit of their own. A tier
+/// guarantees no integrity: a record may come back damaged, and the reader checks it (record/record.hpp).
+///
+/// `read` calls its argument with the record's bytes and returns whether it did; false is a miss. `put` accepts a
+/// record in pieces and copies them before it returns; the record may be written later, or never. `contains` is a
+/// cheap hint. `erase` removes a record that its reader has rejected. `flush` returns after everything accepted is
+/// written. `status` returns what is wrong with the store, if anything; such a tier only misses. No call throws for a
+/// fault of the store, every call may be made by several threads at once, and failed calls are counted. Two members
+/// are optional: `is_null()`, if the tier never holds a record, so that none is made for it; `parallel_reads()`, the
+/// useful number of threads that read different records, if it is more than one.
+template <class S>
+concept tier_state = std::movable<S> &&
+    requires(S s, const S c, const tier_entry& entry, const sha256_digest& name,
+             std::span<const std::span<const std::byte>> pieces, const tier_use& use) {
+    { s.read(name, use) } -> std::same_as<result<bool>>;
+    { s.put(entry, pieces) } -> std::same_as<result<void>>;
+    { s.contains(name) } -> std::same_as<bool>;
+    { s.erase(name) } -> std::same_as<result<void>>;
+    { s.flush() } -> std::same_as<result<void>>;
+    { c.status() } -> std::same_as<result<void>>;
+    { c.counts() } -> std::same_as<tier_counts>;
+};
+
+/// Returns whether a tier never holds a record. Cost: O(1).
+template <tier_state Tier>
+[[nodiscard]] bool is_null(const Tier& tier) noexcept {
+    if constexpr (requires { tier.is_null(); })
+        return tier.is_null();
+    else
+        return false;
+}
+
+/// Returns the useful number of threads that read different records of a tier: one, if the tier does not define it.
+template <tier_state Tier>
+[[nodiscard]] std::size_t max_parallel_reads(const Tier& tier) noexcept {
+    if constexpr (requires { tier.parallel_reads(); })
+        return tier.parallel_reads();
+    else
+        return 1;
+}
+
+/// A policy that stores pages after they are evicted from memory.
+template <class P>
+concept tier_policy = plays<P, tier_role> && requires(const P p) {
+    p.open();
+} && tier_state<opened_by<P>>;
+
+} // namespace kvcache
+
+// ---- kvcache/cache/check_policies.hpp -----------------------------------------------------------------------------
+
+// Policies that cannot be composed, and why, in words. A misuse is the type of the cache that such policies would make.
+// It has the members of a standard cache, so that the message is the only error. Compilers print the names of the
+// policies as arguments of the misuse, and each static_assert prints the policy again. An entry header includes this
+// file directly: GCC prints the path of includes before its message.
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Satisfied if a policy has everything that its role requires.
+template <class P>
+concept complete_policy = codec_policy<P> || storage_policy<P> || hash_policy<P> || index_policy<P> ||
+    eviction_policy<P> || recompute_policy<P> || tier_policy<P> || observer_policy<P> || locking_policy<P>;
+
+// The policy among Ps that plays Role, or Standard if none does.
+template <class Role, class Standard, class... Ps>
+struct slot {
+    using type = Standard;
+};
+template <class Role, class Standard, class P, class... Ps>
+struct slot<Role, Standard, P, Ps...> : slot<Role, Standard, Ps...> {};
+template <class Role, class Standard, plays<Role> P, class... Ps>
+struct slot<Role, Standard, P, Ps...> {
+    using type = P;
+};
+
+// The standard cache; its argument only delays the lookup.
+template <class>
+struct standard_cache;
+
+// `Holds`, printed with the names of the policies in question.
+template <bool Holds, class... Ps>
+inline constexpr bool holds_for = Holds;
+
+// The state that a policy opens, or void.
+template <class P, class... Arguments>
+struct state_of {
+    using type = void;
+};
+template <class P, class... Arguments>
+    requires requires {
+        typename opened_by<P, Arguments...>;
+    }
+struct state_of<P, Arguments...> {
+    using type = opened_by<P, Arguments...>;
+};
+
+struct the_fields_are_layers_kv_heads_head_dim_tokens_and_bytes;
+
+/// Arguments that make_cache does not take.
+template <class Fields>
+struct unknown_arguments : standard_cache<Fields>::type {
+    static_assert(holds_for<false, Fields>,
+                  "make_cache takes {.layers, .kv_heads, .head_dim, .tokens}, {.bytes} and policies, or the same after "
+                  "an identity");
+};
+
+/// A type without a role, or with an unknown one.
+template <class P>
+struct names_no_role : standard_cache<P>::type {
+    static_assert(holds_for<false, P>,
+                  "a policy names its role, one of core/role.hpp: using role = kvcache::eviction_role;");
+};
+
+/// Two policies for one role.
+template <class Role, class A, class B>
+struct both_play : standard_cache<A>::type {
+    static_assert(holds_for<false, Role, A, B>,
+                  "two policies both play the same role; a cache has one policy for each role");
+};
+
+/// A policy that lacks a member that its role requires. The first one that is missing is reported.
+template <class Role, class P>
+struct incomplete;
+
+template <class P>
+struct incomplete<codec_role, P> : standard_cache<P>::type {
+    using S = typename state_of<P, page_shape>::type;
+    static constexpr bool opens = !std::is_void_v<S>;
+    static constexpr bool sized = opens && requires(const S s) {
+        { s.page_bytes() } -> std::same_as<std::size_t>;
+        { s.name() } -> std::same_as<std::string>;
+    };
+    static constexpr bool keys =
+        sized && requires(const S s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
+        { s.keys(page, at, to) } -> std::same_as<const float*>;
+    };
+    static constexpr bool values =
+        keys && requires(const S s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
+        { s.values(page, at, to) } -> std::same_as<const float*>;
+    };
+    static_assert(holds_for<opens, P>, "a codec needs: state open(page_shape) const");
+    static_assert(holds_for < !opens || sized, P >,
+                  "a codec's state needs: std::size_t page_bytes() const; std::string name() const");
+    static_assert(holds_for < !sized || keys, P >,
+                  "a codec's state needs: const float* keys(std::span<const std::byte> "
+                  "page, page_tile, std::span<float> scratch) const");
+    static_assert(holds_for < !keys || values, P >,
+                  "a codec's state needs: const float* values(std::span<const std::byte> "
+                  "page, page_tile, std::span<float> scratch) const");
+    static_assert(holds_for<!values, P>,
+                  "a codec's state needs encode and copy of a row_writer, or all of a page_writer "
+                  "(codec/concept.hpp)");
+};
+
+template <class P>
+struct incomplete<storage_role, P> : standard_cache<P>::type {
+    using S = typename state_of<P, std::size_t, std::size_t>::type;
+    static constexpr bool opens = !std::is_void_v<S>;
+    static constexpr bool moves = opens && std::movable<S>;
+    static constexpr bool acquires = moves && requires(S s, page_id page) {
+        { s.acquire(page) } -> std::same_as<bool>;
+    };
+    static constexpr bool releases = acquires && requires(S s, page_id page) {
+        { s.release(page) }
+        noexcept;
+    };
+    static_assert(holds_for<opens, P>, "a storage needs: state open(std::size_t pages, std::size_t page_bytes) const");
+    static_assert(holds_for < !opens || moves, P >, "a storage's state is movable");
+    static_assert(holds_for < !moves || acquires, P >, "a storage's state needs: bool acquire(page_id)");
+    static_assert(holds_for < !acquires || releases, P >, "a storage's state needs: void release(page_id) noexcept");
+    static_assert(holds_for<!releases, P>, "a storage's state needs: std::span<std::byte> bytes(page_id) const");
+};
+
+template <class P>
+struct incomplete<hash_role, P> : standard_cache<P>::type {
+    using S = typename state_of<P, identity>::type;
+    static constexpr bool opens = !std::is_void_v<S>;
+    static constexpr bool roots = opens && requires(const S s) {
+        { s.root() } -> std::same_as<digest>;
+    };
+    static_assert(holds_for<opens, P>, "a hash needs: state open(const identity&) const");
+    static_assert(holds_for < !opens || roots, P >, "a hash's state needs: digest root() const");
+    static_assert(holds_for<!roots, P>,
+                  "a hash's state needs: digest chain(digest before, std::span<const token_id> run) const");
+};
+
+template <class P>
+struct incomplete<index_role, P> : standard_cache<P>::type {
+    using S = typename state_of<P, page_shape, std::size_t>::type;
+    static constexpr bool opens = !std::is_void_v<S>;
+    static constexpr bool matches = opens && requires(const S c, std::span<const token_id> tokens) {
+        { c.match(tokens) } -> std::same_as<index_match>;
+    };
+    static constexpr bool inserts =
+        matches && requires(S s, std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
+        s.erase(page);
+    };
+    static constexpr bool looks_up = inserts && requires(const S c, page_id page) {
+        { c.contains(page) } -> std::same_as<bool>;
+        { c.leaf(page) } -> std::same_as<bool>;
+    };
+    static constexpr bool has_parents = looks_up && requires(const S c, page_id page) {
+        { c.parent(page) } -> std::same_as<std::optional<page_id>>;
+    };
+    static_assert(holds_for<opens, P>, "an index needs: state open(page_shape, std::size_t pages) const");
+    static_assert(holds_for < !opens || matches, P >,
+                  "an index's state needs: index_match match(std::span<const token_id>) const");
+    static_assert(holds_for < !matches || inserts, P >,
+                  "an index's state needs: insertion insert(std::optional<page_id> parent, std::span<const token_id>, "
+                  "page_id); void erase(page_id)");
+    static_assert(holds_for < !inserts || looks_up, P >,
+                  "an index's state needs: bool contains(page_id) const; bool leaf(page_id) const");
+    static_assert(holds_for < !looks_up || has_parents, P >,
+                  "an index's state needs: std::optional<page_id> parent(page_id) const");
+    static_assert(holds_for<!has_parents, P>, "an index's state needs: std::span<const token_id> run(page_id) const");
+};
+
+template <class P>
+struct incomplete<eviction_role, P> : standard_cache<P>::type {
+    using S = typename state_of<P, eviction_capacity>::type;
+    static constexpr bool opens = !std::is_void_v<S>;
+    static constexpr bool admits = opens && requires(S s, slot_id slot, const eviction_entry& entry) {
+        s.admit(slot, entry);
+    };
+    static constexpr bool touches = admits && requires(S s, slot_id slot) { s.touch(slot); };
+    static constexpr bool erases = touches && requires(S s, slot_id slot) { s.erase(slot); };
+    static_assert(holds_for<opens, P>, "an eviction policy needs: state open(eviction_capacity) const");
+    static_assert(holds_for < !opens || admits, P >,
+                  "an eviction state needs: void admit(slot_id, const eviction_entry&)");
+    static_assert(holds_for < !admits || touches, P >, "an eviction state needs: void touch(slot_id)");
+    static_assert(holds_for < !touches || erases, P >, "an eviction state needs: void erase(slot_id)");
+    static_assert(holds_for<!erases, P>,
+                  "an eviction state needs: std::optional<slot_id> victim(const auto& is_evictable)");
+};
+
+template <class P>
+struct incomplete<recompute_role, P> : standard_cache<P>::type {
+    static constexpr bool opens = !std::is_void_v<typename state_of<P, page_shape>::type>;
+    static_assert(holds_for<opens, P>, "a recompute policy needs: state open(page_shape) const");
+    static_assert(holds_for<!opens, P>,
+                  "a recompute state needs: std::size_t first_computed(std::size_t hit, std::size_t total) const");
+};
+
+template <class P>
+struct incomplete<tier_role, P> : standard_cache<P>::type {
+    using S = typename state_of<P>::type;
+    static constexpr bool opens = !std::is_void_v<S>;
+    static constexpr bool moves = opens && std::movable<S>;
+    static constexpr bool reads = moves && requires(S s, const sha256_digest& name, const tier_use& use) {
+        { s.read(name, use) } -> std::same_as<result<bool>>;
+        { s.contains(name) } -> std::same_as<bool>;
+    };
+    static constexpr bool writes = reads && requires(S s, const tier_entry& entry, const sha256_digest& name,
+                                                     std::span<const std::span<const std::byte>> pieces) {
+        { s.put(entry, pieces) } -> std::same_as<result<void>>;
+        { s.erase(name) } -> std::same_as<result<void>>;
+        { s.flush() } -> std::same_as<result<void>>;
+    };
+    static_assert(holds_for<opens, P>, "a tier needs: state open() const");
+    static_assert(holds_for < !opens || moves, P >, "a tier's state is movable");
+    static_assert(holds_for < !moves || reads, P >,
+                  "a tier's state needs: result<bool> read(const sha256_digest&, const auto& use); bool contains(const "
+                  "sha256_digest&)");
+    static_assert(holds_for < !reads || writes, P >,
+                  "a tier's state needs: result<void> put(const tier_entry&, std::span<const std::span<const "
+                  "std::byte>>); result<void> erase(const sha256_digest&); result<void> flush()");
+    static_assert(holds_for<!writes, P>,
+                  "a tier's state needs: result<void> status() const; tier_counts counts() const");
+};
+
+template <class P>
+struct incomplete<observer_role, P> : standard_cache<P>::type {
+    static constexpr bool opens = !std::is_void_v<typename state_of<P>::type>;
+    static_assert(holds_for<opens, P>, "an observer needs: state open() const");
+    static_assert(holds_for<!opens, P>, "an observer's state needs: void on(const event&)");
+};
+
+template <class P>
+struct incomplete<locking_role, P> : standard_cache<P>::type {
+    static_assert(holds_for<false, P>, "a locking policy needs a type `state` with a default constructor, void lock() "
+                                       "and void unlock()");
+};
+
+/// The first misuse among the policies. Requires: there is one.
+template <class P, class... Ps>
+struct first_misuse : first_misuse<Ps...> {};
+template <class P, class... Ps>
+    requires(!policy<P>)
+struct first_misuse<P, Ps...> {
+    using type = names_no_role<P>;
+};
+template <policy P, class... Ps>
+    requires(!complete_policy<P>)
+struct first_misuse<P, Ps...> {
+    using type = incomplete<typename role_of<P>::type, P>;
+};
+template <complete_policy P, class... Ps>
+    requires(plays<Ps, typename role_of<P>::type> || ...)
+struct first_misuse<P, Ps...> {
+    using type = both_play<typename role_of<P>::type, P, typename slot<typename role_of<P>::type, void, Ps...>::type>;
+};
+
+} // namespace kvcache::detail
+
 // ---- kvcache/cache/reserve_options.hpp ----------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -5785,37 +6638,6 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/core/sha256_digest.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A SHA-256 value, collision-resistant also against an adversary, in the byte order of FIPS 180-4.
-struct sha256_digest {
-    std::array<std::byte, 32> bytes = {};
-
-    friend constexpr bool operator==(const sha256_digest&, const sha256_digest&) = default;
-    friend constexpr auto operator<=>(const sha256_digest&, const sha256_digest&) = default;
-};
-
-/// Returns 64 hexadecimal digits.
-[[nodiscard]] inline std::string to_string(const sha256_digest& d) {
-    std::string text;
-    for (const std::byte b : d.bytes)
-        for (const int shift : {4, 0})
-            text += "0123456789abcdef"[std::to_integer<unsigned>(b) >> shift & 15u];
-    return text;
-}
-
-/// Compares two digests in constant time, which does not reveal where they differ.
-[[nodiscard]] constexpr bool same_in_constant_time(const sha256_digest& a, const sha256_digest& b) noexcept {
-    std::byte difference{};
-    for (std::size_t i = 0; i < a.bytes.size(); ++i)
-        difference |= a.bytes[i] ^ b.bytes[i];
-    return difference == std::byte{};
-}
-
-} // namespace kvcache
-
 // ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -5929,294 +6751,6 @@ struct sequence_state {
         tokens.reserve(rows);
     }
 };
-
-} // namespace kvcache
-
-// ---- kvcache/core/digest.hpp --------------------------------------------------------------------------------------
-
-#ifndef XXH_INLINE_ALL
-#define XXH_INLINE_ALL
-#endif
-#include <compare>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-
-#include <xxhash.h>
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A 128-bit hash of some bytes.
-struct digest {
-    std::uint64_t low = 0;
-    std::uint64_t high = 0;
-
-    friend constexpr bool operator==(const digest&, const digest&) = default;
-    friend constexpr auto operator<=>(const digest&, const digest&) = default;
-};
-
-/// Returns 32 hexadecimal digits, the high half first.
-[[nodiscard]] inline std::string to_string(const digest& d) {
-    std::string text;
-    for (const std::uint64_t half : {d.high, d.low})
-        for (int shift = 60; shift >= 0; shift -= 4)
-            text += "0123456789abcdef"[(half >> shift) & 15u];
-    return text;
-}
-
-/// XXH3-64 of `data`, seeded with the hash of what precedes it. Not collision-resistant against an adversary. Cost:
-/// about 10 ns plus 0.1 ns a byte.
-[[nodiscard]] inline std::uint64_t seeded_hash(std::uint64_t past, std::span<const std::byte> data) {
-    return XXH3_64bits_withSeed(data.data(), data.size(), past);
-}
-
-/// XXH3-128 of bytes given piece by piece. Not collision-resistant against an adversary: equal digests are a hint that
-/// a comparison of the content must confirm.
-class digest_builder {
-public:
-    digest_builder() noexcept { XXH3_128bits_reset(&state_); }
-
-    digest_builder& bytes(std::span<const std::byte> data) {
-        XXH3_128bits_update(&state_, data.data(), data.size());
-        return *this;
-    }
-
-    /// Appends eight bytes, little-endian.
-    digest_builder& number(std::uint64_t n) {
-        std::byte little[8];
-        for (std::size_t i = 0; i < 8; ++i)
-            little[i] = static_cast<std::byte>(n >> (8 * i) & 0xff);
-        return bytes(little);
-    }
-
-    /// Appends the length, then the bytes, so that consecutive texts are unambiguous.
-    digest_builder& text(std::string_view words) {
-        number(words.size());
-        return bytes(std::as_bytes(std::span(words)));
-    }
-
-    digest_builder& nested(const digest& d) { return number(d.low).number(d.high); }
-
-    [[nodiscard]] digest finish() const {
-        const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
-        return {hash.low64, hash.high64};
-    }
-
-private:
-    XXH3_state_t state_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/core/revisions.hpp -----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split lengths. It
-/// changes whenever the same inputs may give different bits. It is part of a cache's identity.
-inline constexpr unsigned numeric_contract_revision = 1;
-
-/// The revision of the record format of snapshots and tiers (docs/format.md). It changes whenever the meaning of any
-/// byte changes. It is part of a cache's identity, so records of another revision are not found.
-inline constexpr unsigned record_format_revision = 1;
-
-} // namespace kvcache
-
-// ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Everything besides the tokens that determines the bits of a cached page. Two caches may exchange pages if and only
-/// if every field is equal. A new field must be named in for_each_field, which does not compile otherwise; `digest_of`
-/// then hashes it.
-struct identity {
-    digest weights = {};            ///< Digest of the checkpoint's names, dtypes, shapes and bytes.
-    std::string adapter = {};       ///< Name and version of the LoRA adapter; empty for none.
-    digest tokenizer = {};          ///< Digest of tokenizer.json.
-    std::string config = {};        ///< Architecture and extents, as canonical text.
-    std::string rope = {};          ///< RoPE parameters: base, scaling, frequencies.
-    std::string codec = {};         ///< The page codec and its options.
-    std::string layout = {};        ///< The layout of a page.
-    std::uint64_t page_tokens = 0;  ///< Tokens per page.
-    std::string weight_format = {}; ///< Format of the weights that the GEMMs read: "f32", "bf16", "f16".
-    std::uint64_t numeric_contract = numeric_contract_revision;
-    std::string backend = "cpu";   ///< The backend and its kernel revision.
-    std::string lineage = "exact"; ///< "exact", or "approximate" for pages that attended to an inexact page.
-    std::uint64_t format = record_format_revision;
-    std::string tenant = {}; ///< A salt that keeps tenants apart.
-
-    friend bool operator==(const identity&, const identity&) = default;
-};
-
-namespace detail {
-
-inline void append_field(digest_builder& to, const digest& field) {
-    to.nested(field);
-}
-inline void append_field(digest_builder& to, const std::string& field) {
-    to.text(field);
-}
-inline void append_field(digest_builder& to, std::uint64_t field) {
-    to.number(field);
-}
-
-} // namespace detail
-
-/// Calls visit(name, field) for every field, in order.
-template <class Visit>
-void for_each_field(const identity& id, Visit visit) {
-    // A structured binding: a field that is added and not named here does not compile.
-    const auto& [weights, adapter, tokenizer, config, rope, codec, layout, page_tokens, weight_format, numeric_contract,
-                 backend, lineage, format, tenant] = id;
-    visit("weights", weights);
-    visit("adapter", adapter);
-    visit("tokenizer", tokenizer);
-    visit("config", config);
-    visit("rope", rope);
-    visit("codec", codec);
-    visit("layout", layout);
-    visit("page_tokens", page_tokens);
-    visit("weight_format", weight_format);
-    visit("numeric_contract", numeric_contract);
-    visit("backend", backend);
-    visit("lineage", lineage);
-    visit("format", format);
-    visit("tenant", tenant);
-}
-
-/// The digest of an identity: domain-separated, every field preceded by its name, length-prefixed.
-[[nodiscard]] inline digest digest_of(const identity& id) {
-    digest_builder builder;
-    builder.text("kvcache identity 2");
-    for_each_field(id, [&](const char* name, const auto& field) {
-        builder.text(name);
-        detail::append_field(builder, field);
-    });
-    return builder.finish();
-}
-
-} // namespace kvcache
-
-// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The reason why a match ended.
-enum class match_end {
-    complete,  ///< Every token was found.
-    unknown,   ///< Nothing is stored after the last token found.
-    different, ///< A different token is stored there.
-};
-
-/// The longest known prefix and its pages, in order. Only the last page may be matched in part.
-struct index_match {
-    std::vector<page_id> pages = {};
-    std::size_t tokens = 0;
-    match_end end = match_end::unknown;
-    std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
-};
-
-/// The outcome of an insertion.
-struct insertion {
-    enum class outcome {
-        inserted, ///< The page is new in the index.
-        extended, ///< The page was in the index with fewer rows.
-        covered,  ///< `other` already holds the run, or a longer run that starts with it; nothing changed.
-    };
-    outcome what = outcome::inserted;
-    std::optional<page_id> other = {}; ///< covered: the page with the run; otherwise: the page that was replaced.
-};
-
-/// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
-/// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
-/// nothing; `erase` does not throw.
-template <class S>
-concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
-                               std::optional<page_id> parent) {
-    { c.match(tokens) } -> std::same_as<index_match>;
-    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
-    s.erase(page);
-    { c.contains(page) } -> std::same_as<bool>;
-    { c.leaf(page) } -> std::same_as<bool>;
-    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
-    { c.run(page) } -> std::same_as<std::span<const token_id>>;
-};
-
-/// A run of a prompt's tokens that is stored after any prefix.
-struct chunk_match {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0; ///< Number of tokens.
-    page_id last = {};     ///< The page of the last token; the tokens before it are in the page's ancestors.
-    std::uint32_t end = 0; ///< Rows of that page up to the end of the chunk.
-
-    friend bool operator==(const chunk_match&, const chunk_match&) = default;
-};
-
-/// An index that also finds tokens by content alone. Lookups with one salt do not find chunks of another.
-template <class S>
-concept chunk_index_state = index_state<S> &&
-    requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
-             std::size_t count) {
-    { s.note(salt, page, end, count) } -> std::same_as<bool>;
-    { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
-};
-
-/// A policy that finds cached tokens.
-template <class P>
-concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
-    p.open(shape, pages);
-} && index_state<opened_by<P, page_shape, std::size_t>>;
-
-} // namespace kvcache
-
-// ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The kinds of events in a cache.
-enum class event_kind {
-    matched,   ///< A prompt was looked up: tokens matched, tokens of the prompt, matched pages.
-    stored,    ///< Tokens were committed.
-    published, ///< A full page became findable: its tokens and its parent page.
-    copied,    ///< A shared page was copied before a write (copy-on-write): from the first of the pages to the second.
-    evicted,   ///< A page was evicted.
-    refused,   ///< A reservation failed for lack of pages.
-};
-
-/// One event. Its spans are valid during the call only.
-struct event {
-    event_kind kind = event_kind::matched;
-    std::size_t tokens = 0; ///< Tokens matched (matched), committed (stored), or in the page (the other kinds).
-    std::size_t of = 0;     ///< Tokens requested (matched, refused).
-    std::size_t pages = 0;  ///< Number of pages concerned.
-
-    std::span<const page_id> which = {}; ///< The pages concerned, in order; empty for stored and refused.
-    std::optional<page_id> parent = {};  ///< The parent of the page (published, evicted).
-    std::span<const token_id> run = {};  ///< The tokens of the page (published, evicted).
-    std::span<const digest> names = {};  ///< Page names, indexed by page; see name_of.
-    std::size_t page_tokens = 0;         ///< Tokens of a full page.
-
-    /// Returns the digest of all tokens up to the end of a page. Requires: the page is full and findable.
-    [[nodiscard]] digest name_of(page_id page) const {
-        expects(index_of(page) < names.size(), "an event names the pages that it is about");
-        return names[index_of(page)];
-    }
-};
-
-/// The working state of an observer. It receives every event, under the cache's lock. Exceptions that it throws are
-/// ignored.
-template <class S>
-concept observer_state = requires(S s, const event& what) {
-    s.on(what);
-};
-
-/// A policy that observes the events of a cache.
-template <class P>
-concept observer_policy = plays<P, observer_role> && requires(const P p) {
-    p.open();
-} && observer_state<opened_by<P>>;
 
 } // namespace kvcache
 
@@ -6848,87 +7382,6 @@ struct tier_stats {
 
 } // namespace kvcache
 
-// ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Metadata of a record that a tier receives.
-struct tier_entry {
-    sha256_digest name = {};
-    double cost = 0.0;       ///< Seconds that a hit saves; 0 if unknown.
-    std::uint32_t depth = 0; ///< Number of records before it in its chain.
-};
-
-/// Contents and counters of a tier. If several processes share a store, each counts its own calls.
-struct tier_counts {
-    std::size_t records = 0;   ///< Records present now.
-    std::size_t bytes = 0;     ///< Bytes of the records present now.
-    std::uint64_t hits = 0;    ///< Records read.
-    std::uint64_t misses = 0;  ///< Records requested but absent.
-    std::uint64_t written = 0; ///< Records written.
-    std::uint64_t bytes_written = 0;
-    std::uint64_t evicted = 0;  ///< Records evicted for other records.
-    std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
-    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system, later writes included.
-
-    friend bool operator==(const tier_counts&, const tier_counts&) = default;
-};
-
-/// The callable that `read` calls with a record's bytes, which are valid during the call. It stands for any callable
-/// of this form.
-struct tier_use {
-    void operator()(std::span<const std::byte> bytes) const;
-};
-
-/// The working state of a tier: records by name, kept beyond the cache's memory within a limit of their own. A tier
-/// guarantees no integrity: a record may come back damaged, and the reader checks it (record/record.hpp).
-///
-/// `read` calls its argument with the record's bytes and returns whether it did; false is a miss. `put` accepts a
-/// record in pieces and copies them before it returns; the record may be written later, or never. `contains` is a
-/// cheap hint. `erase` removes a record that its reader has rejected. `flush` returns after everything accepted is
-/// written. `status` returns what is wrong with the store, if anything; such a tier only misses. No call throws for a
-/// fault of the store, every call may be made by several threads at once, and failed calls are counted. Two members
-/// are optional: `is_null()`, if the tier never holds a record, so that none is made for it; `parallel_reads()`, the
-/// useful number of threads that read different records, if it is more than one.
-template <class S>
-concept tier_state = std::movable<S> &&
-    requires(S s, const S c, const tier_entry& entry, const sha256_digest& name,
-             std::span<const std::span<const std::byte>> pieces, const tier_use& use) {
-    { s.read(name, use) } -> std::same_as<result<bool>>;
-    { s.put(entry, pieces) } -> std::same_as<result<void>>;
-    { s.contains(name) } -> std::same_as<bool>;
-    { s.erase(name) } -> std::same_as<result<void>>;
-    { s.flush() } -> std::same_as<result<void>>;
-    { c.status() } -> std::same_as<result<void>>;
-    { c.counts() } -> std::same_as<tier_counts>;
-};
-
-/// Returns whether a tier never holds a record. Cost: O(1).
-template <tier_state Tier>
-[[nodiscard]] bool is_null(const Tier& tier) noexcept {
-    if constexpr (requires { tier.is_null(); })
-        return tier.is_null();
-    else
-        return false;
-}
-
-/// Returns the useful number of threads that read different records of a tier: one, if the tier does not define it.
-template <tier_state Tier>
-[[nodiscard]] std::size_t max_parallel_reads(const Tier& tier) noexcept {
-    if constexpr (requires { tier.parallel_reads(); })
-        return tier.parallel_reads();
-    else
-        return 1;
-}
-
-/// A policy that stores pages after they are evicted from memory.
-template <class P>
-concept tier_policy = plays<P, tier_role> && requires(const P p) {
-    p.open();
-} && tier_state<opened_by<P>>;
-
-} // namespace kvcache
-
 // ---- kvcache/tier/none.hpp ----------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI::tier {
@@ -7074,117 +7527,6 @@ private:
     double projections_ = 1e-4, attention_ = 0.0;                 // seconds per row, and per row and position
     double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
 };
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
-/// entries of one size this equals counting them.
-struct eviction_capacity {
-    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
-    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
-};
-
-/// Attributes of a new entry, for the eviction policy.
-struct eviction_entry {
-    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
-    std::size_t bytes = 0;              ///< Size of the entry.
-    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
-    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
-    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
-    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
-};
-
-/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
-/// callable of this form: `victim` is a template over its argument.
-struct evictable_check {
-    bool operator()(slot_id slot) const;
-};
-
-/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
-/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
-/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
-///
-/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
-/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
-/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
-/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
-/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
-/// policy that searches can skip it.
-template <class S>
-concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
-                                  const evictable_check& is_evictable) {
-    s.admit(slot, newcomer);
-    s.touch(slot);
-    s.erase(slot);
-    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
-};
-
-/// A policy that selects the entry to evict when space is needed.
-template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
-    p.open(room);
-} && eviction_state<opened_by<P, eviction_capacity>>;
-
-/// Announces a new entry before space is made for it.
-template <eviction_state S>
-void on_miss(S& state, const eviction_entry& newcomer) {
-    if constexpr (requires { state.on_miss(newcomer); })
-        state.on_miss(newcomer);
-}
-
-/// Evicts a victim.
-template <eviction_state S>
-void evict(S& state, slot_id slot) {
-    if constexpr (requires { state.evict(slot); })
-        state.evict(slot);
-    else
-        state.erase(slot);
-}
-
-/// The last reference to an entry was dropped.
-template <eviction_state S>
-void on_released(S& state, slot_id slot) {
-    if constexpr (requires { state.on_released(slot); })
-        state.on_released(slot);
-}
-
-/// The entry gained its first child.
-template <eviction_state S>
-void on_child_added(S& state, slot_id slot) {
-    if constexpr (requires { state.on_child_added(slot); })
-        state.on_child_added(slot);
-}
-
-/// The entry lost its last child.
-template <eviction_state S>
-void on_last_child_removed(S& state, slot_id slot) {
-    if constexpr (requires { state.on_last_child_removed(slot); })
-        state.on_last_child_removed(slot);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
-/// preceding digest and the run of tokens after it.
-template <class S>
-concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
-    { s.root() } -> std::same_as<digest>;
-    { s.chain(before, run) } -> std::same_as<digest>;
-};
-
-/// A policy that names a run of tokens together with everything before it.
-template <class P>
-concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
-    p.open(id);
-} && hash_state<opened_by<P, identity>>;
 
 } // namespace kvcache
 
@@ -8524,92 +8866,6 @@ struct cache_stats {
 
 } // namespace kvcache
 
-// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
-template <class S>
-concept locking_state = requires(S& s) {
-    s.lock();
-    s.unlock();
-};
-
-/// A policy that defines how threads share a cache.
-template <class P>
-concept locking_policy =
-    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
-
-} // namespace kvcache
-
-// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
-struct compute_range {
-    std::size_t first = 0;
-    std::size_t count = 0;
-};
-
-/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
-struct reused_span {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0;
-    std::uint32_t row = 0; ///< Row of the first token in its page.
-
-    friend bool operator==(const reused_span&, const reused_span&) = default;
-};
-
-/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
-/// tokens whose first `hit` are cached.
-template <class S>
-concept recompute_state = requires(const S s, std::size_t tokens) {
-    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
-};
-
-/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
-/// to `positions`.
-template <class S>
-concept chunk_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
-    s.select(runs, positions);
-};
-
-/// The vectors compared to measure a reused token's deviation.
-enum class deviation_metric { keys, values };
-
-/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
-/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
-/// before that one.
-template <class S>
-concept deviation_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    s.select(runs, deviations, positions);
-    { s.compared() } -> std::same_as<deviation_metric>;
-    { s.check_layer() } -> std::convertible_to<std::size_t>;
-};
-
-/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
-/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
-/// some.
-template <class S>
-concept filtering_recompute_state = deviation_recompute_state<S> &&
-    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    { s.filters() } -> std::convertible_to<std::size_t>;
-    s.filter(number, runs, deviations, positions);
-};
-
-/// A policy that selects the reused tokens to recompute.
-template <class P>
-concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
-    p.open(shape);
-} && recompute_state<opened_by<P, page_shape>>;
-
-} // namespace kvcache
-
 // ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -8876,9 +9132,9 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// One policy for each role of a cache.
-template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
-          recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
+/// One policy for each role of a cache, in this order. basic_cache requires that each has its role.
+template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
+          class Observer, class Locking>
 struct cache_policies {
     Codec codec = {};
     Storage storage = {};
@@ -10216,20 +10472,24 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-// The policy among Ps that plays Role, or Standard if none does.
-template <class Role, class Standard, class... Ps>
-struct slot {
-    using type = Standard;
-};
-template <class Role, class Standard, class P, class... Ps>
-struct slot<Role, Standard, P, Ps...> : slot<Role, Standard, Ps...> {};
-template <class Role, class Standard, plays<Role> P, class... Ps>
-struct slot<Role, Standard, P, Ps...> {
-    using type = P;
-};
+template <class P, class... Ps>
+inline constexpr bool alone = (0 + ... + int(plays<Ps, typename role_of<P>::type>)) == 1;
 
+} // namespace detail
+
+/// Satisfied if no two policies play the same role.
 template <class... Ps>
-struct compose {
+concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
+
+namespace detail {
+
+// Policies that cannot be composed: the type says why.
+template <class... Ps>
+struct compose : first_misuse<Ps...> {};
+
+template <complete_policy... Ps>
+    requires one_policy_a_role<Ps...>
+struct compose<Ps...> {
     using policies = cache_policies<
         typename slot<codec_role, codec::f32, Ps...>::type, typename slot<storage_role, storage::heap, Ps...>::type,
         typename slot<hash_role, hash::xxh3, Ps...>::type, typename slot<index_role, index::radix, Ps...>::type,
@@ -10240,8 +10500,10 @@ struct compose {
     using type = basic_cache<policies>;
 };
 
-template <class P, class... Ps>
-inline constexpr bool alone = (0 + ... + int(plays<Ps, typename role_of<P>::type>)) == 1;
+template <class>
+struct standard_cache {
+    using type = typename compose<>::type;
+};
 
 template <class T, class... Us>
 inline constexpr bool one_of = (std::is_same_v<T, Us> || ...);
@@ -10255,8 +10517,12 @@ template <class Wanted, class... Given>
         return Wanted{};
 }
 
+// Only declared for a misuse.
 template <class Cache>
-struct opener;
+struct opener {
+    template <class... Given>
+    [[nodiscard]] static Cache open(cache_config config, const std::tuple<Given...>& given);
+};
 template <class... Roles>
 struct opener<basic_cache<cache_policies<Roles...>>> {
     template <class... Given>
@@ -10268,29 +10534,66 @@ struct opener<basic_cache<cache_policies<Roles...>>> {
 
 } // namespace detail
 
-/// Satisfied if no two policies play the same role.
-template <class... Ps>
-concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
+/// Policies that are not in the order of cache_policies. As for every misuse, the members are those of a standard
+/// cache.
+template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
+          class Observer, class Locking>
+    requires(!(codec_policy<Codec> && storage_policy<Storage> && hash_policy<Hash> && index_policy<Index> &&
+               eviction_policy<Eviction> && recompute_policy<Recompute> && tier_policy<Tier> &&
+               observer_policy<Observer> && locking_policy<Locking>))
+class basic_cache<cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>>
+    : public detail::standard_cache<Codec>::type {
+    static_assert(detail::holds_for<codec_policy<Codec>, Codec, codec_role>,
+                  "the first of cache_policies is a codec_policy");
+    static_assert(detail::holds_for<storage_policy<Storage>, Storage, storage_role>,
+                  "the second of cache_policies is a storage_policy");
+    static_assert(detail::holds_for<hash_policy<Hash>, Hash, hash_role>,
+                  "the third of cache_policies is a hash_policy");
+    static_assert(detail::holds_for<index_policy<Index>, Index, index_role>,
+                  "the fourth of cache_policies is an index_policy");
+    static_assert(detail::holds_for<eviction_policy<Eviction>, Eviction, eviction_role>,
+                  "the fifth of cache_policies is an eviction_policy");
+    static_assert(detail::holds_for<recompute_policy<Recompute>, Recompute, recompute_role>,
+                  "the sixth of cache_policies is a recompute_policy");
+    static_assert(detail::holds_for<tier_policy<Tier>, Tier, tier_role>,
+                  "the seventh of cache_policies is a tier_policy");
+    static_assert(detail::holds_for<observer_policy<Observer>, Observer, observer_role>,
+                  "the eighth of cache_policies is an observer_policy");
+    static_assert(detail::holds_for<locking_policy<Locking>, Locking, locking_role>,
+                  "the ninth of cache_policies is a locking_policy");
+
+public:
+    basic_cache(cache_config config,
+                cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking> policies);
+};
 
 /// The cache composed of these policies, in any order; an omitted role gets its standard policy.
-template <policy... Ps>
-    requires one_policy_a_role<Ps...>
+template <class... Ps>
 using cache = typename detail::compose<Ps...>::type;
 
 /// Opens a cache for pages of this shape, within a memory limit, from policies given by value in any order.
-template <policy... Ps>
-    requires one_policy_a_role<Ps...>
+template <class... Ps>
+    requires(!std::same_as<Ps, cache_limits> && ...) // a third argument is the limit where the first is an identity
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, cache_limits limit, Ps... policies) {
     return detail::opener<cache<Ps...>>::open({shape, limit}, std::tuple(std::move(policies)...));
 }
 
 /// The same with an identity, which names everything that determines a page's bits.
-template <policy... Ps>
-    requires one_policy_a_role<Ps...>
+template <class... Ps>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, cache_limits limit,
                                                                Ps... policies) {
     return detail::opener<cache<Ps...>>::open({shape, limit, std::move(id)}, std::tuple(std::move(policies)...));
 }
+
+/// Arguments that fit neither form, as a field that page_shape lacks. GCC converts arguments before it looks at the
+/// result's type, and an initializer list has no type; it names a deleted function first.
+template <class Fields = detail::the_fields_are_layers_kv_heads_head_dim_tokens_and_bytes>
+[[nodiscard]] detail::unknown_arguments<Fields> make_cache(...)
+#ifdef __clang__
+    ;
+#else
+    = delete;
+#endif
 
 } // namespace kvcache
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// message: keys
-#include <kvcache/codec/concept.hpp>
+// message: mine.*a codec's state needs: const float\* keys
+// within: 5
+#include <kvcache/cache.hpp>
 
 struct mine {
     using role = kvcache::codec_role;
@@ -22,4 +23,4 @@ struct mine {
         return {};
     }
 };
-static_assert(kvcache::codec_policy<mine>);
+static_assert(!kvcache::cache<mine>::has_tier);

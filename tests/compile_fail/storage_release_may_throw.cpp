@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// message: noexcept|release
-#include <kvcache/storage/concept.hpp>
+// message: mine.*a storage's state needs: void release\(page_id\) noexcept
+// within: 5
+#include <kvcache/cache.hpp>
 
 #ifdef KVCACHE_MUST_FAIL
 #define QUIET
@@ -17,4 +18,4 @@ struct mine {
     };
     state open(std::size_t pages, std::size_t page_bytes) const;
 };
-static_assert(kvcache::storage_policy<mine>);
+static_assert(!kvcache::cache<mine>::has_tier);

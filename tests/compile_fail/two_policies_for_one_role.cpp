@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// message: one_policy_a_role
-#include <kvcache/cache/compose.hpp>
-#include <kvcache/eviction/lru.hpp>
+// message: eviction_role.*eviction::lru.*eviction::fifo.*two policies both play the same role
+// within: 5
+#include <kvcache/cache.hpp>
+#include <kvcache/eviction/fifo.hpp>
 #include <kvcache/observer/counting.hpp>
 
 #ifdef KVCACHE_MUST_FAIL
-using second = kvcache::observer::none;
+using second = kvcache::eviction::fifo;
 #else
-using second = kvcache::eviction::lru;
+using second = kvcache::observer::counting;
 #endif
-static_assert(kvcache::one_policy_a_role<kvcache::observer::counting, second>);
+auto cache_of_two = kvcache::make_cache({}, {.layers = 2}, {.bytes = 1 << 20}, kvcache::eviction::lru{}, second{});

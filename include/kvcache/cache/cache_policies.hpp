@@ -1,21 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/concept.hpp>
-#include <kvcache/eviction/concept.hpp>
-#include <kvcache/hash/concept.hpp>
-#include <kvcache/index/concept.hpp>
-#include <kvcache/locking/concept.hpp>
-#include <kvcache/observer/concept.hpp>
-#include <kvcache/recompute/concept.hpp>
-#include <kvcache/storage/concept.hpp>
-#include <kvcache/tier/concept.hpp>
+#include <kvcache/core/abi.hpp>
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// One policy for each role of a cache.
-template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
-          recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
+/// One policy for each role of a cache, in this order. basic_cache requires that each has its role.
+template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
+          class Observer, class Locking>
 struct cache_policies {
     Codec codec = {};
     Storage storage = {};

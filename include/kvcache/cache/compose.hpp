@@ -3,6 +3,7 @@
 
 #include <kvcache/cache/basic_cache.hpp>
 #include <kvcache/cache/cache_policies.hpp>
+#include <kvcache/cache/check_policies.hpp>
 #include <kvcache/codec/f32.hpp>
 #include <kvcache/eviction/learned_reuse.hpp>
 #include <kvcache/hash/xxh3.hpp>
@@ -13,6 +14,7 @@
 #include <kvcache/storage/heap.hpp>
 #include <kvcache/tier/none.hpp>
 
+#include <concepts>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -21,20 +23,24 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-// The policy among Ps that plays Role, or Standard if none does.
-template <class Role, class Standard, class... Ps>
-struct slot {
-    using type = Standard;
-};
-template <class Role, class Standard, class P, class... Ps>
-struct slot<Role, Standard, P, Ps...> : slot<Role, Standard, Ps...> {};
-template <class Role, class Standard, plays<Role> P, class... Ps>
-struct slot<Role, Standard, P, Ps...> {
-    using type = P;
-};
+template <class P, class... Ps>
+inline constexpr bool alone = (0 + ... + int(plays<Ps, typename role_of<P>::type>)) == 1;
 
+} // namespace detail
+
+/// Satisfied if no two policies play the same role.
 template <class... Ps>
-struct compose {
+concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
+
+namespace detail {
+
+// Policies that cannot be composed: the type says why.
+template <class... Ps>
+struct compose : first_misuse<Ps...> {};
+
+template <complete_policy... Ps>
+    requires one_policy_a_role<Ps...>
+struct compose<Ps...> {
     using policies = cache_policies<
         typename slot<codec_role, codec::f32, Ps...>::type, typename slot<storage_role, storage::heap, Ps...>::type,
         typename slot<hash_role, hash::xxh3, Ps...>::type, typename slot<index_role, index::radix, Ps...>::type,
@@ -45,8 +51,10 @@ struct compose {
     using type = basic_cache<policies>;
 };
 
-template <class P, class... Ps>
-inline constexpr bool alone = (0 + ... + int(plays<Ps, typename role_of<P>::type>)) == 1;
+template <class>
+struct standard_cache {
+    using type = typename compose<>::type;
+};
 
 template <class T, class... Us>
 inline constexpr bool one_of = (std::is_same_v<T, Us> || ...);
@@ -60,8 +68,12 @@ template <class Wanted, class... Given>
         return Wanted{};
 }
 
+// Only declared for a misuse.
 template <class Cache>
-struct opener;
+struct opener {
+    template <class... Given>
+    [[nodiscard]] static Cache open(cache_config config, const std::tuple<Given...>& given);
+};
 template <class... Roles>
 struct opener<basic_cache<cache_policies<Roles...>>> {
     template <class... Given>
@@ -73,28 +85,65 @@ struct opener<basic_cache<cache_policies<Roles...>>> {
 
 } // namespace detail
 
-/// Satisfied if no two policies play the same role.
-template <class... Ps>
-concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
+/// Policies that are not in the order of cache_policies. As for every misuse, the members are those of a standard
+/// cache.
+template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
+          class Observer, class Locking>
+    requires(!(codec_policy<Codec> && storage_policy<Storage> && hash_policy<Hash> && index_policy<Index> &&
+               eviction_policy<Eviction> && recompute_policy<Recompute> && tier_policy<Tier> &&
+               observer_policy<Observer> && locking_policy<Locking>))
+class basic_cache<cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>>
+    : public detail::standard_cache<Codec>::type {
+    static_assert(detail::holds_for<codec_policy<Codec>, Codec, codec_role>,
+                  "the first of cache_policies is a codec_policy");
+    static_assert(detail::holds_for<storage_policy<Storage>, Storage, storage_role>,
+                  "the second of cache_policies is a storage_policy");
+    static_assert(detail::holds_for<hash_policy<Hash>, Hash, hash_role>,
+                  "the third of cache_policies is a hash_policy");
+    static_assert(detail::holds_for<index_policy<Index>, Index, index_role>,
+                  "the fourth of cache_policies is an index_policy");
+    static_assert(detail::holds_for<eviction_policy<Eviction>, Eviction, eviction_role>,
+                  "the fifth of cache_policies is an eviction_policy");
+    static_assert(detail::holds_for<recompute_policy<Recompute>, Recompute, recompute_role>,
+                  "the sixth of cache_policies is a recompute_policy");
+    static_assert(detail::holds_for<tier_policy<Tier>, Tier, tier_role>,
+                  "the seventh of cache_policies is a tier_policy");
+    static_assert(detail::holds_for<observer_policy<Observer>, Observer, observer_role>,
+                  "the eighth of cache_policies is an observer_policy");
+    static_assert(detail::holds_for<locking_policy<Locking>, Locking, locking_role>,
+                  "the ninth of cache_policies is a locking_policy");
+
+public:
+    basic_cache(cache_config config,
+                cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking> policies);
+};
 
 /// The cache composed of these policies, in any order; an omitted role gets its standard policy.
-template <policy... Ps>
-    requires one_policy_a_role<Ps...>
+template <class... Ps>
 using cache = typename detail::compose<Ps...>::type;
 
 /// Opens a cache for pages of this shape, within a memory limit, from policies given by value in any order.
-template <policy... Ps>
-    requires one_policy_a_role<Ps...>
+template <class... Ps>
+    requires(!std::same_as<Ps, cache_limits> && ...) // a third argument is the limit where the first is an identity
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, cache_limits limit, Ps... policies) {
     return detail::opener<cache<Ps...>>::open({shape, limit}, std::tuple(std::move(policies)...));
 }
 
 /// The same with an identity, which names everything that determines a page's bits.
-template <policy... Ps>
-    requires one_policy_a_role<Ps...>
+template <class... Ps>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, cache_limits limit,
                                                                Ps... policies) {
     return detail::opener<cache<Ps...>>::open({shape, limit, std::move(id)}, std::tuple(std::move(policies)...));
 }
+
+/// Arguments that fit neither form, as a field that page_shape lacks. GCC converts arguments before it looks at the
+/// result's type, and an initializer list has no type; it names a deleted function first.
+template <class Fields = detail::the_fields_are_layers_kv_heads_head_dim_tokens_and_bytes>
+[[nodiscard]] detail::unknown_arguments<Fields> make_cache(...)
+#ifdef __clang__
+    ;
+#else
+    = delete;
+#endif
 
 } // namespace kvcache

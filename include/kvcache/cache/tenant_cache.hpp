@@ -115,8 +115,7 @@ private:
 };
 
 /// Opens a cache for at most `most` tenants from policies given by value in any order.
-template <policy... Ps>
-    requires one_policy_a_role<Ps...>
+template <class... Ps>
 [[nodiscard]] basic_tenant_cache<cache<Ps...>> make_tenant_cache(std::size_t most, identity id, page_shape shape,
                                                                  cache_limits limit, Ps... policies) {
     return {most, std::move(id), shape, limit, std::tuple(std::move(policies)...)};
