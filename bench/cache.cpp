@@ -57,7 +57,9 @@ struct tree {
             auto found = cache.match(asked.back());
             const kv::compute_range plan = cache.plan(found);
             auto sequence = cache.open(std::move(found), plan);
-            cache.reserve(sequence, plan.count)->commit(std::span(asked.back()).subspan(plan.first));
+            auto lease = cache.reserve(sequence, plan.count);
+            lease->declare_written();
+            lease->commit(std::span(asked.back()).subspan(plan.first));
         }
     }
 };
@@ -145,6 +147,7 @@ std::pair<bench::sample, bench::sample> evict_and_commit(tree& t) {
         const bench::stopwatch reserve;
         auto lease = t.cache.reserve(sequence, t.length);
         evicting += reserve.seconds();
+        lease->declare_written();
         const bench::stopwatch commit;
         lease->commit(wanted);
         committing += commit.seconds();
@@ -169,7 +172,9 @@ bench::sample generate(tree& t) {
     const bench::stopwatch watch;
     for (std::size_t i = 0; i < calls; ++i) {
         const kv::token_id next{static_cast<std::int32_t>(i)};
-        t.cache.reserve(sequence, 1)->commit({&next, 1});
+        auto lease = t.cache.reserve(sequence, 1);
+        lease->declare_written();
+        lease->commit({&next, 1});
     }
     return per_call(watch.seconds());
 }

@@ -26,7 +26,7 @@ int program() {
                                      kvcache::storage::heap{.resource = &memory}, // allocates pages
                                      kvcache::locking::mutex{});                  // threads may share the cache
 
-    // Without a model: reserve rows, write them (omitted here), and commit them as tokens. They are cached
+    // Without a model: reserve rows, write their keys and values, and commit them as tokens. They are cached
     // afterwards.
     const auto token = [](int id) { return kvcache::token_id{id}; };
     const kvcache::token_id first[] = {token(1), token(2), token(3), token(4)};
@@ -38,6 +38,10 @@ int program() {
             std::cerr << lease.error().message << '\n';
             return 1;
         }
+        const std::vector<float> row(std::size_t{2} * 64, 0.5f); // (kv_heads, head_dim)
+        for (std::uint32_t layer = 0; layer < 4; ++layer)
+            for (std::size_t i = 0; i < lease->rows(); ++i)
+                lease->write(kvcache::layer_id{layer}, i, row, row);
         lease->commit(first);
     }
     std::cout << cache.match(second).explain() << '\n' << cache.describe() << '\n';

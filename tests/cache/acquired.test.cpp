@@ -44,6 +44,8 @@ TEST_CASE("acquire gives what match, plan, open and reserve give") {
         if (draw(5) == 0)
             continue; // both are rolled back
         const auto rest = std::span<const kv::token_id>(prompt).subspan(plan.first);
+        made->lease.declare_written();
+        lease->declare_written();
         made->lease.commit(rest);
         lease->commit(rest);
         CHECK(made->sequence.size() == prompt.size());
@@ -65,6 +67,7 @@ TEST_CASE("an acquire that fails, and one that is moved over another, leave noth
         made = *cache.acquire(counted(100, 40)); // the lease over the first is rolled back before its sequence goes
         CHECK(cache.stats().in_use == 3);
         auto moved = std::move(made);
+        moved.lease.declare_written();
         moved.lease.commit(counted(100, 40));
     }
     CHECK(cache.match(counted(100, 40)).tokens() == 40);
@@ -80,6 +83,7 @@ TEST_CASE("a tenant acquires its own prompts") {
         auto made = a.acquire(prompt);
         REQUIRE(made);
         CHECK(made->lease.rows() == 40);
+        made->lease.declare_written();
         made->lease.commit(prompt);
     }
     CHECK((*a.acquire(prompt)).lease.rows() == 1);

@@ -118,7 +118,7 @@ void run_model(std::uint64_t seed, kv::page_shape shape, std::size_t page_count,
 
 TEST_CASE("a cache and a naive model agree on every row under random use") {
     for (const std::uint32_t tokens : {16u, 32u, 64u})
-        for (const std::size_t budget : {0u, 1u, 2u, 5u, 12u, 30u})
+        for (const std::size_t budget : {1u, 2u, 5u, 12u, 30u})
             for (std::uint64_t seed = 0; seed < 6; ++seed)
                 run_model(seed, {2, 2, 4, tokens}, budget, 300, false, false);
 }

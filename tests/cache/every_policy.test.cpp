@@ -107,7 +107,10 @@ TEMPLATE_LIST_TEST_CASE("prompts whose names collide are not confused", "", kv::
         REQUIRE(found.tokens() < 32);
         const std::size_t known = found.tokens();
         auto sequence = cache.open(std::move(found), {known, 32 - known});
-        cache.reserve(sequence, 32 - known)->commit(std::span(tokens).subspan(known));
+        auto lease = cache.reserve(sequence, 32 - known);
+        REQUIRE(lease);
+        lease->declare_written();
+        lease->commit(std::span(tokens).subspan(known));
     }
     for (std::size_t number = 0; number < prompts; number += 7) {
         const auto tokens = prompt(number);

@@ -113,7 +113,13 @@ TEST_CASE("a caller's mistakes with a lease are contract violations") {
     CHECK_THROWS_AS(lease->write(kv::layer_id{0}, 0, shorter, row), kv::contract_violation);
     CHECK_THROWS_AS(lease->write(kv::layer_id{0}, 0, row, shorter), kv::contract_violation);
     CHECK_THROWS_AS(lease->commit(counted(0, 3)), kv::contract_violation);
-    lease->commit(counted(0, 2)); // the rejected one has not ended the lease
+    CHECK_THROWS_AS(lease->commit(counted(0, 1)), kv::contract_violation); // row 0 is not written
+    lease->write(kv::layer_id{0}, 0, row, row);
+    CHECK_THROWS_AS(lease->commit(counted(0, 1)), kv::contract_violation); // not in layer 1
+    lease->write(kv::layer_id{1}, 0, row, row);
+    CHECK_THROWS_AS(lease->commit(counted(0, 2)), kv::contract_violation); // row 1 is not written in layer 0
+    lease->write(kv::layer_id{0}, 1, row, row);
+    lease->commit(counted(0, 2)); // those that were refused have not ended the lease
     CHECK_THROWS_AS(lease->commit(counted(0, 0)), kv::contract_violation);
     CHECK_THROWS_AS(lease->write(kv::layer_id{0}, 0, row, row), kv::contract_violation);
     lease->rollback(); // no effect
@@ -132,6 +138,7 @@ TEST_CASE("a lease that is assigned to takes back what it had") {
     auto& same = *first;
     *first = std::move(same);
     CHECK(first->rows() == 10);
+    first->declare_written();
     first->commit(counted(0, 10));
     CHECK(a.size() == 0);
     CHECK(b.size() == 10);
@@ -162,6 +169,7 @@ TEST_CASE("a sequence may be continued with its own tokens") {
     const auto own = a.tokens();
     auto lease = cache.reserve(a, 20);
     REQUIRE(lease);
+    lease->declare_written();
     lease->commit(own);
     auto twice = counted(0, 20), more = counted(0, 20);
     twice.insert(twice.end(), more.begin(), more.end());

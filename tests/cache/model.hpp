@@ -132,9 +132,26 @@ struct model_broken : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+/// Rows in pages that the cache owns.
+struct owned_rows {
+    template <class Lease>
+    void write(const Lease& lease, const kv::page_shape& shape, std::size_t row, std::uint64_t name) const {
+        write_row(lease, shape, row, name);
+    }
+    template <class Cache>
+    [[nodiscard]] bool hold(const Cache& cache, std::span<const kv::page_entry> table,
+                            std::span<const std::uint64_t> names) const {
+        return rows_hold(cache, table, names);
+    }
+    /// Whether a commit may turn the table of a lease into the one of its sequence.
+    [[nodiscard]] bool may_become(std::span<const kv::page_entry>, std::span<const kv::page_entry>) const {
+        return true;
+    }
+};
+
 /// Drives a cache at random, and compares it with a naive model: each live sequence is a vector of tokens, and every
 /// row that it can see is a function of the tokens up to it. Throws model_broken if the cache differs.
-template <class Cache, class Choices>
+template <class Cache, class Choices, class Rows = owned_rows>
 class cache_model {
 public:
     struct options {
@@ -146,7 +163,8 @@ public:
         bool forgets = false;        ///< The index or the eviction policy runs out of memory now and then.
     };
 
-    cache_model(Cache& cache, Choices choices, options how) : cache_(cache), choose_(std::move(choices)), how_(how) {}
+    cache_model(Cache& cache, Choices choices, options how, Rows rows = {})
+        : cache_(cache), choose_(std::move(choices)), how_(how), rows_(std::move(rows)) {}
 
     void run(std::size_t rounds) {
         for (round_ = 0; round_ < rounds && !choose_.done(); ++round_) {
@@ -252,7 +270,7 @@ private:
         expect(plan.first + plan.count == tokens.size() && (tokens.empty() || plan.count > 0), "a plan runs nothing");
         reused_ += plan.first;
         live_sequence one{cache_.open(std::move(found), plan), past_of(std::span(tokens).first(plan.first))};
-        expect(rows_hold(cache_, one.pages.table(), one.known.names), "a matched row is not what its tokens say");
+        expect(rows_.hold(cache_, one.pages.table(), one.known.names), "a matched row is not what its tokens say");
         sequences_.push_back(std::move(one));
         live_sequence& added = sequences_.back();
         begin(&added, plan.count, std::span(tokens).subspan(plan.first));
@@ -290,7 +308,7 @@ private:
         for (std::size_t row = 0; row < rows; ++row) {
             one->ahead.push(row < wanted.size() ? wanted[row]
                                                 : kv::token_id{static_cast<std::int32_t>(choose_(how_.vocabulary))});
-            write_row(*one->open, cache_.shape(), row, one->ahead.names.back());
+            rows_.write(*one->open, cache_.shape(), row, one->ahead.names.back());
         }
     }
 
@@ -316,7 +334,10 @@ private:
     void commit(live_sequence& one, std::size_t rows) {
         const std::size_t first = one.known.size();
         one.known = one.ahead.first(first + rows);
+        const auto leased = one.open->pages().table;
+        const std::vector<kv::page_entry> before(leased.begin(), leased.end());
         one.open->commit(std::span<const kv::token_id>(one.known.tokens).subspan(first));
+        expect(rows == 0 || rows_.may_become(before, one.pages.table()), "a commit changed a block table");
         if (rows > 0 && !how_.forgets)
             expect(cache_.match(one.known.tokens).tokens() == one.known.size(), "what was committed is not known");
     }
@@ -383,7 +404,7 @@ private:
             broken(books.error().field + ": " + books.error().message);
         for (const live_sequence& one : sequences_) {
             expect(tokens_agree(one), "a sequence has other tokens");
-            expect(rows_hold(cache_, one.pages.table(), one.open ? one.ahead.names : one.known.names),
+            expect(rows_.hold(cache_, one.pages.table(), one.open ? one.ahead.names : one.known.names),
                    "a row is not what its tokens say");
         }
         const auto now = cache_.stats();
@@ -424,6 +445,7 @@ private:
     Cache& cache_;
     Choices choose_;
     options how_;
+    Rows rows_;
     std::size_t round_ = 0;
     std::size_t refused_ = 0;
     std::size_t reused_ = 0;

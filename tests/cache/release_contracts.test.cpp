@@ -50,6 +50,13 @@ std::vector<kv::token_id> counted(std::int32_t first, std::size_t count) {
     return made;
 }
 
+template <class Cache>
+void store(Cache& cache, typename Cache::sequence& sequence, std::span<const kv::token_id> tokens) {
+    auto lease = cache.reserve(sequence, tokens.size());
+    lease->declare_written();
+    lease->commit(tokens);
+}
+
 constexpr std::uint32_t far = 1u << 30;
 
 } // namespace
@@ -60,10 +67,10 @@ TEST_CASE("a victim that is out of range, in use or free is a contract violation
         auto cache = kv::make_cache(shape, {.bytes = 4 * kv::codec::f32{}.open(shape).page_bytes()},
                                     wrong{.named = kv::slot_id{named}});
         auto kept = cache.open(); // it holds page 0
-        cache.reserve(kept, 16)->commit(counted(0, 16));
+        store(cache, kept, counted(0, 16));
         {
             auto gone = cache.open(); // of page 1, an idle one with a child, and page 2, which may leave
-            cache.reserve(gone, 32)->commit(counted(100, 32));
+            store(cache, gone, counted(100, 32));
         }
         auto more = cache.open();
         CHECK_THROWS_AS(cache.reserve(more, 32), kv::contract_violation);
@@ -133,6 +140,8 @@ TEST_CASE("after a rollback a lease commits no row, and after a commit nothing")
 
     auto second = cache.reserve(a, 20);
     REQUIRE(second.has_value());
+    CHECK_THROWS_AS(second->commit(counted(0, 3)), kv::contract_violation); // not written
+    second->declare_written();
     second->commit(counted(0, 3));
     CHECK_THROWS_AS(second->commit({}), kv::contract_violation);
     auto moved = std::move(*second);

@@ -44,9 +44,11 @@ TEST_CASE("a reservation takes the pages that were foretold, and is refused for 
             auto lease = cache.reserve(one, rows);
             REQUIRE(bool(lease) == (needed <= before));
             CHECK(available(cache) == before - (lease ? needed : 0));
-            if (lease && draw(2) == 0)
+            if (lease && draw(2) == 0) {
+                lease->declare_written();
                 lease->commit(
                     std::vector<kv::token_id>(draw(rows + 1), kv::token_id{static_cast<std::int32_t>(draw(3))}));
+            }
         }
         if (draw(4) == 0)
             all.erase(all.begin() + static_cast<std::ptrdiff_t>(draw(all.size())));
@@ -82,6 +84,7 @@ TEST_CASE("rows are reserved for a whole batch or for none of it") {
             CHECK(cache.stats().in_use == in_use + needed);
             for (std::size_t i = 0; i < batch.size(); ++i) {
                 CHECK((*leases)[i].rows() == batch[i].rows);
+                (*leases)[i].declare_written();
                 if (draw(2) == 0)
                     (*leases)[i].commit(
                         counted(static_cast<std::int32_t>(1000 * draw(4) + all[i].size()), batch[i].rows));

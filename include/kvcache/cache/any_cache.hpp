@@ -20,7 +20,7 @@ struct policy_names {
     std::string storage = type_name<storage::heap>();
     std::string hash = type_name<hash::xxh3>();
     std::string index = type_name<index::radix>();
-    std::string eviction = type_name<eviction::lru>();
+    std::string eviction = type_name<eviction::learned_reuse>();
 };
 
 /// A cache whose storage, hash, index and eviction policies are chosen at run time; the other roles keep their types.
@@ -30,8 +30,7 @@ using any_cache = cache<any_storage<storage_policies>, any_hash<hash_policies>, 
                         any_eviction<eviction_policies>, Others...>;
 
 /// Opens a cache with the policies of these names, each with its standard options.
-/// Errors: not_found, with the role as its field and the available names in its message; out_of_range, for a shape that
-/// is not valid; mismatched, for a tier without an identity.
+/// Errors: not_found, with the role as its field and the available names in its message; those of open_cache.
 template <policy... Others>
 [[nodiscard]] result<std::unique_ptr<any_cache<Others...>>>
 make_any_cache(const policy_names& names, identity id, page_shape shape, cache_limits limit, Others... others) {
@@ -47,14 +46,14 @@ make_any_cache(const policy_names& names, identity id, page_shape shape, cache_l
         return index.error();
     if (!eviction)
         return eviction.error();
-    if (!shape.valid())
-        return error{error_code::out_of_range, "shape",
-                     "a page shape has no extent that is zero or too large, and tokens is a multiple of 16"};
     using made = any_cache<Others...>;
-    if (made::has_tier && id == identity{})
-        return error{error_code::mismatched, "identity", "a cache with a tier has an identity"};
-    return std::unique_ptr<made>(new made(detail::opener<made>::open(
-        {shape, limit, std::move(id)}, std::tuple(*storage, *hash, *index, *eviction, std::move(others)...))));
+    const cache_config config{shape, limit, std::move(id)};
+    const std::tuple given(*storage, *hash, *index, *eviction, std::move(others)...);
+    auto cache = detail::try_open<made>(config, detail::opener<made>::codec(given),
+                                        [&] { return detail::opener<made>::open(config, given); });
+    if (!cache)
+        return cache.error();
+    return std::make_unique<made>(*std::move(cache));
 }
 
 } // namespace kvcache

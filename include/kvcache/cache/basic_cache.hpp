@@ -33,13 +33,14 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI {
 
 /// A paged KV cache with prefix sharing and copy-on-write; the codec decides how a page stores keys and values.
-/// Requires: it outlives its sequences, matches and leases. It cannot be moved.
+/// Requires: it outlives its sequences, matches and leases. It can be moved before it has any.
 /// `Policies`: a cache_policies.
 template <class Policies>
 class basic_cache {
@@ -48,6 +49,7 @@ class basic_cache {
     using opened = decltype(std::declval<const Policy&>().open(std::declval<Arguments>()...));
 
     using hash_policy_type = decltype(Policies::hash);
+    using recompute_type = opened<decltype(Policies::recompute), page_shape>;
 
 public:
     using codec_type = opened<decltype(Policies::codec), page_shape>;
@@ -72,18 +74,39 @@ public:
     static constexpr bool knows_chunks =
         row_writer<codec_type> && chunk_index_state<opened<decltype(Policies::index), page_shape, std::size_t>>;
 
+private:
+    using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>,
+                                           opened<decltype(Policies::index), page_shape, std::size_t>,
+                                           opened<decltype(Policies::eviction), eviction_capacity>,
+                                           opened<decltype(Policies::observer)>, page_writer<codec_type>>;
+    static constexpr bool is_movable =
+        std::is_move_constructible_v<codec_type> && std::is_move_constructible_v<page_manager_type> &&
+        std::is_move_constructible_v<recompute_type> && std::is_move_constructible_v<tier_client<tier_type>>;
+
+public:
+    /// Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an identity.
     basic_cache(cache_config config, Policies policies)
         : shape_(checked(config.shape)),
           codec_(policies.codec.open(shape_)),
           identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
-          pages_({shape_, pages_in(config.limit), codec_.page_bytes(), config.tenants}, identity_, policies),
+          pages_({shape_, pages_in(config.limit, codec_), codec_.page_bytes(), config.tenants}, identity_, policies),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, quantized()),
           recompute_(policies.recompute.open(shape_)),
           tier_(policies.tier.open(), identity_, detail::secret_of(hash_)) {}
 
-    basic_cache(const basic_cache&) = delete;
-    basic_cache& operator=(const basic_cache&) = delete;
+    /// Requires: the other has no sequences, matches and leases.
+    basic_cache(basic_cache&& other) requires is_movable : shape_(unused(other).shape_),
+                                                           codec_(std::move(other.codec_)),
+                                                           identity_(std::move(other.identity_)),
+                                                           salts_(std::move(other.salts_)),
+                                                           pages_(std::move(other.pages_)),
+                                                           hash_(std::move(other.hash_)),
+                                                           sequences_(pages_, shape_.tokens, quantized()),
+                                                           recompute_(std::move(other.recompute_)),
+                                                           tier_(std::move(other.tier_)) {}
+    basic_cache& operator=(basic_cache&&) = delete;
+    ~basic_cache() = default;
 
     /// Returns the longest cached prefix of `tokens` that can be continued, and pins its pages. A codec that quantizes
     /// whole pages matches whole pages. Full pages that only the tier has are loaded, verified and published first.
@@ -107,7 +130,7 @@ public:
         std::size_t first = recompute_.first_computed(found.tokens(), found.of());
         if constexpr (page_writer<codec_type>) {
             const std::lock_guard guard(lock_);
-            first = sequences_.residual().kept(*found.known_.state_, first);
+            first = sequences_.residual().kept(found.known_.state_for(*this), first);
         }
         return {first, found.of() - first};
     }
@@ -117,6 +140,7 @@ public:
 
     /// Returns a sequence that shares the matched pages, up to the first token to compute.
     [[nodiscard]] sequence open(match_type found, const compute_range& plan) {
+        static_cast<void>(found.known_.state_for(*this));
         found.known_.truncate(plan.first);
         return std::move(found.known_);
     }
@@ -132,36 +156,17 @@ public:
     /// no page is free. Errors: out_of_memory, with the pages needed and available; nothing has changed then.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         const std::lock_guard guard(lock_);
-        sequence_state& state = *to.state_;
-        expects(!state.lease.open, "a sequence has one lease at a time");
-        const row_demand wanted = demand_of(state, rows, options);
-        if (wanted.pages > pages_.room(state.tenant))
-            return sequences_.refuse(state, rows, wanted.pages, codec_.page_bytes());
-
-        state.reserve(wanted.fresh, rows);
-        state.lease.pages_before = state.table.size();
-        state.lease.tail_before = state.open_rows(shape_.tokens) ? std::optional(state.table.back()) : std::nullopt;
-        state.lease.rows = rows;
-        state.lease.open = true;
-        state.lease.began = std::chrono::steady_clock::now();
-        const bool taken = [&] {
-            detail::scope_guard undo([&] { sequences_.undo(state); });
-            if (!sequences_.take_rows(state, codec_, wanted.in_tail, rows - wanted.in_tail,
-                                      wanted.copies ? wanted.used : 0) ||
-                !sequences_.residual().open(state, wanted.used, wanted.at_once))
-                return false;
-            undo.dismiss();
-            return true;
-        }();
-        if (taken)
-            return lease(*this, state);
-        return storage_error(sequences_.refuse(state, rows, wanted.pages, codec_.page_bytes()));
+        sequence_state& state = to.state_for(*this);
+        require(!state.lease.open, "a sequence has one lease at a time");
+        if (auto reserved = sequences_.reserve(state, codec_, rows, options); !reserved)
+            return storage_error(reserved.error());
+        return lease(*this, state);
     }
 
     /// The pages that a reservation would take now. Cost: O(1).
     [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options = {}) const {
         const std::lock_guard guard(lock_);
-        return demand_of(*to.state_, rows, options).pages;
+        return sequences_.demand(to.state_for(*this), rows, options).pages;
     }
 
     /// Reserves rows for several sequences, for all or for none (see kvcache::reserve_all).
@@ -239,27 +244,6 @@ private:
         return full;
     }
 
-    // Requires: the cache is locked.
-    [[nodiscard]] row_demand demand_of(const sequence_state& state, std::size_t rows, reserve_options options) const {
-        row_demand made;
-        const auto open_rows = state.open_rows(shape_.tokens);
-        made.used = open_rows.value_or(shape_.tokens);
-        made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
-        made.in_tail = std::min<std::size_t>(rows, shape_.tokens - made.used);
-        const std::size_t in_new = rows - made.in_tail;
-        made.fresh = in_new / shape_.tokens + (in_new % shape_.tokens > 0 ? 1 : 0);
-        made.at_once = std::min(std::max<std::size_t>(options.at_once, 1), rows);
-        const std::size_t exact =
-            sequences_.residual().needed(made.copies, state.table.size(), made.fresh, made.at_once);
-        made.pages = made.fresh + (made.copies ? 1 : 0) + pages_.residual().more_aside(exact);
-        return made;
-    }
-
-    using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>,
-                                           opened<decltype(Policies::index), page_shape, std::size_t>,
-                                           opened<decltype(Policies::eviction), eviction_capacity>,
-                                           opened<decltype(Policies::observer)>, page_writer<codec_type>>;
-
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         require(shape.valid(), "a page shape has no extent that is zero or too large, and tokens is a multiple of 16");
         return shape;
@@ -278,8 +262,15 @@ private:
             return std::nullopt;
     }
 
-    [[nodiscard]] std::size_t pages_in(cache_limits limit) const {
-        return std::min<std::size_t>(limit.bytes / codec_.page_bytes(), std::size_t{1} << 31);
+    [[nodiscard]] static std::size_t pages_in(cache_limits limit, const codec_type& codec) {
+        const std::size_t pages = limit.pages_of(codec.page_bytes());
+        require(pages > 0, "a cache's limit is at least one page");
+        return pages;
+    }
+
+    [[nodiscard]] static basic_cache& unused(basic_cache& cache) {
+        require(cache.sequences_.size() == 0, "a cache is moved before it has sequences, matches and leases");
+        return cache;
     }
 
     page_shape shape_;
@@ -289,7 +280,7 @@ private:
     page_manager_type pages_;
     hash_policy_type hash_;
     sequence_manager<page_manager_type> sequences_;
-    opened<decltype(Policies::recompute), page_shape> recompute_;
+    recompute_type recompute_;
     tier_client<tier_type> tier_;
     mutable locking_type lock_;
 };

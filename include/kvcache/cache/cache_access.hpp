@@ -39,7 +39,7 @@ public:
         const std::lock_guard guard(cache.lock_);
         const std::size_t page_tokens = cache.shape_.tokens;
         const index_match found = cache.pages_.index().match(tenant, tokens);
-        auto known = std::make_unique<sequence_state>();
+        auto known = cache.sequences_.fresh();
         known->tenant = tenant;
         known->prompt = tokens.size();
         known->tokens.assign(tokens.first(found.tokens));
@@ -154,7 +154,7 @@ public:
     template <class Cache>
     [[nodiscard]] static auto open(Cache& cache, std::uint32_t tenant) {
         const std::lock_guard guard(cache.lock_);
-        auto state = std::make_unique<sequence_state>();
+        auto state = cache.sequences_.fresh();
         state->tenant = tenant;
         return make_sequence(cache, std::move(state));
     }
@@ -186,43 +186,46 @@ public:
     }
     template <class Sequence>
     [[nodiscard]] static sequence_state& state(const Sequence& of) noexcept {
-        return *of.state_;
+        return of.state();
     }
 
     // For sequences.
 
     template <class Cache>
-    static void release(Cache& cache, sequence_state& state) noexcept {
+    static void release(Cache& cache, std::unique_ptr<sequence_state> state) noexcept {
         const std::lock_guard guard(cache.lock_);
-        cache.sequences_.leave(state);
+        cache.sequences_.leave(std::move(state));
     }
 
     template <class Cache>
     [[nodiscard]] static auto fork(Cache& cache, const sequence_state& from, std::size_t tokens) {
-        expects(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
-        return make_sequence(cache, from.begin(cache.sequences_.residual().kept(from, tokens), cache.shape_.tokens));
+        require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
+        auto made = cache.sequences_.fresh();
+        made->share(from, cache.sequences_.residual().kept(from, tokens), cache.shape_.tokens);
+        return make_sequence(cache, std::move(made));
     }
 
     template <class Cache>
     static void truncate(Cache& cache, sequence_state& state, std::size_t tokens) {
-        expects(tokens <= state.tokens.size() && !state.lease.open,
-                "a truncation lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
+        require(tokens <= state.tokens.size() && !state.lease.open,
+                "a truncation lies inside a sequence without a lease");
         cache.sequences_.truncate(state, cache.sequences_.residual().kept(state, tokens));
     }
 
     template <class Cache>
     [[nodiscard]] static result<typename Cache::sequence> erase_range(Cache& cache, const sequence_state& from,
                                                                       std::size_t first, std::size_t count) {
-        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
-                "an erased range lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
-        auto kept = from.begin(first, cache.shape_.tokens);
+        require(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
+                "an erased range lies inside a sequence without a lease");
+        auto kept = cache.sequences_.fresh();
+        kept->share(from, first, cache.shape_.tokens);
         const auto after = kept->leave_out(from, first, count);
         cache.sequences_.enter(*kept);
         if (after.size() > cache.pages_.room(from.tenant) || !cache.sequences_.copy_rows(*kept, cache.codec_, after)) {
-            cache.sequences_.leave(*kept);
+            cache.sequences_.leave(std::move(kept));
             return cache.sequences_.refuse(from, from.tokens.size() - first - count, after.size(),
                                            cache.codec_.page_bytes());
         }

@@ -69,9 +69,10 @@ struct the_fields_are_layers_kv_heads_head_dim_tokens_and_bytes;
 /// Arguments that make_cache does not take.
 template <class Fields>
 struct unknown_arguments : standard_cache<Fields>::type {
-    static_assert(holds_for<false, Fields>,
-                  "make_cache takes {.layers, .kv_heads, .head_dim, .tokens}, {.bytes} and policies, or the same after "
-                  "an identity");
+    static_assert(
+        holds_for<false, Fields>,
+        "make_cache takes {.layers, .kv_heads, .head_dim, .tokens}, {.bytes, .pages} and policies, or the same after "
+        "an identity");
 };
 
 /// A type without a role, or with an unknown one.

@@ -70,7 +70,8 @@ public:
                                         std::span<const std::size_t> recomputed) {
         const std::lock_guard guard(cache_access::lock(cache_));
         sequence_state& state = state_of(to);
-        expects(!state.lease.open && state.exact == sequence_state::all, "rows are spliced after an exact sequence");
+        require(!state.lease.open, "a sequence has one lease at a time");
+        expects(state.exact == sequence_state::all, "rows are spliced after an exact sequence");
         splice_plan spliced(state.tokens.size(), rows, found.map().runs, found.map().entries, recomputed);
         const std::size_t needed = spliced.own_pages(cache_.shape().tokens);
         if (needed <= pages().room(state.tenant) && splice(state, spliced, state_of(found.pins()).pinned_sources))
@@ -107,7 +108,7 @@ private:
         const std::vector<page_entry> table = spliced.table();
         state.reserve(table.size(), spliced.rows().size());
         state.pinned_sources.assign(sources.data(), sources.data() + sources.size());
-        state.lease.pages_before = state.table.size();
+        const std::size_t before = state.table.size();
         state.table.insert(state.table.end(), table.begin(), table.end());
         undo.dismiss();
         for (const page_id page : state.pinned_sources)
@@ -115,10 +116,8 @@ private:
         for (const page_entry& entry : table)
             pages().hold(entry.page);
         release_own(); // the entries reference them now
-        state.lease.tail_before.reset();
+        state.lease.begin(spliced.rows().size(), std::span(state.table).first(before), false);
         state.lease.spliced = std::move(spliced.rows());
-        state.lease.rows = state.lease.spliced.size();
-        state.lease.open = true;
         state.exact = state.tokens.size();
         return true;
     }

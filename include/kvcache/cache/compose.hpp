@@ -4,6 +4,7 @@
 #include <kvcache/cache/basic_cache.hpp>
 #include <kvcache/cache/cache_policies.hpp>
 #include <kvcache/cache/check_policies.hpp>
+#include <kvcache/cache/try_open.hpp>
 #include <kvcache/codec/f32.hpp>
 #include <kvcache/eviction/learned_reuse.hpp>
 #include <kvcache/hash/xxh3.hpp>
@@ -34,6 +35,19 @@ concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
 
 namespace detail {
 
+// The codec of a cache that is given none: the one that its storage names, or f32.
+template <class Storage>
+struct standard_codec {
+    using type = codec::f32;
+};
+template <class Storage>
+    requires requires {
+        typename Storage::standard_codec;
+    }
+struct standard_codec<Storage> {
+    using type = typename Storage::standard_codec;
+};
+
 // Policies that cannot be composed: the type says why.
 template <class... Ps>
 struct compose : first_misuse<Ps...> {};
@@ -41,8 +55,9 @@ struct compose : first_misuse<Ps...> {};
 template <complete_policy... Ps>
     requires one_policy_a_role<Ps...>
 struct compose<Ps...> {
+    using storage = typename slot<storage_role, kvcache::storage::heap, Ps...>::type;
     using policies = cache_policies<
-        typename slot<codec_role, codec::f32, Ps...>::type, typename slot<storage_role, storage::heap, Ps...>::type,
+        typename slot<codec_role, typename standard_codec<storage>::type, Ps...>::type, storage,
         typename slot<hash_role, hash::xxh3, Ps...>::type, typename slot<index_role, index::radix, Ps...>::type,
         typename slot<eviction_role, eviction::learned_reuse, Ps...>::type,
         typename slot<recompute_role, recompute::exact_prefix, Ps...>::type,
@@ -74,12 +89,16 @@ struct opener {
     template <class... Given>
     [[nodiscard]] static Cache open(cache_config config, const std::tuple<Given...>& given);
 };
-template <class... Roles>
-struct opener<basic_cache<cache_policies<Roles...>>> {
+template <class Codec, class... Roles>
+struct opener<basic_cache<cache_policies<Codec, Roles...>>> {
     template <class... Given>
-    [[nodiscard]] static basic_cache<cache_policies<Roles...>> open(cache_config config,
-                                                                    const std::tuple<Given...>& given) {
-        return {std::move(config), {take<Roles>(given)...}};
+    [[nodiscard]] static Codec codec(const std::tuple<Given...>& given) {
+        return take<Codec>(given);
+    }
+    template <class... Given>
+    [[nodiscard]] static basic_cache<cache_policies<Codec, Roles...>> open(cache_config config,
+                                                                           const std::tuple<Given...>& given) {
+        return {std::move(config), {take<Codec>(given), take<Roles>(given)...}};
     }
 };
 
@@ -122,7 +141,9 @@ public:
 template <class... Ps>
 using cache = typename detail::compose<Ps...>::type;
 
-/// Opens a cache for pages of this shape, within a memory limit, from policies given by value in any order.
+/// Opens a cache for pages of this shape, within a memory limit, from policies given by value in any order. Requires:
+/// the shape is valid, the limit is at least one page, and a tier is only given with an identity; where these come from
+/// data, use open_cache. Throws: bad_alloc.
 template <class... Ps>
     requires(!std::same_as<Ps, cache_limits> && ...) // a third argument is the limit where the first is an identity
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, cache_limits limit, Ps... policies) {
@@ -134,6 +155,25 @@ template <class... Ps>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, cache_limits limit,
                                                                Ps... policies) {
     return detail::opener<cache<Ps...>>::open({shape, limit, std::move(id)}, std::tuple(std::move(policies)...));
+}
+
+/// As make_cache, for a shape and a limit that come from data. Errors: out_of_range, for a shape that is not valid or a
+/// limit below one page; out_of_memory, if the records of so many pages do not fit into memory; mismatched, for a tier
+/// without an identity. The field is "shape", "limit" or "identity".
+template <class... Ps>
+[[nodiscard]] result<typename detail::compose<Ps...>::type> open_cache(identity id, page_shape shape,
+                                                                       cache_limits limit, Ps... policies) {
+    using opened = typename detail::compose<Ps...>::type;
+    const cache_config config{shape, limit, std::move(id)};
+    const std::tuple given(std::move(policies)...);
+    return detail::try_open<opened>(config, detail::opener<opened>::codec(given),
+                                    [&] { return detail::opener<opened>::open(config, given); });
+}
+template <class... Ps>
+    requires(!std::same_as<Ps, cache_limits> && ...)
+[[nodiscard]] result<typename detail::compose<Ps...>::type> open_cache(page_shape shape, cache_limits limit,
+                                                                       Ps... policies) {
+    return open_cache(identity{}, shape, limit, std::move(policies)...);
 }
 
 /// Arguments that fit neither form, as a field that page_shape lacks. GCC converts arguments before it looks at the

@@ -39,12 +39,19 @@ public:
                 return broken("counts a page as exact that was computed elsewhere");
             if (i < state.published_pages && rows + entry.count > state.exact)
                 return broken("has made an approximate page known");
-            if (i < state.published_pages && index_.run(entry.page).size() != page_tokens_)
+            if (i < state.published_pages && index_.run(state.indexed(i)).size() != page_tokens_)
                 return broken("counts on a page in the index that is not there");
             if (!agree(entry, state, rows))
                 return broken(detail::joined(
                     {"and the index disagree about the tokens of page ", std::to_string(index_of(entry.page))}));
             rows += entry.count;
+        }
+        for (const sequence_state::twin& twin : state.twins) {
+            ++held_[index_of(twin.page)];
+            if (twin.entry >= state.published_pages || twin.page == state.table[twin.entry].page ||
+                !agree({.page = twin.page, .count = static_cast<std::uint32_t>(page_tokens_)}, state,
+                       twin.entry * page_tokens_))
+                return broken("has a twin of a page that is not one");
         }
         for (const page_id page : state.pinned_sources)
             ++held_[index_of(page)];

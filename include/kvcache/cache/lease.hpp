@@ -7,19 +7,22 @@
 #include <kvcache/core/contract.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <utility>
 
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
-/// commit rolls the sequence back. Requires: the sequence outlives the lease; at most one lease a sequence.
+/// commit rolls the sequence back. At most one lease a sequence; it ends when its sequence is destroyed. Requires: the
+/// cache outlives it.
 template <class Cache>
 class basic_lease {
 public:
     basic_lease(basic_lease&& other) noexcept
         : cache_(other.cache_),
           state_(std::exchange(other.state_, nullptr)),
+          number_(other.number_),
           first_(other.first_),
           committed_(other.committed_) {}
     /// Rolls back the lease that it held before.
@@ -27,6 +30,7 @@ public:
         basic_lease taken(std::move(other));
         std::swap(cache_, taken.cache_);
         std::swap(state_, taken.state_);
+        std::swap(number_, taken.number_);
         std::swap(first_, taken.first_);
         std::swap(committed_, taken.committed_);
         return *this;
@@ -36,7 +40,7 @@ public:
     /// The position of the first reserved row.
     [[nodiscard]] std::size_t first() const noexcept { return first_; }
     /// The number of reserved rows; zero once the lease has ended.
-    [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->lease.rows : 0; }
+    [[nodiscard]] std::size_t rows() const noexcept { return open() ? state_->lease.rows : 0; }
 
     /// The location of a reserved row: a row of a page, and the index of its page-table entry (if the lease is not
     /// spliced).
@@ -46,7 +50,7 @@ public:
         std::size_t entry = 0;
     };
     [[nodiscard]] place place_of(std::size_t row) const {
-        expects(row < rows(), "a row that has a place was reserved");
+        require(row < rows(), "a row that has a place was reserved");
         if (!state_->lease.spliced.empty())
             return {state_->lease.spliced[row].page, state_->lease.spliced[row].row, 0};
         const std::size_t tokens = cache_->shape().tokens;
@@ -63,10 +67,12 @@ public:
     void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
         const page_shape& shape = cache_->shape();
         require(row < rows(), "a written row was reserved");
-        expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
-        expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
+        require(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
+        require(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
                 "a row of keys or values has head_dim numbers for each KV head");
         expects(!keeps(row), "a row that is kept from elsewhere is not written");
+        if constexpr (row_writer<typename Cache::codec_type> || page_writer<typename Cache::codec_type>)
+            state_->lease.written.mark(index_of(layer), row);
         const place to = place_of(row);
         const page_id page = to.page;
         const auto bytes = cache_->bytes(page);
@@ -81,20 +87,27 @@ public:
         }
     }
 
+    /// Declares all rows written, by code that writes the pages itself. Not needed where the cache does not own their
+    /// memory.
+    void declare_written() const {
+        require(open(), "a lease has rows until it ends");
+        state_->lease.written.fill();
+    }
+
     [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
 
     /// Returns whether a row is kept as it was computed elsewhere.
     [[nodiscard]] bool keeps(std::size_t row) const noexcept {
-        return state_ != nullptr && row < state_->lease.spliced.size() && state_->lease.spliced[row].kept;
+        return open() && row < state_->lease.spliced.size() && state_->lease.spliced[row].kept;
     }
     /// The locations of the rows of a spliced lease; empty for other leases.
     [[nodiscard]] std::span<const spliced_row> spliced() const noexcept {
-        return state_ != nullptr ? std::span<const spliced_row>(state_->lease.spliced) : std::span<const spliced_row>();
+        return open() ? std::span<const spliced_row>(state_->lease.spliced) : std::span<const spliced_row>();
     }
 
     /// The sequence's pages, reserved rows included, in the form that attention reads.
     [[nodiscard]] sequence_pages pages() const {
-        require(state_ != nullptr, "a lease shows its pages until it ends");
+        require(open(), "a lease shows its pages until it ends");
         return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
     }
     /// The codec and the storage of the cache, to read the pages with.
@@ -104,8 +117,7 @@ public:
     /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
     /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
     [[nodiscard]] std::size_t taken_pages() const {
-        expects(state_ != nullptr && !state_->lease.tail_before && state_->lease.spliced.empty(),
-                "whole pages are put in place");
+        expects(open() && !state_->lease.tail_before && state_->lease.spliced.empty(), "whole pages are put in place");
         return state_->table.size() - state_->lease.pages_before;
     }
     /// The bytes of one of these pages.
@@ -123,7 +135,7 @@ public:
     /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
     /// cost.
     void commit_in_place(std::span<const token_id> tokens) {
-        require(state_ != nullptr && tokens.size() == rows(), "all rows that are put in place are committed");
+        require(open() && tokens.size() == rows(), "all rows that are put in place are committed");
         cache_access::commit_in_place(*cache_, *state_, tokens);
         end_committed();
     }
@@ -131,12 +143,16 @@ public:
     /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
     /// It cannot fail: the lease has already allocated all necessary memory. After a rollback there are no rows, and
     /// committing none has no effect.
-    /// Requires: tokens.size() <= rows(), and the lease was not committed before.
+    /// Requires: tokens.size() <= rows(), the lease was not committed before, and the rows of these tokens are written
+    /// in every layer, if the cache owns the memory of its pages.
     void commit(std::span<const token_id> tokens) {
         require(!committed_, "a lease is committed once");
         require(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
-        if (state_ == nullptr)
+        if (!open())
             return;
+        if constexpr (row_writer<typename Cache::codec_type> || page_writer<typename Cache::codec_type>)
+            require(!state_->lease.spliced.empty() || state_->lease.written.first(tokens.size()),
+                    "rows are written in every layer before they are committed");
         expects(state_->lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         cache_access::commit(*cache_, *state_, tokens);
         end_committed();
@@ -144,14 +160,21 @@ public:
 
     /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
     void rollback() noexcept {
-        if (state_ != nullptr)
-            cache_access::rollback(*cache_, *std::exchange(state_, nullptr));
+        if (open())
+            cache_access::rollback(*cache_, *state_);
+        state_ = nullptr;
     }
 
 private:
     friend Cache;
     friend class cache_access;
-    basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
+    basic_lease(Cache& cache, sequence_state& state)
+        : cache_(&cache), state_(&state), number_(state.lease.number), first_(state.tokens.size()) {}
+
+    // Whether it has not ended; it ends with its sequence too.
+    [[nodiscard]] bool open() const noexcept {
+        return state_ != nullptr && state_->lease.open && state_->lease.number == number_;
+    }
 
     void end_committed() noexcept {
         state_ = nullptr;
@@ -160,6 +183,7 @@ private:
 
     Cache* cache_;
     sequence_state* state_;
+    std::uint64_t number_;
     std::size_t first_;
     bool committed_ = false;
 };

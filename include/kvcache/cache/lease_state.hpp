@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/residual_ring.hpp>
+#include <kvcache/cache/written_rows.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/page_table.hpp>
 
@@ -25,10 +26,13 @@ struct spliced_row {
 /// The lease of a sequence: rows after its tokens that are already in its page table, and the state to roll back to.
 struct lease_state {
     bool open = false;
+    std::uint64_t number = 0; ///< Of the leases of this state, so that an earlier one is known to have ended.
     std::size_t rows = 0;
     std::chrono::steady_clock::time_point began = {};
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
+
+    written_rows written = {}; ///< If the cache owns the memory of its pages.
 
     // For codecs that encode whole pages.
     residual_ring ring = {};                          ///< The residual rows of the pages that the lease adds.
@@ -40,6 +44,16 @@ struct lease_state {
     /// Returns whether the lease has replaced the last page of its table by a copy.
     [[nodiscard]] bool has_copied_tail(std::span<const page_entry> table) const noexcept {
         return tail_before && tail_before->page != table[pages_before - 1].page;
+    }
+
+    /// Begins a lease after the pages of a table. `open_tail`: whether its last page can take more rows.
+    void begin(std::size_t row_count, std::span<const page_entry> table, bool open_tail) noexcept {
+        open = true;
+        ++number;
+        rows = row_count;
+        began = std::chrono::steady_clock::now();
+        pages_before = table.size();
+        tail_before = open_tail ? std::optional(table.back()) : std::nullopt;
     }
 
     /// Ends the lease; its vectors keep their memory.

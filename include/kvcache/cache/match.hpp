@@ -16,7 +16,7 @@ template <class Cache>
 class basic_match {
 public:
     /// The number of leading tokens that are cached and can be continued.
-    [[nodiscard]] std::size_t tokens() const noexcept { return known_.size(); }
+    [[nodiscard]] std::size_t tokens() const { return known_.size(); }
     /// The number of tokens that were looked up.
     [[nodiscard]] std::size_t of() const noexcept { return of_; }
     [[nodiscard]] match_end end() const noexcept { return end_; }

@@ -119,6 +119,21 @@ public:
         return true;
     }
 
+    [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
+
+    /// Whether a page stays in its sequence when it fills and another page has the same content.
+    [[nodiscard]] bool keeps_twins() const noexcept {
+        if constexpr (requires { pool_.storage().merges(); })
+            return !pool_.storage().merges();
+        else
+            return false;
+    }
+    /// Tells the storage of an entry that a commit changed, if it wants to know.
+    void report_move([[maybe_unused]] const moved_entry& moved) {
+        if constexpr (requires { pool_.storage().on_move(moved); })
+            pool_.storage().on_move(moved);
+    }
+
     /// The index, for registering chunks.
     [[nodiscard]] tenant_index<Index>& chunks() noexcept { return index_; }
 
@@ -163,8 +178,8 @@ public:
 
     /// Publishes a page that is in use as `run` after `parent`, of a request of `length` full pages. Returns the page
     /// that represents the run from now on. If another full page already holds the run, the caller's reference moves to
-    /// that page, and its own page is released. Throws: bad_alloc, if the index or the eviction policy has no memory;
-    /// the index entry of the page is then removed or unchanged.
+    /// that page, and its own page is released; where twins are kept, the caller references both. Throws: bad_alloc, if
+    /// the index or the eviction policy has no memory; the index entry of the page is then removed or unchanged.
     [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page,
                                   std::size_t length) {
         const bool full = run.size() == shape_.tokens;
@@ -174,6 +189,8 @@ public:
                 return page;
             hold(*done.other);
             touch(*done.other);
+            if (keeps_twins())
+                return *done.other;
             residual_.pass_on(page, *done.other);
             if (index_.contains(page) && pool_.holders(page) == 1)
                 forget(page);
@@ -250,6 +267,8 @@ private:
         eviction_.evict(*page);
         leave_index(*page);
         unlist(*page);
+        if constexpr (requires { pool_.storage().on_evict(*page); })
+            pool_.storage().on_evict(*page);
         return true;
     }
 

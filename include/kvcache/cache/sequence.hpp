@@ -16,7 +16,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
 /// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
-/// Requires: the cache outlives it.
+/// Requires: the cache outlives it; where it does not, the sequence can only be destroyed or assigned to.
 template <class Cache>
 class basic_sequence {
 public:
@@ -29,31 +29,31 @@ public:
         return *this;
     }
     ~basic_sequence() {
-        if (state_)
-            cache_access::release(*cache_, *state_);
+        if (state_ && !state_->orphaned)
+            cache_access::release(*cache_, std::move(state_));
     }
 
     /// The number of tokens whose keys and values are cached.
-    [[nodiscard]] std::size_t size() const noexcept { return state_->tokens.size(); }
-    [[nodiscard]] std::span<const token_id> tokens() const noexcept { return state_->tokens; }
+    [[nodiscard]] std::size_t size() const { return state().tokens.size(); }
+    [[nodiscard]] std::span<const token_id> tokens() const { return state().tokens; }
     /// The number of leading tokens that are exact: bit-identical to computing every token. Later tokens were computed
     /// after a different prefix, or attended to such tokens; they are never shared with other sequences.
-    [[nodiscard]] std::size_t exact() const noexcept { return std::min(state_->exact, size()); }
-    [[nodiscard]] std::span<const page_entry> table() const noexcept { return state_->table; }
+    [[nodiscard]] std::size_t exact() const { return std::min(state().exact, size()); }
+    [[nodiscard]] std::span<const page_entry> table() const { return state().table; }
 
     /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
     /// it. With a codec that quantizes whole pages, a fork inside a quantized page ends where that page begins:
     /// continue at its size(). Requires: tokens <= size(), no open lease. Cost: O(pages).
-    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_access::fork(*cache_, *state_, tokens); }
+    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_access::fork(*cache_, state(), tokens); }
 
     /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
-    void truncate(std::size_t tokens) { cache_access::truncate(*cache_, *state_, tokens); }
+    void truncate(std::size_t tokens) { cache_access::truncate(*cache_, state(), tokens); }
 
     /// Prevents pages after the first `tokens` tokens from being published to other sequences; forks inherit the limit.
     /// Pages that are already published stay so.
-    void set_cacheable_limit(std::size_t tokens) noexcept { state_->cacheable = tokens; }
+    void set_cacheable_limit(std::size_t tokens) { state().cacheable = tokens; }
     /// The maximum number of leading tokens that can be shared.
-    [[nodiscard]] std::size_t cacheable_limit() const noexcept { return std::min(state_->exact, state_->cacheable); }
+    [[nodiscard]] std::size_t cacheable_limit() const { return std::min(state().exact, state().cacheable); }
 
     /// Returns a new sequence without the `count` tokens from `first` on. Later tokens move down with unchanged keys
     /// and values, in pages of their own: from `first` on the sequence is approximate (StreamingLLM, Xiao et al. 2024).
@@ -61,7 +61,7 @@ public:
     /// Cost: O(bytes of the later tokens).
     [[nodiscard]] result<basic_sequence> erase_range(std::size_t first,
                                                      std::size_t count) const requires Cache::writes_rows {
-        return cache_access::erase_range(*cache_, *state_, first, count);
+        return cache_access::erase_range(*cache_, state(), first, count);
     }
 
 private:
@@ -70,6 +70,17 @@ private:
     template <class>
     friend class basic_lease;
     basic_sequence(Cache& cache, std::unique_ptr<sequence_state> state) : cache_(&cache), state_(std::move(state)) {}
+
+    [[nodiscard]] sequence_state& state() const {
+        require(state_ != nullptr, "a sequence that was moved from is only destroyed or assigned to");
+        require(!state_->orphaned, "a cache outlives its sequences");
+        return *state_;
+    }
+    /// The state, for the cache that it is passed to.
+    [[nodiscard]] sequence_state& state_for(const Cache& cache) const {
+        require(state_ == nullptr || state_->orphaned || cache_ == &cache, "a sequence is used with its own cache");
+        return state();
+    }
 
     Cache* cache_;
     std::unique_ptr<sequence_state> state_;

@@ -3,7 +3,10 @@
 
 #include <kvcache/cache/invariant_checker.hpp>
 #include <kvcache/cache/page_check.hpp>
+#include <kvcache/cache/reserve_options.hpp>
 #include <kvcache/cache/residual_leases.hpp>
+#include <kvcache/cache/row_allocator.hpp>
+#include <kvcache/cache/row_demand.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/exceptions.hpp>
@@ -36,19 +39,33 @@ public:
         : pages_(pages),
           page_tokens_(page_tokens),
           whole_(quantized.has_value()),
-          residual_(pages, page_tokens, quantized) {
+          residual_(pages, page_tokens, quantized),
+          rows_(pages, page_tokens) {
         ring_.previous = ring_.next = &ring_;
     }
 
     sequence_manager(const sequence_manager&) = delete;
     sequence_manager& operator=(const sequence_manager&) = delete;
+    /// Sequences that are still alive can only be destroyed or assigned to afterwards.
+    ~sequence_manager() {
+        for (sequence_state* s = ring_.next; s != &ring_; s = s->next) {
+            s->orphaned = true;
+            s->lease.end();
+        }
+    }
 
     /// The number of live sequences.
-    [[nodiscard]] std::size_t size() const noexcept {
-        std::size_t n = 0;
-        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
-            ++n;
-        return n;
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+    /// The state of a sequence without tokens and pages, with the memory of one that has ended. Throws: bad_alloc.
+    [[nodiscard]] std::unique_ptr<sequence_state> fresh() {
+        spare_.reserve(spare_.size() + size_ + 1);
+        if (spare_.empty())
+            return std::make_unique<sequence_state>();
+        auto made = std::move(spare_.back());
+        spare_.pop_back();
+        spare_pages_ -= made->table.capacity();
+        return made;
     }
 
     /// The exact rows that its sequences and leases have.
@@ -61,29 +78,42 @@ public:
             pages_.hold(page);
         for (const page_entry& entry : state.table)
             pages_.hold(entry.page);
-        for (auto entry = state.table.rbegin(); entry != state.table.rend(); ++entry)
-            pages_.touch(entry->page);
+        for (const sequence_state::twin& twin : state.twins)
+            pages_.hold(twin.page);
+        auto twin = state.twins.rbegin();
+        for (std::size_t entry = state.table.size(); entry-- > 0;) {
+            const bool has_twin = twin != state.twins.rend() && twin->entry == entry;
+            pages_.touch(has_twin ? (twin++)->page : state.table[entry].page);
+        }
         state.previous = &ring_;
         state.next = std::exchange(ring_.next, &state);
         state.next->previous = &state;
+        ++size_;
     }
 
-    /// Removes a sequence and releases its pages.
-    void leave(sequence_state& state) noexcept {
-        undo(state);
-        for (; !state.table.empty(); state.table.pop_back())
-            pages_.drop(state.table.back().page);
-        forget_sources(state);
-        state.previous->next = state.next;
-        state.next->previous = state.previous;
+    /// Removes a sequence and releases its pages. Its memory is kept for a later one, as long as all that is kept has
+    /// no more entries for pages than the cache has pages.
+    void leave(std::unique_ptr<sequence_state> state) noexcept {
+        const bool leased = state->lease.open; // a lease that is destroyed later still looks at it
+        undo(*state);
+        drop_pages(*state, 0);
+        forget_sources(*state);
+        state->previous->next = state->next;
+        state->next->previous = state->previous;
+        --size_;
+        state->clear();
+        if (leased || spare_pages_ + state->table.capacity() <= pages_.pool().pages()) {
+            spare_pages_ += state->table.capacity();
+            spare_.push_back(std::move(state));
+        }
     }
 
     /// Keeps the first `tokens` tokens.
     void truncate(sequence_state& state, std::size_t tokens) noexcept {
         state.tokens.truncate(tokens);
-        const std::size_t kept = state.cut(tokens);
-        for (; state.table.size() > kept; state.table.pop_back())
-            pages_.drop(state.table.back().page);
+        drop_pages(state, state.cut(tokens));
+        if (!state.twins.empty() && state.twins.back().entry >= state.full_entries(page_tokens_))
+            drop_twin(state); // its page is not full any more
         state.published_pages = std::min(state.published_pages, state.full_entries(page_tokens_));
         if (state.offloaded.pages > state.published_pages)
             state.offloaded.pages = 0; // pages after the cut get other names
@@ -93,65 +123,41 @@ public:
         }
     }
 
-    /// Appends `in_tail` rows in the last page and `after` rows in new pages. If `copied` is not zero, the last page
-    /// is copied first, because its first `copied` rows are shared. Returns false if the storage refuses.
+    /// Reserves rows after the tokens of a sequence, as its lease. Errors: out_of_memory, with the pages needed and
+    /// available; nothing has changed then. Throws: bad_alloc, likewise. Requires: it has no lease.
     template <class Codec>
-    [[nodiscard]] bool take_rows(sequence_state& state, const Codec& codec, std::size_t in_tail, std::size_t after,
-                                 std::size_t copied) {
-        if (copied > 0) {
-            const auto own = pages_.allocate(state.tenant);
-            if (!own)
+    [[nodiscard]] result<void> reserve(sequence_state& state, const Codec& codec, std::size_t rows,
+                                       reserve_options options) {
+        const row_demand wanted = demand(state, rows, options);
+        if (wanted.pages > pages_.room(state.tenant))
+            return refuse(state, rows, wanted.pages, codec.page_bytes());
+        state.reserve(wanted.fresh, rows, pages_.keeps_twins());
+        if constexpr (row_writer<Codec> || page_writer<Codec>)
+            state.lease.written.begin(rows, pages_.shape().layers);
+        state.lease.begin(rows, state.table, state.open_rows(page_tokens_).has_value());
+        const bool taken = [&] {
+            detail::scope_guard undone([&] { undo(state); });
+            if (!rows_.take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.at_once))
                 return false;
-            const page_id shared = std::exchange(state.table.back().page, *own);
-            if (!pages_.pool().copy(codec, shared, *own, copied))
-                return false;
-            const page_id pair[] = {shared, *own};
-            pages_.tell({event_kind::copied, copied, 0, 1, pair});
-        }
-        if (in_tail > 0)
-            state.table.back().count += static_cast<std::uint32_t>(in_tail);
-        while (after > 0) {
-            const auto page = pages_.allocate(state.tenant);
-            if (!page)
-                return false;
-            const std::size_t count = std::min<std::size_t>(after, page_tokens_);
-            state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
-            after -= count;
-        }
-        return true;
+            undone.dismiss();
+            return true;
+        }();
+        return taken ? result<void>() : refuse(state, rows, wanted.pages, codec.page_bytes());
     }
 
-    /// Appends copies of rows to a sequence. `entries` are the rows' current locations, and give the rows and RoPE
-    /// offsets of the copies. Returns false if the storage refuses, with some rows appended. Requires: the table has
-    /// spare capacity for them.
+    /// What a reservation would take.
+    [[nodiscard]] row_demand demand(const sequence_state& state, std::size_t rows, reserve_options options) const {
+        return rows_.demand(state, residual_, rows, options);
+    }
+    /// Appends copies of rows to a sequence (see row_allocator).
     template <class Codec>
     [[nodiscard]] bool copy_rows(sequence_state& state, const Codec& codec, std::span<const page_entry> entries) {
-        for (const page_entry& entry : entries) {
-            const auto own = pages_.allocate(state.tenant);
-            if (!own)
-                return false;
-            pages_.pool().clear(*own);
-            if (!pages_.pool().copy(codec, entry.page, *own, entry.first + entry.count)) {
-                pages_.drop(*own);
-                return false;
-            }
-            const page_id pair[] = {entry.page, *own};
-            pages_.tell({event_kind::copied, entry.count, 0, 1, pair});
-            state.table.push_back({*own, entry.base, entry.first, entry.count});
-        }
-        return true;
+        return rows_.copy(state, codec, entries);
     }
-
     /// Reports rows for which there are no pages. Returns the error.
     [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
                                std::size_t page_bytes) {
-        pages_.tell({event_kind::refused, 0, rows, pages});
-        const bool over_quota = pages_.room(state.tenant) < pages_.available();
-        const std::size_t all = over_quota ? pages_.tenants().usage(state.tenant).quota : pages_.pool().pages();
-        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
-                detail::joined({std::to_string(rows), " tokens need ", std::to_string(pages), " pages of ",
-                                std::to_string(page_bytes), " bytes; ", std::to_string(pages_.room(state.tenant)),
-                                " of ", std::to_string(all), " can be had"})};
+        return rows_.refuse(state, rows, pages, page_bytes);
     }
 
     /// Commits a lease: its first rows are these tokens, the others are released. If the codec encodes whole pages,
@@ -159,7 +165,8 @@ public:
     /// allocated with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.lease.began;
-        pages_.measure(state.tokens.size(), tokens.size(), took.count());
+        if (state.lease.spliced.empty()) // otherwise some of the rows were not computed
+            pages_.measure(state.tokens.size(), tokens.size(), took.count());
         commit_unmeasured(state, tokens);
     }
 
@@ -181,8 +188,7 @@ public:
     void undo(sequence_state& state) noexcept {
         if (!state.lease.open)
             return;
-        for (; state.table.size() > state.lease.pages_before; state.table.pop_back())
-            pages_.drop(state.table.back().page);
+        drop_pages(state, state.lease.pages_before);
         if (state.lease.has_copied_tail(state.table))
             pages_.drop(state.table.back().page);
         if (state.lease.tail_before)
@@ -220,12 +226,31 @@ private:
             if (i * page_tokens_ + entry.count > std::min(state.exact, state.cacheable)) // approximate: never published
                 return;
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
-            const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);
-            state.publishable = detail::completes<std::bad_alloc>(
-                [&] { entry.page = pages_.publish(parent, run, entry.page, length); });
+            const auto parent = i > 0 ? std::optional(state.indexed(i - 1)) : pages_.index().root_of(state.tenant);
+            page_id known = entry.page;
+            state.publishable =
+                detail::completes<std::bad_alloc>([&] { known = pages_.publish(parent, run, entry.page, length); });
+            if (known != entry.page && pages_.keeps_twins())
+                state.twins.push_back({i, known});
+            else if (const page_id before = std::exchange(entry.page, known); before != known)
+                pages_.report_move({i, before, known});
             if (state.publishable && entry.count == page_tokens_)
                 state.published_pages = i + 1;
         }
+    }
+
+    // Releases the pages after the first `kept` ones, last first.
+    void drop_pages(sequence_state& state, std::size_t kept) noexcept {
+        while (state.table.size() > kept) {
+            pages_.drop(state.table.back().page);
+            state.table.pop_back();
+            if (!state.twins.empty() && state.twins.back().entry == state.table.size())
+                drop_twin(state);
+        }
+    }
+    void drop_twin(sequence_state& state) noexcept {
+        pages_.drop(state.twins.back().page);
+        state.twins.pop_back();
     }
 
     void forget_sources(sequence_state& state) noexcept {
@@ -237,7 +262,11 @@ private:
     std::size_t page_tokens_;
     bool whole_; // whether the codec codes whole pages: only those are shared
     residual_leases<PageManager> residual_;
+    row_allocator<PageManager> rows_;
     sequence_state ring_;
+    std::size_t size_ = 0;
+    std::vector<std::unique_ptr<sequence_state>> spare_;
+    std::size_t spare_pages_ = 0; // entries for which the spare ones have memory
 };
 
 } // namespace kvcache

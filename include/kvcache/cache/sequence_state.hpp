@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -33,6 +32,15 @@ struct sequence_state {
 
     lease_state lease = {};
 
+    /// Another page of the index with the content of a page of the table.
+    struct twin {
+        std::size_t entry = 0;
+        page_id page = {};
+    };
+    /// Where pages stay in the table although the index has their content in another page: later pages continue that
+    /// page in the index. Referenced in addition to the table; entries ascend.
+    std::vector<twin> twins = {};
+
     // For tiers.
     struct {
         std::size_t pages = 0;     ///< Leading pages that were handed to the tier.
@@ -43,6 +51,7 @@ struct sequence_state {
     // and their ancestors.
     std::vector<page_id> pinned_sources = {};
 
+    bool orphaned = false; ///< Its cache was destroyed first.
     sequence_state* previous = nullptr;
     sequence_state* next = nullptr;
 
@@ -75,21 +84,42 @@ struct sequence_state {
             table.pop_back();
     }
 
-    /// The state of a new sequence that starts with the first `count` tokens and pages of this one.
-    [[nodiscard]] std::unique_ptr<sequence_state> begin(std::size_t count, std::size_t page_tokens) const {
-        auto copy = std::make_unique<sequence_state>();
-        copy->tokens.assign({tokens.data(), count});
-        copy->table.assign(table.data(), table.data() + table.size());
-        copy->drop_entries(copy->cut(count));
-        copy->published_pages = std::min(published_pages, copy->full_entries(page_tokens));
-        copy->tenant = tenant;
-        copy->cacheable = cacheable;
-        copy->publishable = publishable;
-        if (count > exact) {
-            copy->exact = exact;
-            copy->pinned_sources.assign(pinned_sources.data(), pinned_sources.data() + pinned_sources.size());
+    /// The page by which the index knows the content of an entry: its own, or its twin. Cost: O(twins).
+    [[nodiscard]] page_id indexed(std::size_t entry) const noexcept {
+        const auto found = std::find_if(twins.rbegin(), twins.rend(), [&](const twin& t) { return t.entry <= entry; });
+        return found != twins.rend() && found->entry == entry ? found->page : table[entry].page;
+    }
+
+    /// Begins with the first `count` tokens and pages of another sequence. Requires: this one is empty.
+    void share(const sequence_state& from, std::size_t count, std::size_t page_tokens) {
+        tokens.assign({from.tokens.data(), count});
+        table.assign(from.table.data(), from.table.data() + from.table.size());
+        drop_entries(cut(count));
+        published_pages = std::min(from.published_pages, full_entries(page_tokens));
+        for (const twin& one : from.twins)
+            if (one.entry < published_pages)
+                twins.push_back(one);
+        tenant = from.tenant;
+        cacheable = from.cacheable;
+        publishable = from.publishable;
+        if (count > from.exact) {
+            exact = from.exact;
+            pinned_sources = from.pinned_sources;
         }
-        return copy;
+    }
+
+    /// Makes it the state of a sequence without tokens and pages. Its vectors keep their memory.
+    void clear() noexcept {
+        tokens.truncate(0);
+        table.clear();
+        twins.clear();
+        published_pages = prompt = 0;
+        tenant = 0;
+        exact = cacheable = all;
+        publishable = true;
+        lease.end();
+        offloaded = {};
+        pinned_sources.clear();
     }
 
     /// Appends the tokens of `from` after the `count` tokens that are left out. Requires: this state is the prefix of
@@ -118,11 +148,13 @@ struct sequence_state {
         return after;
     }
 
-    /// Reserves capacity for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc; the sequence is
-    /// then unchanged.
-    void reserve(std::size_t pages, std::size_t rows) {
+    /// Reserves capacity for more pages and tokens, so that adding them cannot fail; with `keeps_twins` for a twin of
+    /// each page too. Throws: bad_alloc; the sequence is then unchanged.
+    void reserve(std::size_t pages, std::size_t rows, bool keeps_twins = false) {
         if (table.capacity() - table.size() < pages)
             table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
+        if (keeps_twins)
+            twins.reserve(table.capacity());
         tokens.reserve(rows);
     }
 };

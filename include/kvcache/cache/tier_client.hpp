@@ -9,6 +9,7 @@
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
+#include <kvcache/core/movable_mutex.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/sha256_digest.hpp>
 #include <kvcache/tier/concept.hpp>
@@ -225,7 +226,7 @@ private:
     }
 
     tier_records<Tier> records_;
-    mutable std::mutex lock_; // guards stats_
+    mutable movable_mutex lock_; // guards stats_
     tier_stats stats_;
 };
 

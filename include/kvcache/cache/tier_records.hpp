@@ -7,6 +7,7 @@
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
+#include <kvcache/core/movable_mutex.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/sha256_digest.hpp>
@@ -157,7 +158,7 @@ private:
     Tier tier_;
     std::string secret_;
     record_authenticator seal_;
-    mutable std::mutex lock_;                          // guards names_
+    mutable movable_mutex lock_;                       // guards names_
     std::vector<std::unique_ptr<record_names>> names_; // by tenant
 };
 

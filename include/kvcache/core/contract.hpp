@@ -3,6 +3,7 @@
 
 #include <kvcache/core/abi.hpp>
 
+#include <atomic>
 #include <exception>
 #include <stdexcept>
 
@@ -14,14 +15,31 @@ public:
     using std::logic_error::logic_error;
 };
 
+/// Called with the rule that was broken. It may throw, log, or end the program.
+using violation_handler = void (*)(const char* rule);
+
 namespace detail {
 
-/// Throws contract_violation. Without exceptions it calls std::terminate, whose handler the program may set.
+inline std::atomic<violation_handler> on_violation{nullptr};
+
+} // namespace detail
+
+/// Installs the function that is called at each contract violation; null for none. Returns the one before. If the
+/// function returns, contract_violation is thrown; in a program without exceptions std::terminate is called.
+inline violation_handler set_violation_handler(violation_handler handler) noexcept {
+    return detail::on_violation.exchange(handler);
+}
+
+namespace detail {
+
+/// Calls the violation handler, then throws contract_violation, or ends a program without exceptions.
 #if defined(__GNUC__)
 [[gnu::cold, gnu::noinline]]
 #endif
 [[noreturn]] inline void
-violate([[maybe_unused]] const char* what) {
+violate(const char* what) {
+    if (const violation_handler handler = on_violation.load())
+        handler(what);
 #if defined(__cpp_exceptions)
     throw contract_violation(what);
 #else

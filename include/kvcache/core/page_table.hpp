@@ -4,6 +4,7 @@
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -16,6 +17,15 @@ struct page_entry {
     std::uint32_t count = 0; ///< Number of rows in use.
 
     friend bool operator==(const page_entry&, const page_entry&) = default;
+};
+
+/// An entry of a sequence's page table that a commit changed, because another page has the same content.
+struct moved_entry {
+    std::size_t entry = 0; ///< Index in the page table.
+    page_id from = {};
+    page_id to = {};
+
+    friend bool operator==(const moved_entry&, const moved_entry&) = default;
 };
 
 } // namespace kvcache

@@ -54,17 +54,17 @@ public:
 
     /// Requires: !has_value().
     [[nodiscard]] const kvcache::error& error() const {
-        expects(!has_value(), "a result is asked for its error only when it has no value");
+        require(!has_value(), "a result is asked for its error only when it has no value");
         return *std::get_if<1>(&held_);
     }
 
 private:
     [[nodiscard]] T& value() {
-        expects(has_value(), "a result is read only when it has a value");
+        require(has_value(), "a result is read only when it has a value");
         return *std::get_if<0>(&held_);
     }
     [[nodiscard]] const T& value() const {
-        expects(has_value(), "a result is read only when it has a value");
+        require(has_value(), "a result is read only when it has a value");
         return *std::get_if<0>(&held_);
     }
 
@@ -85,7 +85,7 @@ public:
 
     /// Requires: !has_value().
     [[nodiscard]] const kvcache::error& error() const {
-        expects(!has_value(), "a result is asked for its error only when it has no value");
+        require(!has_value(), "a result is asked for its error only when it has no value");
         return *reason_;
     }
 

@@ -3,6 +3,7 @@
 
 #include <kvcache/core/contract.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -36,9 +37,17 @@ struct page_shape {
     }
 };
 
-/// The memory limit of a cache's pages.
+/// The memory limit of a cache's pages, in bytes or in pages; the smaller one, if both are given.
 struct cache_limits {
-    std::size_t bytes = 0;
+    std::size_t bytes = 0; ///< 0: not given.
+    std::size_t pages = 0; ///< 0: not given.
+
+    /// The number of pages. Requires: page_bytes > 0.
+    [[nodiscard]] constexpr std::size_t pages_of(std::size_t page_bytes) const noexcept {
+        constexpr std::size_t most = std::size_t{1} << 31;
+        const std::size_t fit = bytes > 0 || pages == 0 ? bytes / page_bytes : most;
+        return std::min({fit, pages > 0 ? pages : most, most});
+    }
 };
 
 inline namespace literals {

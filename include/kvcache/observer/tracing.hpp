@@ -30,8 +30,10 @@ public:
         if (how_.write)
             how_.write("[");
     }
-    state(const state&) = delete; // the object that opens the array closes it
-    state& operator=(const state&) = delete;
+    /// The array is closed by the object that was moved to.
+    state(state&& other) noexcept
+        : how_(std::exchange(other.how_, {})), separator_(std::move(other.separator_)), found_(other.found_) {}
+    state& operator=(state&&) = delete;
     ~state() {
         detail::ignore_exceptions([&] { // a trace without its closing bracket is readable
             if (how_.write)

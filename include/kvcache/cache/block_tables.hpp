@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/page_table.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The block tables of a batch as compressed rows, as FlashInfer's and vLLM's paged attention kernels read them
+/// (FlashInfer: paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len). The arrays keep their memory when cleared.
+class block_tables {
+public:
+    /// `page_tokens`: the tokens of a page.
+    explicit block_tables(std::size_t page_tokens) : page_tokens_(page_tokens) {}
+
+    /// Appends a sequence, from its page table: sequence.table(), or lease.pages().table with the reserved rows.
+    /// Requires: every page but the last is used from its first row to its last, as in exact sequences. Throws:
+    /// bad_alloc. Cost: O(pages).
+    void append(std::span<const page_entry> table) {
+        for (std::size_t i = 0; i < table.size(); ++i) {
+            require(table[i].first == 0 && table[i].base == 0 &&
+                        (i + 1 == table.size() || table[i].count == page_tokens_),
+                    "a block table has full pages, but for the last one");
+            indices_.push_back(static_cast<std::int32_t>(index_of(table[i].page)));
+        }
+        indptr_.push_back(static_cast<std::int32_t>(indices_.size()));
+        last_page_len_.push_back(table.empty() ? 0 : static_cast<std::int32_t>(table.back().count));
+    }
+
+    void clear() noexcept {
+        indptr_.resize(1);
+        indices_.clear();
+        last_page_len_.clear();
+    }
+
+    /// Where the pages of each sequence begin in indices(), and the number of all. (sequences + 1)
+    [[nodiscard]] std::span<const std::int32_t> indptr() const noexcept { return indptr_; }
+    /// The pages of all sequences, in order.
+    [[nodiscard]] std::span<const std::int32_t> indices() const noexcept { return indices_; }
+    /// The rows in use in the last page of each sequence; 0 for a sequence without rows. (sequences)
+    [[nodiscard]] std::span<const std::int32_t> last_page_len() const noexcept { return last_page_len_; }
+    /// The pages of one sequence.
+    [[nodiscard]] std::span<const std::int32_t> blocks(std::size_t sequence) const noexcept {
+        const auto begin = static_cast<std::size_t>(indptr_[sequence]);
+        return indices().subspan(begin, static_cast<std::size_t>(indptr_[sequence + 1]) - begin);
+    }
+
+private:
+    std::size_t page_tokens_;
+    std::vector<std::int32_t> indptr_ = {0};
+    std::vector<std::int32_t> indices_;
+    std::vector<std::int32_t> last_page_len_;
+};
+
+} // namespace kvcache

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/codec/external.hpp>
+#include <kvcache/core/contract.hpp>
+#include <kvcache/core/page_table.hpp>
+#include <kvcache/storage/concept.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <utility>
+
+namespace kvcache::inline KVCACHE_ABI::storage {
+
+/// Pages are blocks of the host's own tensors, numbered from 0: the cache keeps the books (what is known, shared, free)
+/// and reads and writes none of them. An entry of a sequence's page table never changes at a commit, unless `merge` is
+/// set. The functions run while the cache is locked, must not call it, and must not throw.
+struct external {
+    using role = storage_role;
+    using standard_codec = codec::external; ///< The codec of a cache that is given none.
+
+    /// Copies block `from` to block `to`: all of it, or at least the rows in use. Called where a sequence is to write
+    /// into a block that it shares. Returns whether it succeeded; if not, the reservation fails. Required.
+    std::function<bool(page_id from, page_id to)> copy = {};
+    /// Called when a block without references is evicted; its content is unknown to the cache from now on.
+    std::function<void(page_id block)> on_evict = {};
+    /// Whether a sequence whose block fills takes a known block with the same content instead, and frees its own. If
+    /// not, both keep their blocks, and later prompts share the first.
+    bool merge = false;
+    /// Called in `commit` for each entry that a merge changes.
+    std::function<void(const moved_entry& entry)> on_move = {};
+
+    class state;
+    /// Requires: `copy` is given.
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
+};
+
+class external::state {
+public:
+    explicit state(external host) : host_(std::move(host)) {
+        require(static_cast<bool>(host_.copy), "external memory has a function that copies a block");
+    }
+
+    [[nodiscard]] bool acquire(page_id) noexcept { return true; }
+    void release(page_id) noexcept {}
+    [[nodiscard]] bool copy(page_id from, page_id to) const {
+        failed_ = !host_.copy(from, to);
+        return !failed_;
+    }
+    /// Errors: io, if the last copy failed.
+    [[nodiscard]] result<void> status() const {
+        return failed_ ? result<void>(error{error_code::io, "copy", "the host could not copy a block"})
+                       : result<void>();
+    }
+
+    [[nodiscard]] bool merges() const noexcept { return host_.merge; }
+    void on_evict(page_id block) const {
+        if (host_.on_evict)
+            host_.on_evict(block);
+    }
+    void on_move(const moved_entry& entry) const {
+        if (host_.on_move)
+            host_.on_move(entry);
+    }
+
+private:
+    external host_;
+    mutable bool failed_ = false; // changes only while the cache is locked
+};
+
+inline external::state external::open(std::size_t, std::size_t) const {
+    return state{*this};
+}
+
+static_assert(storage_policy<external>);
+
+} // namespace kvcache::storage
