@@ -3,6 +3,11 @@
 #include <kvcache/cache/tenant_cache.hpp>
 #include <kvcache/locking/mutex.hpp>
 
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -89,4 +94,100 @@ TEST_CASE("a tenant acquires its own prompts") {
     CHECK((*a.acquire(prompt)).lease.rows() == 1);
     CHECK((*b.acquire(prompt)).lease.rows() == 40);
     CHECK(cache.check());
+}
+
+TEST_CASE("a prefix that another lease computes is pending until the lease ends") {
+    auto cache = kv::make_cache(small, {.pages = 64});
+    const auto common = counted(0, 100);
+    auto own = common;
+    own.push_back(kv::token_id{-5});
+    const kv::acquire_options refuse{.pending = kv::pending_prefix::refuse};
+    CHECK(cache.pending(common) == 0);
+    {
+        auto first = cache.acquire(common, refuse);
+        REQUIRE(first);
+        CHECK(cache.pending(common) == 96); // whole pages
+        CHECK(cache.pending(counted(0, 40)) == 32);
+        CHECK(cache.pending(counted(1, 40)) == 0);
+        const auto second = cache.acquire(own, refuse);
+        REQUIRE_FALSE(second);
+        CHECK(second.error().code == kv::error_code::pending);
+        CHECK(cache.stats().in_use == 7);
+        CHECK(cache.acquire(own)); // both compute it
+        CHECK(cache.acquire(counted(1, 40), refuse));
+    } // rolled back
+    CHECK(cache.pending(common) == 0);
+    auto first = cache.acquire(common, refuse);
+    REQUIRE(first);
+    first->lease.declare_written();
+    first->lease.commit(common);
+    CHECK(cache.pending(common) == 0);
+    auto second = cache.acquire(own, refuse);
+    REQUIRE(second);
+    CHECK(second->lease.first() == 100);
+
+    auto more = cache.reserve(first->sequence, 40); // by reserve: nothing is known of its tokens
+    REQUIRE(more);
+    CHECK(cache.pending(counted(0, 140)) == 96); // those that the second has, which are cached
+    CHECK(cache.check());
+}
+
+TEST_CASE("what a sequence may not share is not pending, and neither is another tenant's") {
+    auto cache = kv::make_cache(small, {.pages = 64});
+    const auto prompt = counted(0, 100);
+    auto limited = cache.acquire(prompt);
+    REQUIRE(limited);
+    limited->sequence.set_cacheable_limit(40);
+    CHECK(cache.pending(prompt) == 32);
+
+    auto tenants = kv::make_tenant_cache(2, kv::identity{}, small, kv::cache_limits{.pages = 64});
+    const auto ann = *tenants.open(kv::tenant_salt("ann"), 64), bob = *tenants.open(kv::tenant_salt("bob"), 64);
+    const auto hers = ann.acquire(prompt);
+    REQUIRE(hers);
+    CHECK(ann.pending(prompt) == 96);
+    CHECK(bob.pending(prompt) == 0);
+    CHECK(bob.acquire(prompt, {.pending = kv::pending_prefix::refuse}));
+}
+
+TEST_CASE("without a locking that can wait, to wait is to be refused") {
+    auto cache = kv::make_cache(small, {.pages = 64});
+    const auto prompt = counted(0, 100);
+    const auto first = cache.acquire(prompt);
+    const auto second = cache.acquire(prompt, {.pending = kv::pending_prefix::wait});
+    REQUIRE_FALSE(second);
+    CHECK(second.error().code == kv::error_code::pending);
+}
+
+TEST_CASE("of prompts that arrive together the first computes the common prefix and the others wait for it") {
+    for (const bool first_fails : {false, true}) {
+        auto cache = kv::make_cache(small, {.pages = 256}, kv::locking::mutex{});
+        constexpr std::size_t threads = 6;
+        std::atomic<std::size_t> computed{0}, waiting{0};
+        std::atomic<bool> failed{!first_fails};
+        std::vector<std::thread> all;
+        for (std::size_t thread = 0; thread < threads; ++thread)
+            all.emplace_back([&, thread] {
+                auto prompt = counted(0, 160);
+                prompt.push_back(kv::token_id{-1 - static_cast<std::int32_t>(thread)});
+                ++waiting;
+                while (true) {
+                    auto made = cache.acquire(prompt, {.pending = kv::pending_prefix::wait});
+                    if (!made)
+                        return;
+                    if (made->lease.first() == 0)
+                        while (waiting < threads)
+                            std::this_thread::yield();
+                    if (!failed.exchange(true))
+                        continue; // the lease is rolled back: another thread computes it
+                    computed += made->lease.rows();
+                    made->lease.declare_written();
+                    made->lease.commit(std::span<const kv::token_id>(prompt).subspan(made->lease.first()));
+                    return;
+                }
+            });
+        for (std::thread& one : all)
+            one.join();
+        CHECK(computed == 160 + threads);
+        CHECK(cache.check());
+    }
 }

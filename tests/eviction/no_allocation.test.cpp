@@ -5,47 +5,16 @@
 #include <kvcache/testing/violations.hpp>
 
 #include <cstddef>
-#include <cstdlib>
-#include <new>
 #include <type_traits>
 #include <unordered_map>
 #include <vector>
 
+#include "support/counted_new.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
-
-namespace {
-std::size_t allocations = 0;
-std::size_t allocated = 0; // bytes
-
-void* counted(std::size_t bytes) {
-    ++allocations;
-    allocated += bytes;
-    if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes))
-        return memory;
-    throw std::bad_alloc();
-}
-} // namespace
-
-void* operator new(std::size_t bytes) {
-    return counted(bytes);
-}
-void* operator new[](std::size_t bytes) {
-    return counted(bytes);
-}
-void operator delete(void* memory) noexcept {
-    std::free(memory);
-}
-void operator delete[](void* memory) noexcept {
-    std::free(memory);
-}
-void operator delete(void* memory, std::size_t) noexcept {
-    std::free(memory);
-}
-void operator delete[](void* memory, std::size_t) noexcept {
-    std::free(memory);
-}
+using counted_new::allocated;
+using counted_new::allocations;
 
 namespace {
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/reserve_options.hpp>
+#include <kvcache/cache/acquire_options.hpp>
+#include <kvcache/cache/cache_access.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/locking/concept.hpp>
 
 #include <cstddef>
 #include <span>
@@ -29,15 +31,19 @@ struct acquired {
     }
     ~acquired() = default;
 
-    /// Errors: those of reserve; nothing has changed then.
-    [[nodiscard]] static result<acquired> of(auto& cache, std::span<const token_id> tokens, reserve_options options) {
-        auto found = cache.match(tokens);
-        const auto plan = cache.plan(found);
-        auto made = cache.open(std::move(found), plan);
-        auto rows = cache.reserve(made, plan.count, options);
-        if (!rows)
-            return rows.error();
-        return acquired(std::move(made), std::move(*rows));
+    /// Errors: those of reserve, and pending; nothing has changed then.
+    [[nodiscard]] static result<acquired> of(auto& cache, std::span<const token_id> tokens, acquire_options options) {
+        while (true) {
+            auto found = cache.match(tokens);
+            const auto plan = cache.plan(found);
+            auto made = cache.open(std::move(found), plan);
+            auto rows = cache_access::reserve_prompt(cache_access::cache_of(cache), made, tokens, options);
+            if (rows)
+                return acquired(std::move(made), std::move(*rows));
+            if (rows.error().code != error_code::pending || options.pending != pending_prefix::wait ||
+                !waiting_state<typename Cache::locking_type>)
+                return rows.error();
+        }
     }
 };
 

@@ -15,6 +15,7 @@
 #include <kvcache/cache/sequence.hpp>
 #include <kvcache/cache/sequence_manager.hpp>
 #include <kvcache/cache/stats.hpp>
+#include <kvcache/cache/tenant_access.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/joined.hpp>
@@ -146,9 +147,9 @@ public:
     }
 
     /// Joins match, plan, open and reserve for a prompt: returns a sequence that shares the cached pages, with a lease
-    /// over the rows to compute. Errors: those of reserve; nothing has changed then.
+    /// over the rows to compute. Errors: those of reserve, and pending; nothing has changed then.
     [[nodiscard]] result<acquired<basic_cache>> acquire(std::span<const token_id> tokens,
-                                                        reserve_options options = {}) {
+                                                        acquire_options options = {}) {
         return acquired<basic_cache>::of(*this, tokens, options);
     }
 
@@ -156,11 +157,13 @@ public:
     /// no page is free. Errors: out_of_memory, with the pages needed and available; nothing has changed then.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         const std::lock_guard guard(lock_);
-        sequence_state& state = to.state_for(*this);
-        require(!state.lease.open, "a sequence has one lease at a time");
-        if (auto reserved = sequences_.reserve(state, codec_, rows, options); !reserved)
-            return storage_error(reserved.error());
-        return lease(*this, state);
+        return cache_access::reserve(*this, to, rows, options);
+    }
+
+    /// The number of leading tokens of a prompt that will be cached, in whole pages, once the leases are committed that
+    /// acquire has given out. Cost: O(sequences + such leases * tokens).
+    [[nodiscard]] std::size_t pending(std::span<const token_id> tokens) const {
+        return cache_access::pending(*this, 0, tokens);
     }
 
     /// The pages that a reservation would take now. Cost: O(1).
@@ -235,6 +238,7 @@ public:
 
 private:
     friend class cache_access;
+    friend class tenant_access;
 
     // Where there was room and the storage refused: a far one says why.
     [[nodiscard]] error storage_error(error full) const {

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/acquire_options.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/identity.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/index/concept.hpp>
+#include <kvcache/locking/concept.hpp>
 #include <kvcache/observer/concept.hpp>
 
 #include <algorithm>
@@ -25,8 +27,8 @@ namespace kvcache::inline KVCACHE_ABI {
 template <class Cache>
 class basic_tenant;
 
-/// The cache as its tier, its tenants, its sequences and its leases see it. Not for hosts: the only class that a cache
-/// opens its private members to. Each function takes the cache's lock, except those that require it to be held.
+/// The cache as its tier, its tenants, its sequences and its leases see it. Not for hosts. Each function takes the
+/// cache's lock, except those that require it to be held.
 class cache_access {
 public:
     // For the tier.
@@ -38,7 +40,7 @@ public:
                                              bool emits, std::size_t loaded) {
         const std::lock_guard guard(cache.lock_);
         const std::size_t page_tokens = cache.shape_.tokens;
-        const index_match found = cache.pages_.index().match(tenant, tokens);
+        const index_match& found = cache.pages_.find(tenant, tokens);
         auto known = cache.sequences_.fresh();
         known->tenant = tenant;
         known->prompt = tokens.size();
@@ -80,61 +82,6 @@ public:
     }
 
     // For tenants. Tenant 0 is the cache's own.
-
-    template <class Cache>
-    static std::uint32_t add_tenant(Cache& cache, const std::string& salt, std::size_t quota) {
-        const std::lock_guard guard(cache.lock_);
-        identity own = cache.identity_;
-        own.tenant = salt;
-        cache.salts_.reserve(cache.salts_.size() + 1);
-        std::string kept = salt;
-        cache.tier_.set(cache.pages_.tenants().size() + 1, own);
-        const std::uint32_t number = cache.pages_.add_tenant(cache.hash_.open(own).root(), quota);
-        cache.salts_.push_back(std::move(kept));
-        return number;
-    }
-
-    /// Evicts the idle pages of a tenant. Returns whether it has no pages left. Cost: O(its pages * all pages).
-    template <class Cache>
-    [[nodiscard]] static bool clear_tenant(Cache& cache, std::uint32_t tenant) {
-        const std::lock_guard guard(cache.lock_);
-        return cache.pages_.clear(tenant);
-    }
-
-    /// Gives the number of a tenant to another one. Requires: it has no pages, sequences or matches. Throws: bad_alloc;
-    /// nothing has changed then.
-    template <class Cache>
-    static void replace_tenant(Cache& cache, std::uint32_t tenant, std::string salt, std::size_t quota) {
-        const std::lock_guard guard(cache.lock_);
-        identity own = cache.identity_;
-        own.tenant = salt;
-        const auto root = cache.hash_.open(own).root();
-        cache.tier_.set(tenant, own);
-        cache.pages_.replace_tenant(tenant, root, quota);
-        cache.salts_[tenant - 1] = std::move(salt);
-    }
-
-    template <class Cache>
-    static void set_quota(Cache& cache, std::uint32_t tenant, std::size_t quota) {
-        const std::lock_guard guard(cache.lock_);
-        cache.pages_.set_quota(tenant, quota);
-    }
-
-    template <class Cache>
-    [[nodiscard]] static auto usage(const Cache& cache, std::uint32_t tenant) {
-        const std::lock_guard guard(cache.lock_);
-        return cache.pages_.tenants().usage(tenant);
-    }
-
-    /// The identity of what a tenant stores.
-    template <class Cache>
-    [[nodiscard]] static identity id(const Cache& cache, std::uint32_t tenant) {
-        const std::lock_guard guard(cache.lock_);
-        identity own = cache.identity_;
-        if (tenant > 0)
-            own.tenant = cache.salts_[tenant - 1];
-        return own;
-    }
 
     template <class Cache>
     [[nodiscard]] static auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
@@ -195,6 +142,7 @@ public:
     static void release(Cache& cache, std::unique_ptr<sequence_state> state) noexcept {
         const std::lock_guard guard(cache.lock_);
         cache.sequences_.leave(std::move(state));
+        notify(cache);
     }
 
     template <class Cache>
@@ -242,14 +190,68 @@ public:
 
     // For leases.
 
+    /// Reserves rows. Errors, exceptions: those of the cache's reserve. Requires: the cache is locked.
+    template <class Cache>
+    [[nodiscard]] static result<typename Cache::lease> reserve(Cache& cache, typename Cache::sequence& to,
+                                                               std::size_t rows, reserve_options options) {
+        sequence_state& state = to.state_for(cache);
+        require(!state.lease.open, "a sequence has one lease at a time");
+        if (auto reserved = cache.sequences_.reserve(state, cache.codec_, rows, options); !reserved)
+            return cache.storage_error(reserved.error());
+        return make_lease(cache, state);
+    }
+
+    /// Reserves the rows of a prompt after those that a sequence has, and notes what they are, for acquire. Errors: as
+    /// reserve; pending, where another lease computes more of the prompt than is cached: then it has waited until one
+    /// ended, if it was to wait and the locking can.
+    template <class Cache>
+    [[nodiscard]] static result<typename Cache::lease> reserve_prompt(Cache& cache, typename Cache::sequence& to,
+                                                                      std::span<const token_id> tokens,
+                                                                      acquire_options options) {
+        const std::lock_guard guard(cache.lock_);
+        sequence_state& state = to.state_for(cache);
+        const std::size_t known = state.tokens.size();
+        if (options.pending != pending_prefix::compute)
+            if (const std::size_t soon = cache.sequences_.pending(state.tenant, tokens); soon > known) {
+                if constexpr (waiting_state<typename Cache::locking_type>)
+                    if (options.pending == pending_prefix::wait)
+                        cache.lock_.wait();
+                return error{
+                    error_code::pending, "tokens",
+                    detail::joined({std::to_string(soon), " of ", std::to_string(tokens.size()),
+                                    " tokens are being computed, and ", std::to_string(known), " are cached"})};
+            }
+        const auto rest = tokens.subspan(known);
+        state.lease.prompt.reserve(rest.size());
+        auto made = reserve(cache, to, rest.size(), options.reserve);
+        if (made)
+            state.lease.prompt.assign(rest.begin(), rest.end());
+        return made;
+    }
+
     template <class Cache>
     static void commit(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
         {
             const std::lock_guard guard(cache.lock_);
             cache.sequences_.commit(state, tokens);
             cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
+            notify(cache);
         }
         cache.tier_.store(cache, state);
+    }
+
+    template <class Cache>
+    [[nodiscard]] static std::size_t pending(const Cache& cache, std::uint32_t tenant,
+                                             std::span<const token_id> tokens) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.sequences_.pending(tenant, tokens);
+    }
+
+    /// Wakes the threads that wait for a lease to end.
+    template <class Cache>
+    static void notify(Cache& cache) noexcept {
+        if constexpr (waiting_state<typename Cache::locking_type>)
+            cache.lock_.notify();
     }
 
     template <class Cache>
@@ -263,6 +265,7 @@ public:
     static void rollback(Cache& cache, sequence_state& state) noexcept {
         const std::lock_guard guard(cache.lock_);
         cache.sequences_.undo(state);
+        notify(cache);
     }
 
     /// A lease of rows that a sequence's state already has. Requires: the cache is locked.

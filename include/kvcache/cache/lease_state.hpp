@@ -32,7 +32,8 @@ struct lease_state {
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
 
-    written_rows written = {}; ///< If the cache owns the memory of its pages.
+    std::vector<token_id> prompt = {}; ///< The tokens of its rows, where a prompt was acquired.
+    written_rows written = {};         ///< If the cache owns the memory of its pages.
 
     // For codecs that encode whole pages.
     residual_ring ring = {};                          ///< The residual rows of the pages that the lease adds.
@@ -61,6 +62,7 @@ struct lease_state {
         open = false;
         rows = 0;
         tail_before.reset();
+        prompt.clear();
         residual.clear();
         spliced.clear();
     }

@@ -47,6 +47,10 @@ public:
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
     [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
+    /// The longest cached prefix of a tenant's tokens, until the next call.
+    [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
+        return index_.find(tenant, tokens);
+    }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
     /// Whether a page has a rank among those that may be evicted.

@@ -8,6 +8,7 @@
 #include <kvcache/cache/row_allocator.hpp>
 #include <kvcache/cache/row_demand.hpp>
 #include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/cache/spare_sequences.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/id.hpp>
@@ -40,7 +41,8 @@ public:
           page_tokens_(page_tokens),
           whole_(quantized.has_value()),
           residual_(pages, page_tokens, quantized),
-          rows_(pages, page_tokens) {
+          rows_(pages, page_tokens),
+          spare_(pages.pool().pages()) {
         ring_.previous = ring_.next = &ring_;
     }
 
@@ -58,15 +60,7 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
     /// The state of a sequence without tokens and pages, with the memory of one that has ended. Throws: bad_alloc.
-    [[nodiscard]] std::unique_ptr<sequence_state> fresh() {
-        spare_.reserve(spare_.size() + size_ + 1);
-        if (spare_.empty())
-            return std::make_unique<sequence_state>();
-        auto made = std::move(spare_.back());
-        spare_.pop_back();
-        spare_pages_ -= made->table.capacity();
-        return made;
-    }
+    [[nodiscard]] std::unique_ptr<sequence_state> fresh() { return spare_.take(size_); }
 
     /// The exact rows that its sequences and leases have.
     [[nodiscard]] residual_leases<PageManager>& residual() noexcept { return residual_; }
@@ -91,21 +85,16 @@ public:
         ++size_;
     }
 
-    /// Removes a sequence and releases its pages. Its memory is kept for a later one, as long as all that is kept has
-    /// no more entries for pages than the cache has pages.
+    /// Removes a sequence and releases its pages.
     void leave(std::unique_ptr<sequence_state> state) noexcept {
-        const bool leased = state->lease.open; // a lease that is destroyed later still looks at it
+        const bool leased = state->lease.open;
         undo(*state);
         drop_pages(*state, 0);
         forget_sources(*state);
         state->previous->next = state->next;
         state->next->previous = state->previous;
         --size_;
-        state->clear();
-        if (leased || spare_pages_ + state->table.capacity() <= pages_.pool().pages()) {
-            spare_pages_ += state->table.capacity();
-            spare_.push_back(std::move(state));
-        }
+        spare_.keep(std::move(state), leased);
     }
 
     /// Keeps the first `tokens` tokens.
@@ -143,6 +132,16 @@ public:
             return true;
         }();
         return taken ? result<void>() : refuse(state, rows, wanted.pages, codec.page_bytes());
+    }
+
+    /// The number of leading tokens of a prompt that will be known, in whole pages, once the open leases of a tenant
+    /// are committed that compute prompts. Cost: O(sequences + such leases * tokens).
+    [[nodiscard]] std::size_t pending(std::uint32_t tenant, std::span<const token_id> prompt) const noexcept {
+        std::size_t most = 0;
+        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
+            if (s->lease.open && s->tenant == tenant)
+                most = std::max(most, s->pending(prompt));
+        return most / page_tokens_ * page_tokens_;
     }
 
     /// What a reservation would take.
@@ -265,8 +264,7 @@ private:
     row_allocator<PageManager> rows_;
     sequence_state ring_;
     std::size_t size_ = 0;
-    std::vector<std::unique_ptr<sequence_state>> spare_;
-    std::size_t spare_pages_ = 0; // entries for which the spare ones have memory
+    spare_sequences spare_;
 };
 
 } // namespace kvcache

@@ -84,6 +84,18 @@ struct sequence_state {
             table.pop_back();
     }
 
+    /// The number of leading tokens of a prompt that equal its own and those that its lease computes, if these can be
+    /// published.
+    [[nodiscard]] std::size_t pending(std::span<const token_id> query) const noexcept {
+        const std::size_t own = std::min(tokens.size(), query.size());
+        if (lease.prompt.empty() || !publishable || exact != all ||
+            !std::equal(tokens.data(), tokens.data() + own, query.data()))
+            return 0;
+        const auto rest = query.subspan(own);
+        const auto end = std::ranges::mismatch(lease.prompt, rest).in2;
+        return std::min(own + static_cast<std::size_t>(end - rest.begin()), cacheable);
+    }
+
     /// The page by which the index knows the content of an entry: its own, or its twin. Cost: O(twins).
     [[nodiscard]] page_id indexed(std::size_t entry) const noexcept {
         const auto found = std::find_if(twins.rbegin(), twins.rend(), [&](const twin& t) { return t.entry <= entry; });

@@ -4,6 +4,7 @@
 #include <kvcache/cache/acquired.hpp>
 #include <kvcache/cache/cache_access.hpp>
 #include <kvcache/cache/reserve_options.hpp>
+#include <kvcache/cache/tenant_access.hpp>
 #include <kvcache/cache/tenant_quotas.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/id.hpp>
@@ -82,16 +83,20 @@ public:
     [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options = {}) const {
         return cache_->pages_needed(to, rows, options);
     }
+    /// The number of leading tokens of a prompt that will be cached once leases are committed, as the cache's own.
+    [[nodiscard]] std::size_t pending(std::span<const token_id> tokens) const {
+        return cache_access::pending(*cache_, number_, tokens);
+    }
     /// Joins match, plan, open and reserve for a prompt, as the cache's own acquire.
     [[nodiscard]] result<acquired<basic_tenant>> acquire(std::span<const token_id> tokens,
-                                                         reserve_options options = {}) const {
+                                                         acquire_options options = {}) const {
         return acquired<basic_tenant>::of(*this, tokens, options);
     }
 
     [[nodiscard]] const auto& recompute() const noexcept { return cache_->recompute(); }
 
     /// The identity of what this tenant stores.
-    [[nodiscard]] identity id() const { return cache_access::id(*cache_, number_); }
+    [[nodiscard]] identity id() const { return tenant_access::id(*cache_, number_); }
     [[nodiscard]] std::span<const std::byte> bytes(page_id page) const { return cache_->bytes(page); }
     [[nodiscard]] std::span<const std::byte> residual_bytes(page_id page) const { return cache_->residual_bytes(page); }
 
@@ -100,7 +105,7 @@ public:
     [[nodiscard]] const storage_type& storage() const noexcept { return cache_->storage(); }
 
     /// What this tenant has and may have.
-    [[nodiscard]] tenant_usage usage() const { return cache_access::usage(*cache_, number_); }
+    [[nodiscard]] tenant_usage usage() const { return tenant_access::usage(*cache_, number_); }
 
     /// Whether two views are of the same tenant.
     friend bool operator==(const basic_tenant& a, const basic_tenant& b) noexcept {

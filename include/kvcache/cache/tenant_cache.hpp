@@ -3,6 +3,7 @@
 
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/cache/tenant.hpp>
+#include <kvcache/cache/tenant_access.hpp>
 #include <kvcache/core/exceptions.hpp>
 
 #include <cstddef>
@@ -30,7 +31,7 @@ public:
                        const std::tuple<Given...>& given)
         : most_(most),
           cache_(detail::opener<Cache>::open({shape, limit, std::move(id), most + 1}, given)),
-          shared_(cache_access::add_tenant(cache_, {}, std::numeric_limits<std::size_t>::max())) {}
+          shared_(tenant_access::add(cache_, {}, std::numeric_limits<std::size_t>::max())) {}
 
     /// Opens the tenant of this salt, with a quota of `quota` pages; an existing tenant gets the new quota. If there
     /// are `most` tenants already, it takes the place of one that has no views, the one with the fewest pages, whose
@@ -39,7 +40,7 @@ public:
     [[nodiscard]] result<tenant> open(const tenant_salt& salt, std::size_t quota) {
         const std::lock_guard guard(lock_);
         if (const auto known = accounts_.find(salt.bytes()); known != accounts_.end()) {
-            cache_access::set_quota(cache_, known->second.number, quota);
+            tenant_access::set_quota(cache_, known->second.number, quota);
             return view_of(known->second);
         }
         const auto replaced = accounts_.size() == most_ ? replaceable() : accounts_.end();
@@ -49,10 +50,10 @@ public:
         const auto place = accounts_.emplace(salt.bytes(), account{}).first;
         detail::scope_guard undo([&] { accounts_.erase(place); });
         if (replaced == accounts_.end()) {
-            place->second.number = cache_access::add_tenant(cache_, salt.bytes(), quota);
+            place->second.number = tenant_access::add(cache_, salt.bytes(), quota);
         } else {
             place->second.number = replaced->second.number;
-            cache_access::replace_tenant(cache_, replaced->second.number, salt.bytes(), quota);
+            tenant_access::replace(cache_, replaced->second.number, salt.bytes(), quota);
             accounts_.erase(replaced);
         }
         undo.dismiss();
@@ -95,15 +96,14 @@ private:
         for (auto each = accounts_.begin(); each != accounts_.end(); ++each) {
             if (each->second.views.use_count() > 1)
                 continue;
-            const std::size_t pages = cache_access::usage(cache_, each->second.number).pages;
+            const std::size_t pages = tenant_access::usage(cache_, each->second.number).pages;
             if (found == accounts_.end() ||
                 std::pair(pages, each->second.used) < std::pair(fewest, found->second.used)) {
                 found = each;
                 fewest = pages;
             }
         }
-        return found != accounts_.end() && cache_access::clear_tenant(cache_, found->second.number) ? found
-                                                                                                    : accounts_.end();
+        return found != accounts_.end() && tenant_access::clear(cache_, found->second.number) ? found : accounts_.end();
     }
 
     std::size_t most_;

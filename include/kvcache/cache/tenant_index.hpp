@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -30,16 +31,14 @@ public:
 
     /// The longest cached prefix of a tenant's tokens.
     [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
-        if (tenant == 0)
-            return index_.match(tokens);
-        std::vector<token_id> query = run_of(tenant);
-        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
-        index_match found = index_.match(query);
-        found.pages.erase(found.pages.begin());
-        found.tokens -= page_tokens_;
-        return found;
+        return found_in(tenant, tokens, {});
     }
     [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
+    /// The same in memory that is used again by the next call.
+    [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
+        found_ = found_in(tenant, tokens, std::move(found_));
+        return found_;
+    }
 
     /// Chunks that a tenant has registered, if the index supports chunks.
     [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
@@ -68,6 +67,24 @@ public:
     }
 
 private:
+    [[nodiscard]] index_match found_in(std::uint32_t tenant, std::span<const token_id> tokens,
+                                       index_match memory) const {
+        if (tenant == 0)
+            return in_index(tokens, std::move(memory));
+        std::vector<token_id> query = run_of(tenant);
+        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
+        index_match found = in_index(query, std::move(memory));
+        found.pages.erase(found.pages.begin());
+        found.tokens -= page_tokens_;
+        return found;
+    }
+    [[nodiscard]] index_match in_index(std::span<const token_id> tokens, index_match memory) const {
+        if constexpr (requires { index_.match(tokens, std::move(memory)); })
+            return index_.match(tokens, std::move(memory));
+        else
+            return index_.match(tokens);
+    }
+
     [[nodiscard]] std::vector<token_id> run_of(std::uint32_t tenant) const {
         return std::vector<token_id>(page_tokens_, token_id{static_cast<std::int32_t>(tenant)});
     }
@@ -75,6 +92,7 @@ private:
     std::size_t page_tokens_;
     std::size_t pages_; // of the pool
     Index index_;
+    index_match found_;
 };
 
 } // namespace kvcache

@@ -21,6 +21,7 @@ enum class error_code {
     unsupported,   ///< Well formed, but not supported by this library.
     out_of_memory, ///< No page or memory is left, and no page can be evicted.
     out_of_range,  ///< A token, position or length is past its limit.
+    pending,       ///< Another lease computes it now; it will be cached.
     cancelled,     ///< Stopped on the caller's request.
 };
 

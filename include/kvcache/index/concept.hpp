@@ -27,6 +27,14 @@ struct index_match {
     std::size_t tokens = 0;
     match_end end = match_end::unknown;
     std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
+
+    /// Makes it the match of nothing. The pages keep their memory.
+    void clear() noexcept {
+        pages.clear();
+        tokens = 0;
+        end = match_end::unknown;
+        stored.reset();
+    }
 };
 
 /// The outcome of an insertion.
@@ -42,7 +50,7 @@ struct insertion {
 
 /// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
 /// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
-/// nothing; `erase` does not throw.
+/// nothing; `erase` does not throw. `match` may take an earlier match as a second argument, whose memory it uses.
 template <class S>
 concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
                                std::optional<page_id> parent) {

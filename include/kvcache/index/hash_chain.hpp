@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI::index {
@@ -34,8 +35,8 @@ public:
           table_(pages),
           hashes_(pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
-        index_match found;
+    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
+        found.clear();
         std::uint32_t last = none;
         std::uint64_t hash = 0;
         const std::size_t length = tree_.page_tokens();

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI::index {
@@ -39,8 +40,8 @@ public:
           hints_(pages),
           hashes_(pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
-        index_match found;
+    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
+        found.clear();
         std::uint64_t hash = 0;
         const std::size_t length = tree_.page_tokens(), whole = tokens.size() / length;
         for (std::size_t first = 0; first < whole; first += ahead) {

@@ -8,11 +8,19 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved. With `wait` and
+/// `notify` a thread can wait until a lease ends.
 template <class S>
 concept locking_state = requires(S& s) {
     s.lock();
     s.unlock();
+};
+
+/// A locking under which a thread can wait: `wait` unlocks, waits for `notify`, and locks again.
+template <class S>
+concept waiting_state = locking_state<S> && requires(S& s) {
+    s.wait();
+    s.notify();
 };
 
 /// A policy that defines how threads share a cache.
