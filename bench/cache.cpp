@@ -5,6 +5,7 @@
 // that walks a prompt's tokens is a copy of those tokens.
 
 #include <kvcache/kvcache.hpp>
+#include <kvcache/storage/external.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +26,6 @@ namespace kv = kvcache;
 namespace {
 
 constexpr kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 16, .tokens = 64};
-constexpr std::size_t page_bytes = std::size_t{64} * 16 * 2 * sizeof(float);
 
 using tokens = std::vector<kv::token_id>;
 
@@ -40,18 +40,26 @@ tokens prompt(std::size_t number, std::size_t length, std::size_t common) {
     return made;
 }
 
+// A cache that owns its pages, or one whose pages are the host's.
+template <class... Policies>
+kv::cache<Policies...> cache_of(std::size_t pages, Policies... policies) {
+    return kv::make_cache(shape, {.pages = pages}, policies...);
+}
+const kv::storage::external host{.copy = [](kv::page_id, kv::page_id) { return true; }};
+
 // A cache that holds `prompts` prompts of `length` tokens, half of each shared by all. Its capacity is two prompts more
 // than all prompts take without sharing.
-struct tree {
+template <class... Policies>
+struct basic_tree {
     std::size_t prompts, length;
-    kv::cache<> cache;
+    kv::cache<Policies...> cache;
     std::vector<tokens> asked;
     std::size_t strangers = 0; // new prompts stored since
 
-    tree(std::size_t number_of_prompts, std::size_t tokens_each)
+    basic_tree(std::size_t number_of_prompts, std::size_t tokens_each, Policies... policies)
         : prompts(number_of_prompts),
           length(tokens_each),
-          cache(kv::make_cache(shape, {.bytes = (prompts + 2) * (length / shape.tokens) * page_bytes})) {
+          cache(cache_of((prompts + 2) * (length / shape.tokens), policies...)) {
         for (std::size_t number = 0; number < prompts; ++number) {
             asked.push_back(prompt(number, length, length / 2));
             auto found = cache.match(asked.back());
@@ -64,18 +72,23 @@ struct tree {
     }
 };
 
+using tree = basic_tree<>;
+using external_tree = basic_tree<kv::storage::external>;
+
 // The tree of a size and a use, built once.
-tree& tree_of(std::size_t prompts, std::size_t length, const char* use) {
-    static std::map<std::tuple<std::size_t, std::size_t, std::string>, std::unique_ptr<tree>> trees;
+template <class Tree, class... Policies>
+Tree& tree_of(std::size_t prompts, std::size_t length, const char* use, Policies... policies) {
+    static std::map<std::tuple<std::size_t, std::size_t, std::string>, std::unique_ptr<Tree>> trees;
     auto& made = trees[{prompts, length, use}];
     if (!made)
-        made = std::make_unique<tree>(prompts, length);
+        made = std::make_unique<Tree>(prompts, length, policies...);
     return *made;
 }
 
 constexpr std::size_t calls = 32; // per sample
 
-bench::sample per_token(const tree& t, double seconds) {
+template <class Tree>
+bench::sample per_token(const Tree& t, double seconds) {
     return {seconds * 1e9 / static_cast<double>(calls * t.length)};
 }
 bench::sample per_call(double seconds) {
@@ -93,7 +106,8 @@ bench::sample copy(tree& t) {
 }
 
 // Matches cached prompts, and releases the matches.
-bench::sample match(tree& t) {
+template <class Tree>
+bench::sample match(Tree& t) {
     const bench::stopwatch watch;
     for (std::size_t i = 0; i < calls; ++i)
         static_cast<void>(t.cache.match(t.asked[i * 7 % t.prompts]));
@@ -139,7 +153,8 @@ std::pair<bench::sample, bench::sample> fork_and_release(tree& t) {
 }
 
 // Reserves pages for a new prompt, then commits the prompt. Once the free pages are used up, every page is evicted.
-std::pair<bench::sample, bench::sample> evict_and_commit(tree& t) {
+template <class Tree>
+std::pair<bench::sample, bench::sample> evict_and_commit(Tree& t) {
     double evicting = 0.0, committing = 0.0;
     for (std::size_t i = 0; i < calls; ++i) {
         const tokens wanted = prompt((1u << 21) + t.strangers++, t.length, 0);
@@ -184,13 +199,13 @@ void add(bench::suite& suite, std::size_t prompts, std::size_t length) {
     const auto row = [&](const char* name, const char* unit, auto take, const char* use, bool limited) {
         suite.add({.name = name + of,
                    .unit = unit,
-                   .take = [=] { return take(tree_of(prompts, length, use)); },
+                   .take = [=] { return take(tree_of<tree>(prompts, length, use)); },
                    .limited_by = limited ? "copy" + of : "",
                    .scored = limited,
                    .seconds = 0.01});
     };
     row("copy", "ns/token", copy, "", false);
-    row("match", "ns/token", match, "", true);
+    row("match", "ns/token", match<tree>, "", true);
     row("miss", "ns", miss, "", false);
     row("open", "ns", open, "", false);
     row(
@@ -203,6 +218,23 @@ void add(bench::suite& suite, std::size_t prompts, std::size_t length) {
     row(
         "commit", "ns/token", [](tree& t) { return evict_and_commit(t).second; }, "evict", true);
     row("generate", "ns/token", generate, "generate", false);
+
+    // External memory beside owned memory, in turn within each sample.
+    const auto external = [&](const char* name, auto take, const char* use, double aim) {
+        suite.add({.name = std::string(name) + "_external" + of,
+                   .unit = "ns/token",
+                   .take =
+                       [=] {
+                           const double value = take(tree_of<external_tree>(prompts, length, use, host)).value;
+                           return bench::sample{value, take(tree_of<tree>(prompts, length, use)).value};
+                       },
+                   .aim = aim,
+                   .seconds = 0.01});
+    };
+    external(
+        "match", [](auto& t) { return match(t); }, "external", 1 / 1.05);
+    external(
+        "commit", [](auto& t) { return evict_and_commit(t).second; }, "external evict", 1.0);
 }
 
 int program(int count, char** words) {
