@@ -366,8 +366,9 @@ concept page_reader = requires(const S s, std::span<const std::byte> bytes, page
     { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
 };
 
-/// Lossless writer of single rows of keys and values into a page. `copy` copies the first `rows` rows to another page.
-/// It reads no byte of later rows, which another thread may be writing.
+/// Writer of single rows of keys and values into a page. Reads give what was written, rounded at most as each number
+/// alone decides. `copy` copies the first `rows` rows to another page. It reads no byte of later rows, which another
+/// thread may be writing.
 template <class S>
 concept row_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
                               std::span<const float> numbers, std::size_t rows) {
@@ -859,7 +860,7 @@ struct attention_part {
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/number_format.hpp -----------------------------------------------------------------------------
+// ---- kvcache/core/number_format.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
@@ -877,9 +878,15 @@ struct half {
     friend bool operator==(const half&, const half&) = default;
 };
 
-/// Number formats of weights. Each widens to float32 exactly.
+/// Number formats of weights and of stored rows. Each widens to float32 exactly.
 template <class T>
 concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || std::same_as<T, half>;
+
+/// The short name of a number format: f32, bf16 or f16.
+template <weight_format Number>
+inline constexpr const char* format_name = std::same_as<Number, float>      ? "f32"
+                                           : std::same_as<Number, bfloat16> ? "bf16"
+                                                                            : "f16";
 
 /// A float as it is.
 [[nodiscard]] constexpr float widen(float number) noexcept {
@@ -935,6 +942,17 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
     const std::uint32_t up = rest > middle || (rest == middle && (kept & 1u) != 0) ? 1 : 0;
     const std::uint32_t above = exponent >= 113 ? (exponent - 113) << 10 : 0;
     return {static_cast<std::uint16_t>(sign | (above + kept + up))};
+}
+
+/// Rounds to a number format as to_bfloat16 and to_half do; a float stays as it is.
+template <weight_format Number>
+[[nodiscard]] constexpr Number narrow(float number) noexcept {
+    if constexpr (std::same_as<Number, bfloat16>)
+        return to_bfloat16(number);
+    else if constexpr (std::same_as<Number, half>)
+        return to_half(number);
+    else
+        return number;
 }
 
 } // namespace kvcache
@@ -7057,12 +7075,14 @@ namespace kvcache::inline KVCACHE_ABI::detail {
 template <class Codec>
 [[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape) {
     id.codec = codec.name();
-    id.layout = joined({"key tiles of 16, value rows; ", std::to_string(shape.layers), " layers, ",
-                        std::to_string(shape.kv_heads), " KV heads of ", std::to_string(shape.head_dim)});
-    if constexpr (device_codec_state<Codec>) {
+    id.layout = "key tiles of 16, value rows";
+    if constexpr (requires { codec.layout_name(); })
         id.layout = codec.layout_name();
+    if constexpr (device_codec_state<Codec>)
         id.backend = codec.backend();
-    }
+    else
+        id.layout += joined({"; ", std::to_string(shape.layers), " layers, ", std::to_string(shape.kv_heads),
+                             " KV heads of ", std::to_string(shape.head_dim)});
     id.page_tokens = shape.tokens;
     return id;
 }
@@ -10597,6 +10617,139 @@ template <class Fields = detail::the_fields_are_layers_kv_heads_head_dim_tokens_
 
 } // namespace kvcache
 
+// ---- kvcache/codec/row_major.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Codec whose rows a host reads in place: `key_row` and `value_row` point to the head_dim numbers of a row, and
+/// the same row of the next token is `row_stride` numbers further.
+template <class S>
+concept row_major_codec = row_writer<S> && requires(const S s, std::span<const std::byte> page, page_row at) {
+    { s.key_row(page, at) } -> std::same_as<const typename S::number*>;
+    { s.value_row(page, at) } -> std::same_as<const typename S::number*>;
+    { s.row_stride() } -> std::same_as<std::size_t>;
+};
+
+namespace codec {
+
+/// The order of a layer's rows in a page.
+enum class kv_layout : std::uint8_t {
+    nhd, ///< (tokens, kv_heads, head_dim)
+    hnd, ///< (kv_heads, tokens, head_dim)
+};
+
+/// Stores rows unpadded in the order NHD or HND, as float, half or bfloat16, for hosts that read them in place:
+/// `nhd_f32`, `nhd_f16`, `nhd_bf16`, `hnd_f32`, `hnd_f16`, `hnd_bf16`. A page has for each layer the keys, then the
+/// values:
+///
+///     nhd, layer: [ keys: (tokens, kv_heads, head_dim) ][ values: (tokens, kv_heads, head_dim) ]
+///     hnd, layer: [ keys: (kv_heads, tokens, head_dim) ][ values: (kv_heads, tokens, head_dim) ]
+///
+/// half and bfloat16 round to nearest, ties to even, when a row is written; larger magnitudes saturate to the largest
+/// finite value. Every later read gives the rounded row.
+template <weight_format Number, kv_layout Layout>
+struct row_major {
+    using role = codec_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const { return state(shape); }
+};
+
+template <weight_format Number, kv_layout Layout>
+class row_major<Number, Layout>::state {
+public:
+    using number = Number; ///< The type of the stored numbers.
+
+    explicit state(page_shape shape) noexcept : shape_(shape) {}
+
+    [[nodiscard]] std::size_t page_bytes() const noexcept {
+        return std::size_t{2} * shape_.layers * side_numbers() * sizeof(Number);
+    }
+    [[nodiscard]] std::string name() const { return std::string("row-major ") + format_name<Number>; }
+    [[nodiscard]] std::string layout_name() const {
+        return Layout == kv_layout::nhd ? "keys, values: (tokens, kv_heads, head_dim)"
+                                        : "keys, values: (kv_heads, tokens, head_dim)";
+    }
+
+    /// Numbers from a row of a KV head to the row of the next token.
+    [[nodiscard]] std::size_t row_stride() const noexcept {
+        return Layout == kv_layout::nhd ? std::size_t{shape_.kv_heads} * shape_.head_dim : shape_.head_dim;
+    }
+    /// The key of a row, in place. (head_dim)
+    [[nodiscard]] const Number* key_row(std::span<const std::byte> page, page_row at) const noexcept {
+        return reinterpret_cast<const Number*>(page.data()) + offset(at);
+    }
+    /// The value of a row, in place. (head_dim)
+    [[nodiscard]] const Number* value_row(std::span<const std::byte> page, page_row at) const noexcept {
+        return key_row(page, at) + side_numbers();
+    }
+
+    /// Writes one row. key, value: (head_dim)
+    void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
+                std::span<const float> value) const {
+        Number* const keys = reinterpret_cast<Number*>(page.data()) + offset(at);
+        std::ranges::transform(key, keys, narrow<Number>);
+        std::ranges::transform(value, keys + side_numbers(), narrow<Number>);
+    }
+
+    /// Copies the first rows to another page.
+    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
+        const std::size_t row_bytes = row_stride() * sizeof(Number), block = shape_.tokens * row_bytes;
+        for (std::size_t at = 0; at < page_bytes(); at += block)
+            std::memcpy(to.data() + at, from.data() + at, rows * row_bytes);
+    }
+
+    /// The keys of a tile, widened and transposed into `scratch`. (head_dim, 16)
+    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
+        const std::size_t dim = shape_.head_dim;
+        expects(scratch.size() >= dim * tile_tokens, "the keys of a tile fit into the scratch memory");
+        const Number* row = key_row(page, first_of(at));
+        for (std::size_t lane = 0; lane < tile_tokens; ++lane, row += row_stride())
+            for (std::size_t d = 0; d < dim; ++d)
+                scratch[d * tile_tokens + lane] = widen(row[d]);
+        return scratch.data();
+    }
+
+    /// The values of a tile, widened and padded with zeros into `scratch`. (16, padded_head_dim)
+    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
+        const std::size_t dim = shape_.head_dim, width = padded_head_dim(dim);
+        expects(scratch.size() >= tile_tokens * width, "the values of a tile fit into the scratch memory");
+        const Number* row = value_row(page, first_of(at));
+        for (std::size_t lane = 0; lane < tile_tokens; ++lane, row += row_stride())
+            for (std::size_t d = 0; d < width; ++d)
+                scratch[lane * width + d] = d < dim ? widen(row[d]) : 0.0f;
+        return scratch.data();
+    }
+
+private:
+    // Numbers of a layer's keys in a page.
+    [[nodiscard]] std::size_t side_numbers() const noexcept {
+        return std::size_t{shape_.tokens} * shape_.kv_heads * shape_.head_dim;
+    }
+    // The number in the page at which a key begins.
+    [[nodiscard]] std::size_t offset(page_row at) const noexcept {
+        const std::size_t head_stride =
+            Layout == kv_layout::nhd ? shape_.head_dim : std::size_t{shape_.tokens} * shape_.head_dim;
+        return std::size_t{2} * index_of(at.layer) * side_numbers() + index_of(at.head) * head_stride +
+               at.row * row_stride();
+    }
+    [[nodiscard]] static page_row first_of(page_tile at) noexcept { return {at.layer, at.head, at.tile * tile_tokens}; }
+
+    page_shape shape_;
+};
+
+using nhd_f32 = row_major<float, kv_layout::nhd>;     ///< float32, (tokens, kv_heads, head_dim).
+using nhd_f16 = row_major<half, kv_layout::nhd>;      ///< binary16, (tokens, kv_heads, head_dim).
+using nhd_bf16 = row_major<bfloat16, kv_layout::nhd>; ///< bfloat16, (tokens, kv_heads, head_dim).
+using hnd_f32 = row_major<float, kv_layout::hnd>;     ///< float32, (kv_heads, tokens, head_dim).
+using hnd_f16 = row_major<half, kv_layout::hnd>;      ///< binary16, (kv_heads, tokens, head_dim).
+using hnd_bf16 = row_major<bfloat16, kv_layout::hnd>; ///< bfloat16, (kv_heads, tokens, head_dim).
+
+static_assert(codec_policy<nhd_f32> && row_major_codec<nhd_bf16::state> && row_major_codec<hnd_f16::state>);
+
+} // namespace codec
+
+} // namespace kvcache
+
 // ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI::eviction {
@@ -10667,8 +10820,8 @@ static_assert(locking_policy<mutex>);
 
 // ---- kvcache/cache.hpp --------------------------------------------------------------------------------------------
 
-// The cache alone, with the standard policy of every role: pages, index, sequences, leases. Needs xxHash, and no Eigen,
-// no xsimd, no compiler flag, no exceptions and no RTTI. A policy has a header of its own,
+// The cache alone, with the standard policy of every role and the row-major codecs: pages, index, sequences, leases.
+// Needs xxHash, and no Eigen, no xsimd, no compiler flag, no exceptions and no RTTI. A policy has a header of its own,
 // <kvcache/eviction/s3_fifo.hpp>; all of a role are in <kvcache/eviction/all.hpp>.
 
 // ---- kvcache/codec/float16_coder.hpp ------------------------------------------------------------------------------
@@ -10683,17 +10836,14 @@ public:
 
     [[nodiscard]] std::size_t tokens() const noexcept { return tile_tokens; }
     [[nodiscard]] std::size_t bytes() const noexcept { return numbers_ * sizeof(Number); }
-    [[nodiscard]] std::string name() const { return std::is_same_v<Number, half> ? "f16" : "bf16"; }
+    [[nodiscard]] std::string name() const { return format_name<Number>; }
     void transform(std::span<float>) const noexcept {}
     void inverse_transform(std::span<float>) const noexcept {}
 
     void encode(const float* from, std::byte* to) const noexcept {
         auto* const numbers = reinterpret_cast<Number*>(to);
         for (std::size_t i = 0; i < numbers_; ++i)
-            if constexpr (std::is_same_v<Number, half>)
-                numbers[i] = to_half(from[i]);
-            else
-                numbers[i] = to_bfloat16(from[i]);
+            numbers[i] = narrow<Number>(from[i]);
     }
 
     void decode(const std::byte* from, std::size_t, float* to) const noexcept {
@@ -11618,11 +11768,13 @@ static_assert(codec_policy<mixed_kv<int8, int8>>);
 namespace kvcache::inline KVCACHE_ABI {
 
 /// All codec policies of the library, with their default options.
-using codec_policies =
-    std::tuple<codec::f32, codec::bf16, codec::f16, codec::int8, codec::int8_grouped, codec::int4,
-               codec::int4_per_channel, codec::hadamard<codec::int4>, codec::codebook<4>, codec::codebook<3>,
-               codec::codebook<2>, codec::mixed_kv<codec::int4_per_channel, codec::int4>,
-               codec::keep_sinks<codec::int8>, codec::keep_recent<codec::int8>>;
+using codec_policies = std::tuple<
+    codec::f32, codec::row_major<float, codec::kv_layout::nhd>, codec::row_major<half, codec::kv_layout::nhd>,
+    codec::row_major<bfloat16, codec::kv_layout::nhd>, codec::row_major<float, codec::kv_layout::hnd>,
+    codec::row_major<half, codec::kv_layout::hnd>, codec::row_major<bfloat16, codec::kv_layout::hnd>, codec::bf16,
+    codec::f16, codec::int8, codec::int8_grouped, codec::int4, codec::int4_per_channel, codec::hadamard<codec::int4>,
+    codec::codebook<4>, codec::codebook<3>, codec::codebook<2>, codec::mixed_kv<codec::int4_per_channel, codec::int4>,
+    codec::keep_sinks<codec::int8>, codec::keep_recent<codec::int8>>;
 
 } // namespace kvcache
 
