@@ -7098,6 +7098,242 @@ template <class Hash>
 
 } // namespace kvcache::detail
 
+// ---- kvcache/codec/row_major.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Codec whose rows a host reads in place: `key_row` and `value_row` point to the head_dim numbers of a row, and
+/// the same row of the next token is `row_stride` numbers further.
+template <class S>
+concept row_major_codec = row_writer<S> && requires(const S s, std::span<const std::byte> page, page_row at) {
+    { s.key_row(page, at) } -> std::same_as<const typename S::number*>;
+    { s.value_row(page, at) } -> std::same_as<const typename S::number*>;
+    { s.row_stride() } -> std::same_as<std::size_t>;
+};
+
+namespace codec {
+
+/// The order of a layer's rows in a page.
+enum class kv_layout : std::uint8_t {
+    nhd, ///< (tokens, kv_heads, head_dim)
+    hnd, ///< (kv_heads, tokens, head_dim)
+};
+
+/// Stores rows unpadded in the order NHD or HND, as float, half or bfloat16, for hosts that read them in place:
+/// `nhd_f32`, `nhd_f16`, `nhd_bf16`, `hnd_f32`, `hnd_f16`, `hnd_bf16`. A page has for each layer the keys, then the
+/// values:
+///
+///     nhd, layer: [ keys: (tokens, kv_heads, head_dim) ][ values: (tokens, kv_heads, head_dim) ]
+///     hnd, layer: [ keys: (kv_heads, tokens, head_dim) ][ values: (kv_heads, tokens, head_dim) ]
+///
+/// half and bfloat16 round to nearest, ties to even, when a row is written; larger magnitudes saturate to the largest
+/// finite value. Every later read gives the rounded row.
+template <weight_format Number, kv_layout Layout>
+struct row_major {
+    using role = codec_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const { return state(shape); }
+};
+
+template <weight_format Number, kv_layout Layout>
+class row_major<Number, Layout>::state {
+public:
+    using number = Number; ///< The type of the stored numbers.
+
+    explicit state(page_shape shape) noexcept : shape_(shape) {}
+
+    [[nodiscard]] std::size_t page_bytes() const noexcept {
+        return std::size_t{2} * shape_.layers * side_numbers() * sizeof(Number);
+    }
+    [[nodiscard]] std::string name() const { return std::string("row-major ") + format_name<Number>; }
+    [[nodiscard]] std::string layout_name() const {
+        return Layout == kv_layout::nhd ? "keys, values: (tokens, kv_heads, head_dim)"
+                                        : "keys, values: (kv_heads, tokens, head_dim)";
+    }
+
+    /// Numbers from a row of a KV head to the row of the next token.
+    [[nodiscard]] std::size_t row_stride() const noexcept {
+        return Layout == kv_layout::nhd ? std::size_t{shape_.kv_heads} * shape_.head_dim : shape_.head_dim;
+    }
+    /// The key of a row, in place. (head_dim)
+    [[nodiscard]] const Number* key_row(std::span<const std::byte> page, page_row at) const noexcept {
+        return reinterpret_cast<const Number*>(page.data()) + offset(at);
+    }
+    /// The value of a row, in place. (head_dim)
+    [[nodiscard]] const Number* value_row(std::span<const std::byte> page, page_row at) const noexcept {
+        return key_row(page, at) + side_numbers();
+    }
+
+    /// Writes one row. key, value: (head_dim)
+    void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
+                std::span<const float> value) const {
+        Number* const keys = reinterpret_cast<Number*>(page.data()) + offset(at);
+        std::ranges::transform(key, keys, narrow<Number>);
+        std::ranges::transform(value, keys + side_numbers(), narrow<Number>);
+    }
+
+    /// Copies the first rows to another page.
+    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
+        const std::size_t row_bytes = row_stride() * sizeof(Number), block = shape_.tokens * row_bytes;
+        for (std::size_t at = 0; at < page_bytes(); at += block)
+            std::memcpy(to.data() + at, from.data() + at, rows * row_bytes);
+    }
+
+    /// The keys of a tile, widened and transposed into `scratch`. (head_dim, 16)
+    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
+        const std::size_t dim = shape_.head_dim;
+        expects(scratch.size() >= dim * tile_tokens, "the keys of a tile fit into the scratch memory");
+        const Number* row = key_row(page, first_of(at));
+        for (std::size_t lane = 0; lane < tile_tokens; ++lane, row += row_stride())
+            for (std::size_t d = 0; d < dim; ++d)
+                scratch[d * tile_tokens + lane] = widen(row[d]);
+        return scratch.data();
+    }
+
+    /// The values of a tile, widened and padded with zeros into `scratch`. (16, padded_head_dim)
+    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
+        const std::size_t dim = shape_.head_dim, width = padded_head_dim(dim);
+        expects(scratch.size() >= tile_tokens * width, "the values of a tile fit into the scratch memory");
+        const Number* row = value_row(page, first_of(at));
+        for (std::size_t lane = 0; lane < tile_tokens; ++lane, row += row_stride())
+            for (std::size_t d = 0; d < width; ++d)
+                scratch[lane * width + d] = d < dim ? widen(row[d]) : 0.0f;
+        return scratch.data();
+    }
+
+private:
+    // Numbers of a layer's keys in a page.
+    [[nodiscard]] std::size_t side_numbers() const noexcept {
+        return std::size_t{shape_.tokens} * shape_.kv_heads * shape_.head_dim;
+    }
+    // The number in the page at which a key begins.
+    [[nodiscard]] std::size_t offset(page_row at) const noexcept {
+        const std::size_t head_stride =
+            Layout == kv_layout::nhd ? shape_.head_dim : std::size_t{shape_.tokens} * shape_.head_dim;
+        return std::size_t{2} * index_of(at.layer) * side_numbers() + index_of(at.head) * head_stride +
+               at.row * row_stride();
+    }
+    [[nodiscard]] static page_row first_of(page_tile at) noexcept { return {at.layer, at.head, at.tile * tile_tokens}; }
+
+    page_shape shape_;
+};
+
+using nhd_f32 = row_major<float, kv_layout::nhd>;     ///< float32, (tokens, kv_heads, head_dim).
+using nhd_f16 = row_major<half, kv_layout::nhd>;      ///< binary16, (tokens, kv_heads, head_dim).
+using nhd_bf16 = row_major<bfloat16, kv_layout::nhd>; ///< bfloat16, (tokens, kv_heads, head_dim).
+using hnd_f32 = row_major<float, kv_layout::hnd>;     ///< float32, (kv_heads, tokens, head_dim).
+using hnd_f16 = row_major<half, kv_layout::hnd>;      ///< binary16, (kv_heads, tokens, head_dim).
+using hnd_bf16 = row_major<bfloat16, kv_layout::hnd>; ///< bfloat16, (kv_heads, tokens, head_dim).
+
+static_assert(codec_policy<nhd_f32> && row_major_codec<nhd_bf16::state> && row_major_codec<hnd_f16::state>);
+
+} // namespace codec
+
+} // namespace kvcache
+
+// ---- kvcache/cache/row_run.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Consecutive rows of one layer and KV head in one page, in place. Row i has its key in the head_dim numbers from
+/// keys + i * stride on, and its value from values + i * stride on.
+template <class Number>
+struct row_run {
+    const Number* keys = nullptr;
+    const Number* values = nullptr;
+    std::size_t stride = 0;   ///< Numbers from a row to the next.
+    std::size_t rows = 0;     ///< Number of rows, at least one.
+    std::size_t position = 0; ///< Position of the first row in the sequence.
+    std::int64_t base = 0;    ///< RoPE offset of the keys (see page_entry): zero unless tokens before them were erased
+                              ///< or the rows are a reused chunk.
+};
+
+namespace detail {
+
+/// The first `rows` rows of a page table, as sequences and leases show them to a host.
+template <class Cache>
+class table_rows {
+    using codec_type = typename Cache::codec_type;
+    // Not concepts where they are asserted: a compiler would print every requirement.
+    static constexpr bool has_runs = row_major_codec<codec_type>;
+    static constexpr bool writes_rows = page_reader<codec_type> && row_writer<codec_type>;
+
+public:
+    table_rows(const Cache& cache, std::span<const page_entry> table, std::size_t rows)
+        : cache_(cache), table_(table), rows_(rows) {}
+
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        static_assert(has_runs,
+                      "for_each_run needs a row-major codec (codec/row_major.hpp); gather copies the rows of f32");
+        if constexpr (has_runs)
+            for_each_entry(layer, head, [&](std::span<const std::byte> page, const page_entry& of, std::size_t first) {
+                const auto& codec = cache_.codec();
+                const page_row at{layer, head, of.first};
+                f(row_run<typename codec_type::number>{codec.key_row(page, at), codec.value_row(page, at),
+                                                       codec.row_stride(), of.count, first, of.base});
+            });
+    }
+
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        static_assert(writes_rows, "gather needs a codec that writes single rows (codec/f32.hpp, codec/row_major.hpp)");
+        const std::size_t dim = cache_.shape().head_dim;
+        require(keys.size() == rows_ * dim && values.size() == keys.size(),
+                "gathered keys and values are (tokens, head_dim) each");
+        if constexpr (has_runs)
+            for_each_run(layer, head, [&](const auto& run) {
+                for (std::size_t row = 0; row < run.rows; ++row)
+                    for (std::size_t d = 0; d < dim; ++d) {
+                        keys[(run.position + row) * dim + d] = widen(run.keys[row * run.stride + d]);
+                        values[(run.position + row) * dim + d] = widen(run.values[row * run.stride + d]);
+                    }
+            });
+        else if constexpr (writes_rows)
+            gather_tiles(layer, head, keys.data(), values.data());
+    }
+
+private:
+    /// Calls f(page, entry, position of its first row) for each entry with rows, the last one cut to `rows_`.
+    template <class F>
+    void for_each_entry(layer_id layer, head_id head, F&& f) const {
+        require(index_of(layer) < cache_.shape().layers && index_of(head) < cache_.shape().kv_heads,
+                "rows that are read are of a layer and a KV head of the page shape");
+        std::size_t position = 0;
+        for (page_entry entry : table_) {
+            entry.count = static_cast<std::uint32_t>(std::min<std::size_t>(entry.count, rows_ - position));
+            if (entry.count > 0)
+                f(std::span<const std::byte>(cache_.storage().bytes(entry.page)), entry, position);
+            position += entry.count;
+        }
+    }
+
+    void gather_tiles(layer_id layer, head_id head, float* key, float* value) const {
+        const std::size_t dim = cache_.shape().head_dim, width = padded_head_dim(dim);
+        aligned_vector<float> key_scratch(dim * tile_tokens), value_scratch(width * tile_tokens);
+        for_each_entry(layer, head, [&](std::span<const std::byte> page, const page_entry& of, std::size_t) {
+            const float *keys = nullptr, *values = nullptr;
+            for (std::uint32_t row = of.first; row < of.first + of.count; ++row) {
+                const std::uint32_t lane = row % tile_tokens;
+                if (row == of.first || lane == 0) {
+                    keys = cache_.codec().keys(page, {layer, head, row / tile_tokens}, key_scratch);
+                    values = cache_.codec().values(page, {layer, head, row / tile_tokens}, value_scratch);
+                }
+                for (std::size_t d = 0; d < dim; ++d)
+                    *key++ = keys[d * tile_tokens + lane];
+                value = std::copy_n(values + lane * width, dim, value);
+            }
+        });
+    }
+
+    const Cache& cache_;
+    std::span<const page_entry> table_;
+    std::size_t rows_;
+};
+
+} // namespace detail
+
+} // namespace kvcache
+
 // ---- kvcache/cache/lease.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -7187,6 +7423,18 @@ public:
         require(state_ != nullptr, "a lease shows its pages until it ends");
         return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
     }
+    /// Calls `f` with a row_run for each run of consecutive rows in one page, in order of position: the sequence's
+    /// rows, then the reserved ones. The pointers are valid until the lease ends. Only with a row-major codec
+    /// (codec/row_major.hpp). Cost: O(pages), besides `f`.
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        all_rows().for_each_run(layer, head, f);
+    }
+    /// Copies the keys and values of these rows, widened to float32. keys, values: (first() + rows(), head_dim).
+    /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        all_rows().gather(layer, head, keys, values);
+    }
     /// The codec and the storage of the cache, to read the pages with.
     [[nodiscard]] const auto& codec() const noexcept { return cache_->codec(); }
     [[nodiscard]] const auto& storage() const noexcept { return cache_->storage(); }
@@ -7243,6 +7491,11 @@ private:
     friend class cache_access;
     basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
 
+    [[nodiscard]] detail::table_rows<Cache> all_rows() const {
+        require(state_ != nullptr, "a lease shows its rows until it ends");
+        return {*cache_, state_->table, first_ + state_->lease.rows};
+    }
+
     void end_committed() noexcept {
         state_ = nullptr;
         committed_ = true;
@@ -7287,6 +7540,25 @@ public:
     [[nodiscard]] std::size_t exact() const noexcept { return std::min(state_->exact, size()); }
     [[nodiscard]] std::span<const page_entry> table() const noexcept { return state_->table; }
 
+    /// The sequence's pages, reserved rows included, in the form that attention reads. Only if the codec writes row by
+    /// row: a codec of whole pages keeps full-precision rows that its lease shows. Valid until the table changes.
+    [[nodiscard]] sequence_pages pages() const noexcept requires Cache::writes_rows {
+        return {state_->table, {}, state_->exact != sequence_state::all};
+    }
+
+    /// Calls `f` with a row_run for each run of consecutive rows in one page, in order of position: the rows of the
+    /// tokens, not reserved ones. The pointers are valid until the sequence changes or a lease of it is committed. Only
+    /// with a row-major codec (codec/row_major.hpp). Cost: O(pages), besides `f`.
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        rows().for_each_run(layer, head, f);
+    }
+    /// Copies the keys and values of the tokens, widened to float32. keys, values: (size(), head_dim).
+    /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        rows().gather(layer, head, keys, values);
+    }
+
     /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
     /// it. With a codec that quantizes whole pages, a fork inside a quantized page ends where that page begins:
     /// continue at its size(). Requires: tokens <= size(), no open lease. Cost: O(pages).
@@ -7316,6 +7588,8 @@ private:
     template <class>
     friend class basic_lease;
     basic_sequence(Cache& cache, std::unique_ptr<sequence_state> state) : cache_(&cache), state_(std::move(state)) {}
+
+    [[nodiscard]] detail::table_rows<Cache> rows() const noexcept { return {*cache_, state_->table, size()}; }
 
     Cache* cache_;
     std::unique_ptr<sequence_state> state_;
@@ -10614,139 +10888,6 @@ template <class Fields = detail::the_fields_are_layers_kv_heads_head_dim_tokens_
 #else
     = delete;
 #endif
-
-} // namespace kvcache
-
-// ---- kvcache/codec/row_major.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Codec whose rows a host reads in place: `key_row` and `value_row` point to the head_dim numbers of a row, and
-/// the same row of the next token is `row_stride` numbers further.
-template <class S>
-concept row_major_codec = row_writer<S> && requires(const S s, std::span<const std::byte> page, page_row at) {
-    { s.key_row(page, at) } -> std::same_as<const typename S::number*>;
-    { s.value_row(page, at) } -> std::same_as<const typename S::number*>;
-    { s.row_stride() } -> std::same_as<std::size_t>;
-};
-
-namespace codec {
-
-/// The order of a layer's rows in a page.
-enum class kv_layout : std::uint8_t {
-    nhd, ///< (tokens, kv_heads, head_dim)
-    hnd, ///< (kv_heads, tokens, head_dim)
-};
-
-/// Stores rows unpadded in the order NHD or HND, as float, half or bfloat16, for hosts that read them in place:
-/// `nhd_f32`, `nhd_f16`, `nhd_bf16`, `hnd_f32`, `hnd_f16`, `hnd_bf16`. A page has for each layer the keys, then the
-/// values:
-///
-///     nhd, layer: [ keys: (tokens, kv_heads, head_dim) ][ values: (tokens, kv_heads, head_dim) ]
-///     hnd, layer: [ keys: (kv_heads, tokens, head_dim) ][ values: (kv_heads, tokens, head_dim) ]
-///
-/// half and bfloat16 round to nearest, ties to even, when a row is written; larger magnitudes saturate to the largest
-/// finite value. Every later read gives the rounded row.
-template <weight_format Number, kv_layout Layout>
-struct row_major {
-    using role = codec_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const { return state(shape); }
-};
-
-template <weight_format Number, kv_layout Layout>
-class row_major<Number, Layout>::state {
-public:
-    using number = Number; ///< The type of the stored numbers.
-
-    explicit state(page_shape shape) noexcept : shape_(shape) {}
-
-    [[nodiscard]] std::size_t page_bytes() const noexcept {
-        return std::size_t{2} * shape_.layers * side_numbers() * sizeof(Number);
-    }
-    [[nodiscard]] std::string name() const { return std::string("row-major ") + format_name<Number>; }
-    [[nodiscard]] std::string layout_name() const {
-        return Layout == kv_layout::nhd ? "keys, values: (tokens, kv_heads, head_dim)"
-                                        : "keys, values: (kv_heads, tokens, head_dim)";
-    }
-
-    /// Numbers from a row of a KV head to the row of the next token.
-    [[nodiscard]] std::size_t row_stride() const noexcept {
-        return Layout == kv_layout::nhd ? std::size_t{shape_.kv_heads} * shape_.head_dim : shape_.head_dim;
-    }
-    /// The key of a row, in place. (head_dim)
-    [[nodiscard]] const Number* key_row(std::span<const std::byte> page, page_row at) const noexcept {
-        return reinterpret_cast<const Number*>(page.data()) + offset(at);
-    }
-    /// The value of a row, in place. (head_dim)
-    [[nodiscard]] const Number* value_row(std::span<const std::byte> page, page_row at) const noexcept {
-        return key_row(page, at) + side_numbers();
-    }
-
-    /// Writes one row. key, value: (head_dim)
-    void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
-                std::span<const float> value) const {
-        Number* const keys = reinterpret_cast<Number*>(page.data()) + offset(at);
-        std::ranges::transform(key, keys, narrow<Number>);
-        std::ranges::transform(value, keys + side_numbers(), narrow<Number>);
-    }
-
-    /// Copies the first rows to another page.
-    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
-        const std::size_t row_bytes = row_stride() * sizeof(Number), block = shape_.tokens * row_bytes;
-        for (std::size_t at = 0; at < page_bytes(); at += block)
-            std::memcpy(to.data() + at, from.data() + at, rows * row_bytes);
-    }
-
-    /// The keys of a tile, widened and transposed into `scratch`. (head_dim, 16)
-    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
-        const std::size_t dim = shape_.head_dim;
-        expects(scratch.size() >= dim * tile_tokens, "the keys of a tile fit into the scratch memory");
-        const Number* row = key_row(page, first_of(at));
-        for (std::size_t lane = 0; lane < tile_tokens; ++lane, row += row_stride())
-            for (std::size_t d = 0; d < dim; ++d)
-                scratch[d * tile_tokens + lane] = widen(row[d]);
-        return scratch.data();
-    }
-
-    /// The values of a tile, widened and padded with zeros into `scratch`. (16, padded_head_dim)
-    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
-        const std::size_t dim = shape_.head_dim, width = padded_head_dim(dim);
-        expects(scratch.size() >= tile_tokens * width, "the values of a tile fit into the scratch memory");
-        const Number* row = value_row(page, first_of(at));
-        for (std::size_t lane = 0; lane < tile_tokens; ++lane, row += row_stride())
-            for (std::size_t d = 0; d < width; ++d)
-                scratch[lane * width + d] = d < dim ? widen(row[d]) : 0.0f;
-        return scratch.data();
-    }
-
-private:
-    // Numbers of a layer's keys in a page.
-    [[nodiscard]] std::size_t side_numbers() const noexcept {
-        return std::size_t{shape_.tokens} * shape_.kv_heads * shape_.head_dim;
-    }
-    // The number in the page at which a key begins.
-    [[nodiscard]] std::size_t offset(page_row at) const noexcept {
-        const std::size_t head_stride =
-            Layout == kv_layout::nhd ? shape_.head_dim : std::size_t{shape_.tokens} * shape_.head_dim;
-        return std::size_t{2} * index_of(at.layer) * side_numbers() + index_of(at.head) * head_stride +
-               at.row * row_stride();
-    }
-    [[nodiscard]] static page_row first_of(page_tile at) noexcept { return {at.layer, at.head, at.tile * tile_tokens}; }
-
-    page_shape shape_;
-};
-
-using nhd_f32 = row_major<float, kv_layout::nhd>;     ///< float32, (tokens, kv_heads, head_dim).
-using nhd_f16 = row_major<half, kv_layout::nhd>;      ///< binary16, (tokens, kv_heads, head_dim).
-using nhd_bf16 = row_major<bfloat16, kv_layout::nhd>; ///< bfloat16, (tokens, kv_heads, head_dim).
-using hnd_f32 = row_major<float, kv_layout::hnd>;     ///< float32, (kv_heads, tokens, head_dim).
-using hnd_f16 = row_major<half, kv_layout::hnd>;      ///< binary16, (kv_heads, tokens, head_dim).
-using hnd_bf16 = row_major<bfloat16, kv_layout::hnd>; ///< bfloat16, (kv_heads, tokens, head_dim).
-
-static_assert(codec_policy<nhd_f32> && row_major_codec<nhd_bf16::state> && row_major_codec<hnd_f16::state>);
-
-} // namespace codec
 
 } // namespace kvcache
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/cache_access.hpp>
+#include <kvcache/cache/row_run.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/codec/sequence_pages.hpp>
 #include <kvcache/core/contract.hpp>
@@ -97,6 +98,18 @@ public:
         require(state_ != nullptr, "a lease shows its pages until it ends");
         return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
     }
+    /// Calls `f` with a row_run for each run of consecutive rows in one page, in order of position: the sequence's
+    /// rows, then the reserved ones. The pointers are valid until the lease ends. Only with a row-major codec
+    /// (codec/row_major.hpp). Cost: O(pages), besides `f`.
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        all_rows().for_each_run(layer, head, f);
+    }
+    /// Copies the keys and values of these rows, widened to float32. keys, values: (first() + rows(), head_dim).
+    /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        all_rows().gather(layer, head, keys, values);
+    }
     /// The codec and the storage of the cache, to read the pages with.
     [[nodiscard]] const auto& codec() const noexcept { return cache_->codec(); }
     [[nodiscard]] const auto& storage() const noexcept { return cache_->storage(); }
@@ -152,6 +165,11 @@ private:
     friend Cache;
     friend class cache_access;
     basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
+
+    [[nodiscard]] detail::table_rows<Cache> all_rows() const {
+        require(state_ != nullptr, "a lease shows its rows until it ends");
+        return {*cache_, state_->table, first_ + state_->lease.rows};
+    }
 
     void end_committed() noexcept {
         state_ = nullptr;
