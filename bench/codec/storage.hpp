@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/kernel/number_format.hpp>
+#include <kvcache/core/number_format.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The cache alone, with the standard policy of every role: pages, index, sequences, leases. Needs xxHash, and no Eigen,
-// no xsimd, no compiler flag, no exceptions and no RTTI. A policy has a header of its own,
+// The cache alone, with the standard policy of every role and the row-major codecs: pages, index, sequences, leases.
+// Needs xxHash, and no Eigen, no xsimd, no compiler flag, no exceptions and no RTTI. A policy has a header of its own,
 // <kvcache/eviction/s3_fifo.hpp>; all of a role are in <kvcache/eviction/all.hpp>.
 
 #if __cplusplus < 202002L
@@ -10,6 +10,7 @@
 #else
 #include <kvcache/cache/check_policies.hpp>
 #include <kvcache/cache/compose.hpp>
+#include <kvcache/codec/row_major.hpp>
 #include <kvcache/core/version.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/locking/mutex.hpp>

@@ -231,14 +231,31 @@ public:
     using std::logic_error::logic_error;
 };
 
+/// Called with the rule that was broken. It may throw, log, or end the program.
+using violation_handler = void (*)(const char* rule);
+
 namespace detail {
 
-/// Throws contract_violation. Without exceptions it calls std::terminate, whose handler the program may set.
+inline std::atomic<violation_handler> on_violation{nullptr};
+
+} // namespace detail
+
+/// Installs the function that is called at each contract violation; null for none. Returns the one before. If the
+/// function returns, contract_violation is thrown; in a program without exceptions std::terminate is called.
+inline violation_handler set_violation_handler(violation_handler handler) noexcept {
+    return detail::on_violation.exchange(handler);
+}
+
+namespace detail {
+
+/// Calls the violation handler, then throws contract_violation, or ends a program without exceptions.
 #if defined(__GNUC__)
 [[gnu::cold, gnu::noinline]]
 #endif
 [[noreturn]] inline void
-violate([[maybe_unused]] const char* what) {
+violate(const char* what) {
+    if (const violation_handler handler = on_violation.load())
+        handler(what);
 #if defined(__cpp_exceptions)
     throw contract_violation(what);
 #else
@@ -298,9 +315,17 @@ struct page_shape {
     }
 };
 
-/// The memory limit of a cache's pages.
+/// The memory limit of a cache's pages, in bytes or in pages; the smaller one, if both are given.
 struct cache_limits {
-    std::size_t bytes = 0;
+    std::size_t bytes = 0; ///< 0: not given.
+    std::size_t pages = 0; ///< 0: not given.
+
+    /// The number of pages. Requires: page_bytes > 0.
+    [[nodiscard]] constexpr std::size_t pages_of(std::size_t page_bytes) const noexcept {
+        constexpr std::size_t most = std::size_t{1} << 31;
+        const std::size_t fit = bytes > 0 || pages == 0 ? bytes / page_bytes : most;
+        return std::min({fit, pages > 0 ? pages : most, most});
+    }
 };
 
 inline namespace literals {
@@ -366,8 +391,9 @@ concept page_reader = requires(const S s, std::span<const std::byte> bytes, page
     { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
 };
 
-/// Lossless writer of single rows of keys and values into a page. `copy` copies the first `rows` rows to another page.
-/// It reads no byte of later rows, which another thread may be writing.
+/// Writer of single rows of keys and values into a page. Reads give what was written, rounded at most as each number
+/// alone decides. `copy` copies the first `rows` rows to another page. It reads no byte of later rows, which another
+/// thread may be writing.
 template <class S>
 concept row_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
                               std::span<const float> numbers, std::size_t rows) {
@@ -653,6 +679,15 @@ struct page_entry {
     friend bool operator==(const page_entry&, const page_entry&) = default;
 };
 
+/// An entry of a sequence's page table that a commit changed, because another page has the same content.
+struct moved_entry {
+    std::size_t entry = 0; ///< Index in the page table.
+    page_id from = {};
+    page_id to = {};
+
+    friend bool operator==(const moved_entry&, const moved_entry&) = default;
+};
+
 } // namespace kvcache
 
 // ---- kvcache/codec/sequence_pages.hpp -----------------------------------------------------------------------------
@@ -684,6 +719,7 @@ enum class error_code {
     unsupported,   ///< Well formed, but not supported by this library.
     out_of_memory, ///< No page or memory is left, and no page can be evicted.
     out_of_range,  ///< A token, position or length is past its limit.
+    pending,       ///< Another lease computes it now; it will be cached.
     cancelled,     ///< Stopped on the caller's request.
 };
 
@@ -717,17 +753,17 @@ public:
 
     /// Requires: !has_value().
     [[nodiscard]] const kvcache::error& error() const {
-        expects(!has_value(), "a result is asked for its error only when it has no value");
+        require(!has_value(), "a result is asked for its error only when it has no value");
         return *std::get_if<1>(&held_);
     }
 
 private:
     [[nodiscard]] T& value() {
-        expects(has_value(), "a result is read only when it has a value");
+        require(has_value(), "a result is read only when it has a value");
         return *std::get_if<0>(&held_);
     }
     [[nodiscard]] const T& value() const {
-        expects(has_value(), "a result is read only when it has a value");
+        require(has_value(), "a result is read only when it has a value");
         return *std::get_if<0>(&held_);
     }
 
@@ -748,7 +784,7 @@ public:
 
     /// Requires: !has_value().
     [[nodiscard]] const kvcache::error& error() const {
-        expects(!has_value(), "a result is asked for its error only when it has no value");
+        require(!has_value(), "a result is asked for its error only when it has no value");
         return *reason_;
     }
 
@@ -859,7 +895,7 @@ struct attention_part {
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/number_format.hpp -----------------------------------------------------------------------------
+// ---- kvcache/core/number_format.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
@@ -877,9 +913,15 @@ struct half {
     friend bool operator==(const half&, const half&) = default;
 };
 
-/// Number formats of weights. Each widens to float32 exactly.
+/// Number formats of weights and of stored rows. Each widens to float32 exactly.
 template <class T>
 concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || std::same_as<T, half>;
+
+/// The short name of a number format: f32, bf16 or f16.
+template <weight_format Number>
+inline constexpr const char* format_name = std::same_as<Number, float>      ? "f32"
+                                           : std::same_as<Number, bfloat16> ? "bf16"
+                                                                            : "f16";
 
 /// A float as it is.
 [[nodiscard]] constexpr float widen(float number) noexcept {
@@ -935,6 +977,17 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
     const std::uint32_t up = rest > middle || (rest == middle && (kept & 1u) != 0) ? 1 : 0;
     const std::uint32_t above = exponent >= 113 ? (exponent - 113) << 10 : 0;
     return {static_cast<std::uint16_t>(sign | (above + kept + up))};
+}
+
+/// Rounds to a number format as to_bfloat16 and to_half do; a float stays as it is.
+template <weight_format Number>
+[[nodiscard]] constexpr Number narrow(float number) noexcept {
+    if constexpr (std::same_as<Number, bfloat16>)
+        return to_bfloat16(number);
+    else if constexpr (std::same_as<Number, half>)
+        return to_half(number);
+    else
+        return number;
 }
 
 } // namespace kvcache
@@ -5899,6 +5952,14 @@ struct index_match {
     std::size_t tokens = 0;
     match_end end = match_end::unknown;
     std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
+
+    /// Makes it the match of nothing. The pages keep their memory.
+    void clear() noexcept {
+        pages.clear();
+        tokens = 0;
+        end = match_end::unknown;
+        stored.reset();
+    }
 };
 
 /// The outcome of an insertion.
@@ -5914,7 +5975,7 @@ struct insertion {
 
 /// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
 /// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
-/// nothing; `erase` does not throw.
+/// nothing; `erase` does not throw. `match` may take an earlier match as a second argument, whose memory it uses.
 template <class S>
 concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
                                std::optional<page_id> parent) {
@@ -5958,11 +6019,19 @@ concept index_policy = plays<P, index_role> && requires(const P p, page_shape sh
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved. With `wait` and
+/// `notify` a thread can wait until a lease ends.
 template <class S>
 concept locking_state = requires(S& s) {
     s.lock();
     s.unlock();
+};
+
+/// A locking under which a thread can wait: `wait` unlocks, waits for `notify`, and locks again.
+template <class S>
+concept waiting_state = locking_state<S> && requires(S& s) {
+    s.wait();
+    s.notify();
 };
 
 /// A policy that defines how threads share a cache.
@@ -6253,9 +6322,10 @@ struct the_fields_are_layers_kv_heads_head_dim_tokens_and_bytes;
 /// Arguments that make_cache does not take.
 template <class Fields>
 struct unknown_arguments : standard_cache<Fields>::type {
-    static_assert(holds_for<false, Fields>,
-                  "make_cache takes {.layers, .kv_heads, .head_dim, .tokens}, {.bytes} and policies, or the same after "
-                  "an identity");
+    static_assert(
+        holds_for<false, Fields>,
+        "make_cache takes {.layers, .kv_heads, .head_dim, .tokens}, {.bytes, .pages} and policies, or the same after "
+        "an identity");
 };
 
 /// A type without a role, or with an unknown one.
@@ -6470,37 +6540,22 @@ struct reserve_options {
 
 } // namespace kvcache
 
-// ---- kvcache/cache/acquired.hpp -----------------------------------------------------------------------------------
+// ---- kvcache/cache/acquire_options.hpp ----------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A sequence for a prompt, and a lease over the rows of the prompt that have to be computed. The first lease.first()
-/// tokens are cached. After the lease is committed the sequence is continued with reserve.
-template <class Cache>
-struct acquired {
-    typename Cache::sequence sequence;
-    typename Cache::lease lease; ///< Destroyed before the sequence.
+/// What acquire does about a prefix of the prompt that another lease computes at the moment, made by acquire too.
+enum class pending_prefix {
+    compute, ///< Nothing: both compute it.
+    refuse,  ///< Returns the error `pending`; acquire again when a lease has ended.
+    wait,    ///< Waits until no lease computes more of it than is cached. Needs a locking with `wait`; otherwise it
+             ///< refuses.
+};
 
-    acquired(typename Cache::sequence of, typename Cache::lease rows)
-        : sequence(std::move(of)), lease(std::move(rows)) {}
-    acquired(acquired&&) noexcept = default;
-    acquired& operator=(acquired&& other) noexcept {
-        lease = std::move(other.lease); // it rolls back the sequence that is replaced next
-        sequence = std::move(other.sequence);
-        return *this;
-    }
-    ~acquired() = default;
-
-    /// Errors: those of reserve; nothing has changed then.
-    [[nodiscard]] static result<acquired> of(auto& cache, std::span<const token_id> tokens, reserve_options options) {
-        auto found = cache.match(tokens);
-        const auto plan = cache.plan(found);
-        auto made = cache.open(std::move(found), plan);
-        auto rows = cache.reserve(made, plan.count, options);
-        if (!rows)
-            return rows.error();
-        return acquired(std::move(made), std::move(*rows));
-    }
+/// How a prompt is acquired.
+struct acquire_options {
+    pending_prefix pending = pending_prefix::compute;
+    reserve_options reserve = {};
 };
 
 } // namespace kvcache
@@ -6545,6 +6600,45 @@ struct residual_ring {
 
 } // namespace kvcache
 
+// ---- kvcache/cache/written_rows.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Which rows of a lease were written, in each layer: a bit each. Threads may mark different rows at once.
+class written_rows {
+public:
+    /// Begins with `rows` rows, none of them written. Throws: bad_alloc; nothing has changed then.
+    void begin(std::size_t rows, std::size_t layers) {
+        bits_.assign((rows + 63) / 64 * layers, 0);
+        layers_ = layers;
+    }
+    /// All rows are written.
+    void fill() noexcept { std::fill(bits_.begin(), bits_.end(), std::numeric_limits<std::uint64_t>::max()); }
+    void mark(std::size_t layer, std::size_t row) noexcept {
+        std::atomic_ref(bits_[row / 64 * layers_ + layer])
+            .fetch_or(std::uint64_t{1} << row % 64, std::memory_order_relaxed);
+    }
+
+    /// Whether the first `rows` rows are written in every layer. Cost: O(rows * layers / 64).
+    [[nodiscard]] bool first(std::size_t rows) const noexcept {
+        for (std::size_t block = 0; block * 64 < rows; ++block) {
+            const std::size_t left = rows - block * 64;
+            const std::uint64_t wanted =
+                left < 64 ? (std::uint64_t{1} << left) - 1 : std::numeric_limits<std::uint64_t>::max();
+            const std::uint64_t* const words = bits_.data() + block * layers_;
+            if (!std::all_of(words, words + layers_, [wanted](std::uint64_t one) { return (one & wanted) == wanted; }))
+                return false;
+        }
+        return true;
+    }
+
+private:
+    std::vector<std::uint64_t> bits_; // (blocks of 64 rows, layers)
+    std::size_t layers_ = 0;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/cache/lease_state.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -6560,10 +6654,14 @@ struct spliced_row {
 /// The lease of a sequence: rows after its tokens that are already in its page table, and the state to roll back to.
 struct lease_state {
     bool open = false;
+    std::uint64_t number = 0; ///< Of the leases of this state, so that an earlier one is known to have ended.
     std::size_t rows = 0;
     std::chrono::steady_clock::time_point began = {};
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
+
+    std::vector<token_id> prompt = {}; ///< The tokens of its rows, where a prompt was acquired.
+    written_rows written = {};         ///< If the cache owns the memory of its pages.
 
     // For codecs that encode whole pages.
     residual_ring ring = {};                          ///< The residual rows of the pages that the lease adds.
@@ -6577,11 +6675,22 @@ struct lease_state {
         return tail_before && tail_before->page != table[pages_before - 1].page;
     }
 
+    /// Begins a lease after the pages of a table. `open_tail`: whether its last page can take more rows.
+    void begin(std::size_t row_count, std::span<const page_entry> table, bool open_tail) noexcept {
+        open = true;
+        ++number;
+        rows = row_count;
+        began = std::chrono::steady_clock::now();
+        pages_before = table.size();
+        tail_before = open_tail ? std::optional(table.back()) : std::nullopt;
+    }
+
     /// Ends the lease; its vectors keep their memory.
     void end() noexcept {
         open = false;
         rows = 0;
         tail_before.reset();
+        prompt.clear();
         residual.clear();
         spliced.clear();
     }
@@ -6658,6 +6767,15 @@ struct sequence_state {
 
     lease_state lease = {};
 
+    /// Another page of the index with the content of a page of the table.
+    struct twin {
+        std::size_t entry = 0;
+        page_id page = {};
+    };
+    /// Where pages stay in the table although the index has their content in another page: later pages continue that
+    /// page in the index. Referenced in addition to the table; entries ascend.
+    std::vector<twin> twins = {};
+
     // For tiers.
     struct {
         std::size_t pages = 0;     ///< Leading pages that were handed to the tier.
@@ -6668,6 +6786,7 @@ struct sequence_state {
     // and their ancestors.
     std::vector<page_id> pinned_sources = {};
 
+    bool orphaned = false; ///< Its cache was destroyed first.
     sequence_state* previous = nullptr;
     sequence_state* next = nullptr;
 
@@ -6700,21 +6819,54 @@ struct sequence_state {
             table.pop_back();
     }
 
-    /// The state of a new sequence that starts with the first `count` tokens and pages of this one.
-    [[nodiscard]] std::unique_ptr<sequence_state> begin(std::size_t count, std::size_t page_tokens) const {
-        auto copy = std::make_unique<sequence_state>();
-        copy->tokens.assign({tokens.data(), count});
-        copy->table.assign(table.data(), table.data() + table.size());
-        copy->drop_entries(copy->cut(count));
-        copy->published_pages = std::min(published_pages, copy->full_entries(page_tokens));
-        copy->tenant = tenant;
-        copy->cacheable = cacheable;
-        copy->publishable = publishable;
-        if (count > exact) {
-            copy->exact = exact;
-            copy->pinned_sources.assign(pinned_sources.data(), pinned_sources.data() + pinned_sources.size());
+    /// The number of leading tokens of a prompt that equal its own and those that its lease computes, if these can be
+    /// published.
+    [[nodiscard]] std::size_t pending(std::span<const token_id> query) const noexcept {
+        const std::size_t own = std::min(tokens.size(), query.size());
+        if (lease.prompt.empty() || !publishable || exact != all ||
+            !std::equal(tokens.data(), tokens.data() + own, query.data()))
+            return 0;
+        const auto rest = query.subspan(own);
+        const auto end = std::ranges::mismatch(lease.prompt, rest).in2;
+        return std::min(own + static_cast<std::size_t>(end - rest.begin()), cacheable);
+    }
+
+    /// The page by which the index knows the content of an entry: its own, or its twin. Cost: O(twins).
+    [[nodiscard]] page_id indexed(std::size_t entry) const noexcept {
+        const auto found = std::find_if(twins.rbegin(), twins.rend(), [&](const twin& t) { return t.entry <= entry; });
+        return found != twins.rend() && found->entry == entry ? found->page : table[entry].page;
+    }
+
+    /// Begins with the first `count` tokens and pages of another sequence. Requires: this one is empty.
+    void share(const sequence_state& from, std::size_t count, std::size_t page_tokens) {
+        tokens.assign({from.tokens.data(), count});
+        table.assign(from.table.data(), from.table.data() + from.table.size());
+        drop_entries(cut(count));
+        published_pages = std::min(from.published_pages, full_entries(page_tokens));
+        for (const twin& one : from.twins)
+            if (one.entry < published_pages)
+                twins.push_back(one);
+        tenant = from.tenant;
+        cacheable = from.cacheable;
+        publishable = from.publishable;
+        if (count > from.exact) {
+            exact = from.exact;
+            pinned_sources = from.pinned_sources;
         }
-        return copy;
+    }
+
+    /// Makes it the state of a sequence without tokens and pages. Its vectors keep their memory.
+    void clear() noexcept {
+        tokens.truncate(0);
+        table.clear();
+        twins.clear();
+        published_pages = prompt = 0;
+        tenant = 0;
+        exact = cacheable = all;
+        publishable = true;
+        lease.end();
+        offloaded = {};
+        pinned_sources.clear();
     }
 
     /// Appends the tokens of `from` after the `count` tokens that are left out. Requires: this state is the prefix of
@@ -6743,16 +6895,32 @@ struct sequence_state {
         return after;
     }
 
-    /// Reserves capacity for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc; the sequence is
-    /// then unchanged.
-    void reserve(std::size_t pages, std::size_t rows) {
+    /// Reserves capacity for more pages and tokens, so that adding them cannot fail; with `keeps_twins` for a twin of
+    /// each page too. Throws: bad_alloc; the sequence is then unchanged.
+    void reserve(std::size_t pages, std::size_t rows, bool keeps_twins = false) {
         if (table.capacity() - table.size() < pages)
             table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
+        if (keeps_twins)
+            twins.reserve(table.capacity());
         tokens.reserve(rows);
     }
 };
 
 } // namespace kvcache
+
+// ---- kvcache/core/joined.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Concatenates strings. A chain of string additions takes several times as long to compile.
+[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
+    std::string whole;
+    for (const std::string_view piece : pieces)
+        whole += piece;
+    return whole;
+}
+
+} // namespace kvcache::detail
 
 // ---- kvcache/cache/cache_access.hpp -------------------------------------------------------------------------------
 
@@ -6761,8 +6929,8 @@ namespace kvcache::inline KVCACHE_ABI {
 template <class Cache>
 class basic_tenant;
 
-/// The cache as its tier, its tenants, its sequences and its leases see it. Not for hosts: the only class that a cache
-/// opens its private members to. Each function takes the cache's lock, except those that require it to be held.
+/// The cache as its tier, its tenants, its sequences and its leases see it. Not for hosts. Each function takes the
+/// cache's lock, except those that require it to be held.
 class cache_access {
 public:
     // For the tier.
@@ -6774,8 +6942,8 @@ public:
                                              bool emits, std::size_t loaded) {
         const std::lock_guard guard(cache.lock_);
         const std::size_t page_tokens = cache.shape_.tokens;
-        const index_match found = cache.pages_.index().match(tenant, tokens);
-        auto known = std::make_unique<sequence_state>();
+        const index_match& found = cache.pages_.find(tenant, tokens);
+        auto known = cache.sequences_.fresh();
         known->tenant = tenant;
         known->prompt = tokens.size();
         known->tokens.assign(tokens.first(found.tokens));
@@ -6818,61 +6986,6 @@ public:
     // For tenants. Tenant 0 is the cache's own.
 
     template <class Cache>
-    static std::uint32_t add_tenant(Cache& cache, const std::string& salt, std::size_t quota) {
-        const std::lock_guard guard(cache.lock_);
-        identity own = cache.identity_;
-        own.tenant = salt;
-        cache.salts_.reserve(cache.salts_.size() + 1);
-        std::string kept = salt;
-        cache.tier_.set(cache.pages_.tenants().size() + 1, own);
-        const std::uint32_t number = cache.pages_.add_tenant(cache.hash_.open(own).root(), quota);
-        cache.salts_.push_back(std::move(kept));
-        return number;
-    }
-
-    /// Evicts the idle pages of a tenant. Returns whether it has no pages left. Cost: O(its pages * all pages).
-    template <class Cache>
-    [[nodiscard]] static bool clear_tenant(Cache& cache, std::uint32_t tenant) {
-        const std::lock_guard guard(cache.lock_);
-        return cache.pages_.clear(tenant);
-    }
-
-    /// Gives the number of a tenant to another one. Requires: it has no pages, sequences or matches. Throws: bad_alloc;
-    /// nothing has changed then.
-    template <class Cache>
-    static void replace_tenant(Cache& cache, std::uint32_t tenant, std::string salt, std::size_t quota) {
-        const std::lock_guard guard(cache.lock_);
-        identity own = cache.identity_;
-        own.tenant = salt;
-        const auto root = cache.hash_.open(own).root();
-        cache.tier_.set(tenant, own);
-        cache.pages_.replace_tenant(tenant, root, quota);
-        cache.salts_[tenant - 1] = std::move(salt);
-    }
-
-    template <class Cache>
-    static void set_quota(Cache& cache, std::uint32_t tenant, std::size_t quota) {
-        const std::lock_guard guard(cache.lock_);
-        cache.pages_.set_quota(tenant, quota);
-    }
-
-    template <class Cache>
-    [[nodiscard]] static auto usage(const Cache& cache, std::uint32_t tenant) {
-        const std::lock_guard guard(cache.lock_);
-        return cache.pages_.tenants().usage(tenant);
-    }
-
-    /// The identity of what a tenant stores.
-    template <class Cache>
-    [[nodiscard]] static identity id(const Cache& cache, std::uint32_t tenant) {
-        const std::lock_guard guard(cache.lock_);
-        identity own = cache.identity_;
-        if (tenant > 0)
-            own.tenant = cache.salts_[tenant - 1];
-        return own;
-    }
-
-    template <class Cache>
     [[nodiscard]] static auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
         return cache.tier_.match(cache, tenant, tokens);
     }
@@ -6890,7 +7003,7 @@ public:
     template <class Cache>
     [[nodiscard]] static auto open(Cache& cache, std::uint32_t tenant) {
         const std::lock_guard guard(cache.lock_);
-        auto state = std::make_unique<sequence_state>();
+        auto state = cache.sequences_.fresh();
         state->tenant = tenant;
         return make_sequence(cache, std::move(state));
     }
@@ -6922,43 +7035,47 @@ public:
     }
     template <class Sequence>
     [[nodiscard]] static sequence_state& state(const Sequence& of) noexcept {
-        return *of.state_;
+        return of.state();
     }
 
     // For sequences.
 
     template <class Cache>
-    static void release(Cache& cache, sequence_state& state) noexcept {
+    static void release(Cache& cache, std::unique_ptr<sequence_state> state) noexcept {
         const std::lock_guard guard(cache.lock_);
-        cache.sequences_.leave(state);
+        cache.sequences_.leave(std::move(state));
+        notify(cache);
     }
 
     template <class Cache>
     [[nodiscard]] static auto fork(Cache& cache, const sequence_state& from, std::size_t tokens) {
-        expects(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
-        return make_sequence(cache, from.begin(cache.sequences_.residual().kept(from, tokens), cache.shape_.tokens));
+        require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
+        auto made = cache.sequences_.fresh();
+        made->share(from, cache.sequences_.residual().kept(from, tokens), cache.shape_.tokens);
+        return make_sequence(cache, std::move(made));
     }
 
     template <class Cache>
     static void truncate(Cache& cache, sequence_state& state, std::size_t tokens) {
-        expects(tokens <= state.tokens.size() && !state.lease.open,
-                "a truncation lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
+        require(tokens <= state.tokens.size() && !state.lease.open,
+                "a truncation lies inside a sequence without a lease");
         cache.sequences_.truncate(state, cache.sequences_.residual().kept(state, tokens));
     }
 
     template <class Cache>
     [[nodiscard]] static result<typename Cache::sequence> erase_range(Cache& cache, const sequence_state& from,
                                                                       std::size_t first, std::size_t count) {
-        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
-                "an erased range lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
-        auto kept = from.begin(first, cache.shape_.tokens);
+        require(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
+                "an erased range lies inside a sequence without a lease");
+        auto kept = cache.sequences_.fresh();
+        kept->share(from, first, cache.shape_.tokens);
         const auto after = kept->leave_out(from, first, count);
         cache.sequences_.enter(*kept);
         if (after.size() > cache.pages_.room(from.tenant) || !cache.sequences_.copy_rows(*kept, cache.codec_, after)) {
-            cache.sequences_.leave(*kept);
+            cache.sequences_.leave(std::move(kept));
             return cache.sequences_.refuse(from, from.tokens.size() - first - count, after.size(),
                                            cache.codec_.page_bytes());
         }
@@ -6975,14 +7092,68 @@ public:
 
     // For leases.
 
+    /// Reserves rows. Errors, exceptions: those of the cache's reserve. Requires: the cache is locked.
+    template <class Cache>
+    [[nodiscard]] static result<typename Cache::lease> reserve(Cache& cache, typename Cache::sequence& to,
+                                                               std::size_t rows, reserve_options options) {
+        sequence_state& state = to.state_for(cache);
+        require(!state.lease.open, "a sequence has one lease at a time");
+        if (auto reserved = cache.sequences_.reserve(state, cache.codec_, rows, options); !reserved)
+            return cache.storage_error(reserved.error());
+        return make_lease(cache, state);
+    }
+
+    /// Reserves the rows of a prompt after those that a sequence has, and notes what they are, for acquire. Errors: as
+    /// reserve; pending, where another lease computes more of the prompt than is cached: then it has waited until one
+    /// ended, if it was to wait and the locking can.
+    template <class Cache>
+    [[nodiscard]] static result<typename Cache::lease> reserve_prompt(Cache& cache, typename Cache::sequence& to,
+                                                                      std::span<const token_id> tokens,
+                                                                      acquire_options options) {
+        const std::lock_guard guard(cache.lock_);
+        sequence_state& state = to.state_for(cache);
+        const std::size_t known = state.tokens.size();
+        if (options.pending != pending_prefix::compute)
+            if (const std::size_t soon = cache.sequences_.pending(state.tenant, tokens); soon > known) {
+                if constexpr (waiting_state<typename Cache::locking_type>)
+                    if (options.pending == pending_prefix::wait)
+                        cache.lock_.wait();
+                return error{
+                    error_code::pending, "tokens",
+                    detail::joined({std::to_string(soon), " of ", std::to_string(tokens.size()),
+                                    " tokens are being computed, and ", std::to_string(known), " are cached"})};
+            }
+        const auto rest = tokens.subspan(known);
+        state.lease.prompt.reserve(rest.size());
+        auto made = reserve(cache, to, rest.size(), options.reserve);
+        if (made)
+            state.lease.prompt.assign(rest.begin(), rest.end());
+        return made;
+    }
+
     template <class Cache>
     static void commit(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
         {
             const std::lock_guard guard(cache.lock_);
             cache.sequences_.commit(state, tokens);
             cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
+            notify(cache);
         }
         cache.tier_.store(cache, state);
+    }
+
+    template <class Cache>
+    [[nodiscard]] static std::size_t pending(const Cache& cache, std::uint32_t tenant,
+                                             std::span<const token_id> tokens) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.sequences_.pending(tenant, tokens);
+    }
+
+    /// Wakes the threads that wait for a lease to end.
+    template <class Cache>
+    static void notify(Cache& cache) noexcept {
+        if constexpr (waiting_state<typename Cache::locking_type>)
+            cache.lock_.notify();
     }
 
     template <class Cache>
@@ -6996,6 +7167,7 @@ public:
     static void rollback(Cache& cache, sequence_state& state) noexcept {
         const std::lock_guard guard(cache.lock_);
         cache.sequences_.undo(state);
+        notify(cache);
     }
 
     /// A lease of rows that a sequence's state already has. Requires: the cache is locked.
@@ -7021,6 +7193,45 @@ public:
 
 } // namespace kvcache
 
+// ---- kvcache/cache/acquired.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A sequence for a prompt, and a lease over the rows of the prompt that have to be computed. The first lease.first()
+/// tokens are cached. After the lease is committed the sequence is continued with reserve.
+template <class Cache>
+struct acquired {
+    typename Cache::sequence sequence;
+    typename Cache::lease lease; ///< Destroyed before the sequence.
+
+    acquired(typename Cache::sequence of, typename Cache::lease rows)
+        : sequence(std::move(of)), lease(std::move(rows)) {}
+    acquired(acquired&&) noexcept = default;
+    acquired& operator=(acquired&& other) noexcept {
+        lease = std::move(other.lease); // it rolls back the sequence that is replaced next
+        sequence = std::move(other.sequence);
+        return *this;
+    }
+    ~acquired() = default;
+
+    /// Errors: those of reserve, and pending; nothing has changed then.
+    [[nodiscard]] static result<acquired> of(auto& cache, std::span<const token_id> tokens, acquire_options options) {
+        while (true) {
+            auto found = cache.match(tokens);
+            const auto plan = cache.plan(found);
+            auto made = cache.open(std::move(found), plan);
+            auto rows = cache_access::reserve_prompt(cache_access::cache_of(cache), made, tokens, options);
+            if (rows)
+                return acquired(std::move(made), std::move(*rows));
+            if (rows.error().code != error_code::pending || options.pending != pending_prefix::wait ||
+                !waiting_state<typename Cache::locking_type>)
+                return rows.error();
+        }
+    }
+};
+
+} // namespace kvcache
+
 // ---- kvcache/cache/cache_config.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -7035,20 +7246,6 @@ struct cache_config {
 
 } // namespace kvcache
 
-// ---- kvcache/core/joined.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::detail {
-
-/// Concatenates strings. A chain of string additions takes several times as long to compile.
-[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
-    std::string whole;
-    for (const std::string_view piece : pieces)
-        whole += piece;
-    return whole;
-}
-
-} // namespace kvcache::detail
-
 // ---- kvcache/cache/cache_identity.hpp -----------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI::detail {
@@ -7057,12 +7254,14 @@ namespace kvcache::inline KVCACHE_ABI::detail {
 template <class Codec>
 [[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape) {
     id.codec = codec.name();
-    id.layout = joined({"key tiles of 16, value rows; ", std::to_string(shape.layers), " layers, ",
-                        std::to_string(shape.kv_heads), " KV heads of ", std::to_string(shape.head_dim)});
-    if constexpr (device_codec_state<Codec>) {
+    id.layout = "key tiles of 16, value rows";
+    if constexpr (requires { codec.layout_name(); })
         id.layout = codec.layout_name();
+    if constexpr (device_codec_state<Codec>)
         id.backend = codec.backend();
-    }
+    else
+        id.layout += joined({"; ", std::to_string(shape.layers), " layers, ", std::to_string(shape.kv_heads),
+                             " KV heads of ", std::to_string(shape.head_dim)});
     id.page_tokens = shape.tokens;
     return id;
 }
@@ -7078,18 +7277,256 @@ template <class Hash>
 
 } // namespace kvcache::detail
 
+// ---- kvcache/codec/row_major.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Codec whose rows a host reads in place: `key_row` and `value_row` point to the head_dim numbers of a row, and
+/// the same row of the next token is `row_stride` numbers further.
+template <class S>
+concept row_major_codec = row_writer<S> && requires(const S s, std::span<const std::byte> page, page_row at) {
+    { s.key_row(page, at) } -> std::same_as<const typename S::number*>;
+    { s.value_row(page, at) } -> std::same_as<const typename S::number*>;
+    { s.row_stride() } -> std::same_as<std::size_t>;
+};
+
+namespace codec {
+
+/// The order of a layer's rows in a page.
+enum class kv_layout : std::uint8_t {
+    nhd, ///< (tokens, kv_heads, head_dim)
+    hnd, ///< (kv_heads, tokens, head_dim)
+};
+
+/// Stores rows unpadded in the order NHD or HND, as float, half or bfloat16, for hosts that read them in place:
+/// `nhd_f32`, `nhd_f16`, `nhd_bf16`, `hnd_f32`, `hnd_f16`, `hnd_bf16`. A page has for each layer the keys, then the
+/// values:
+///
+///     nhd, layer: [ keys: (tokens, kv_heads, head_dim) ][ values: (tokens, kv_heads, head_dim) ]
+///     hnd, layer: [ keys: (kv_heads, tokens, head_dim) ][ values: (kv_heads, tokens, head_dim) ]
+///
+/// half and bfloat16 round to nearest, ties to even, when a row is written; larger magnitudes saturate to the largest
+/// finite value. Every later read gives the rounded row.
+template <weight_format Number, kv_layout Layout>
+struct row_major {
+    using role = codec_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const { return state(shape); }
+};
+
+template <weight_format Number, kv_layout Layout>
+class row_major<Number, Layout>::state {
+public:
+    using number = Number; ///< The type of the stored numbers.
+
+    explicit state(page_shape shape) noexcept : shape_(shape) {}
+
+    [[nodiscard]] std::size_t page_bytes() const noexcept {
+        return std::size_t{2} * shape_.layers * side_numbers() * sizeof(Number);
+    }
+    [[nodiscard]] std::string name() const { return std::string("row-major ") + format_name<Number>; }
+    [[nodiscard]] std::string layout_name() const {
+        return Layout == kv_layout::nhd ? "keys, values: (tokens, kv_heads, head_dim)"
+                                        : "keys, values: (kv_heads, tokens, head_dim)";
+    }
+
+    /// Numbers from a row of a KV head to the row of the next token.
+    [[nodiscard]] std::size_t row_stride() const noexcept {
+        return Layout == kv_layout::nhd ? std::size_t{shape_.kv_heads} * shape_.head_dim : shape_.head_dim;
+    }
+    /// The key of a row, in place. (head_dim)
+    [[nodiscard]] const Number* key_row(std::span<const std::byte> page, page_row at) const noexcept {
+        return reinterpret_cast<const Number*>(page.data()) + offset(at);
+    }
+    /// The value of a row, in place. (head_dim)
+    [[nodiscard]] const Number* value_row(std::span<const std::byte> page, page_row at) const noexcept {
+        return key_row(page, at) + side_numbers();
+    }
+
+    /// Writes one row. key, value: (head_dim)
+    void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
+                std::span<const float> value) const {
+        Number* const keys = reinterpret_cast<Number*>(page.data()) + offset(at);
+        std::ranges::transform(key, keys, narrow<Number>);
+        std::ranges::transform(value, keys + side_numbers(), narrow<Number>);
+    }
+
+    /// Copies the first rows to another page.
+    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
+        const std::size_t row_bytes = row_stride() * sizeof(Number), block = shape_.tokens * row_bytes;
+        for (std::size_t at = 0; at < page_bytes(); at += block)
+            std::memcpy(to.data() + at, from.data() + at, rows * row_bytes);
+    }
+
+    /// The keys of a tile, widened and transposed into `scratch`. (head_dim, 16)
+    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
+        const std::size_t dim = shape_.head_dim;
+        expects(scratch.size() >= dim * tile_tokens, "the keys of a tile fit into the scratch memory");
+        const Number* row = key_row(page, first_of(at));
+        for (std::size_t lane = 0; lane < tile_tokens; ++lane, row += row_stride())
+            for (std::size_t d = 0; d < dim; ++d)
+                scratch[d * tile_tokens + lane] = widen(row[d]);
+        return scratch.data();
+    }
+
+    /// The values of a tile, widened and padded with zeros into `scratch`. (16, padded_head_dim)
+    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
+        const std::size_t dim = shape_.head_dim, width = padded_head_dim(dim);
+        expects(scratch.size() >= tile_tokens * width, "the values of a tile fit into the scratch memory");
+        const Number* row = value_row(page, first_of(at));
+        for (std::size_t lane = 0; lane < tile_tokens; ++lane, row += row_stride())
+            for (std::size_t d = 0; d < width; ++d)
+                scratch[lane * width + d] = d < dim ? widen(row[d]) : 0.0f;
+        return scratch.data();
+    }
+
+private:
+    // Numbers of a layer's keys in a page.
+    [[nodiscard]] std::size_t side_numbers() const noexcept {
+        return std::size_t{shape_.tokens} * shape_.kv_heads * shape_.head_dim;
+    }
+    // The number in the page at which a key begins.
+    [[nodiscard]] std::size_t offset(page_row at) const noexcept {
+        const std::size_t head_stride =
+            Layout == kv_layout::nhd ? shape_.head_dim : std::size_t{shape_.tokens} * shape_.head_dim;
+        return std::size_t{2} * index_of(at.layer) * side_numbers() + index_of(at.head) * head_stride +
+               at.row * row_stride();
+    }
+    [[nodiscard]] static page_row first_of(page_tile at) noexcept { return {at.layer, at.head, at.tile * tile_tokens}; }
+
+    page_shape shape_;
+};
+
+using nhd_f32 = row_major<float, kv_layout::nhd>;     ///< float32, (tokens, kv_heads, head_dim).
+using nhd_f16 = row_major<half, kv_layout::nhd>;      ///< binary16, (tokens, kv_heads, head_dim).
+using nhd_bf16 = row_major<bfloat16, kv_layout::nhd>; ///< bfloat16, (tokens, kv_heads, head_dim).
+using hnd_f32 = row_major<float, kv_layout::hnd>;     ///< float32, (kv_heads, tokens, head_dim).
+using hnd_f16 = row_major<half, kv_layout::hnd>;      ///< binary16, (kv_heads, tokens, head_dim).
+using hnd_bf16 = row_major<bfloat16, kv_layout::hnd>; ///< bfloat16, (kv_heads, tokens, head_dim).
+
+static_assert(codec_policy<nhd_f32> && row_major_codec<nhd_bf16::state> && row_major_codec<hnd_f16::state>);
+
+} // namespace codec
+
+} // namespace kvcache
+
+// ---- kvcache/cache/row_run.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Consecutive rows of one layer and KV head in one page, in place. Row i has its key in the head_dim numbers from
+/// keys + i * stride on, and its value from values + i * stride on.
+template <class Number>
+struct row_run {
+    const Number* keys = nullptr;
+    const Number* values = nullptr;
+    std::size_t stride = 0;   ///< Numbers from a row to the next.
+    std::size_t rows = 0;     ///< Number of rows, at least one.
+    std::size_t position = 0; ///< Position of the first row in the sequence.
+    std::int64_t base = 0;    ///< RoPE offset of the keys (see page_entry): zero unless tokens before them were erased
+                              ///< or the rows are a reused chunk.
+};
+
+namespace detail {
+
+/// The first `rows` rows of a page table, as sequences and leases show them to a host.
+template <class Cache>
+class table_rows {
+    using codec_type = typename Cache::codec_type;
+    // Not concepts where they are asserted: a compiler would print every requirement.
+    static constexpr bool has_runs = row_major_codec<codec_type>;
+    static constexpr bool writes_rows = page_reader<codec_type> && row_writer<codec_type>;
+
+public:
+    table_rows(const Cache& cache, std::span<const page_entry> table, std::size_t rows)
+        : cache_(cache), table_(table), rows_(rows) {}
+
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        static_assert(has_runs,
+                      "for_each_run needs a row-major codec (codec/row_major.hpp); gather copies the rows of f32");
+        if constexpr (has_runs)
+            for_each_entry(layer, head, [&](std::span<const std::byte> page, const page_entry& of, std::size_t first) {
+                const auto& codec = cache_.codec();
+                const page_row at{layer, head, of.first};
+                f(row_run<typename codec_type::number>{codec.key_row(page, at), codec.value_row(page, at),
+                                                       codec.row_stride(), of.count, first, of.base});
+            });
+    }
+
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        static_assert(writes_rows, "gather needs a codec that writes single rows (codec/f32.hpp, codec/row_major.hpp)");
+        const std::size_t dim = cache_.shape().head_dim;
+        require(keys.size() == rows_ * dim && values.size() == keys.size(),
+                "gathered keys and values are (tokens, head_dim) each");
+        if constexpr (has_runs)
+            for_each_run(layer, head, [&](const auto& run) {
+                for (std::size_t row = 0; row < run.rows; ++row)
+                    for (std::size_t d = 0; d < dim; ++d) {
+                        keys[(run.position + row) * dim + d] = widen(run.keys[row * run.stride + d]);
+                        values[(run.position + row) * dim + d] = widen(run.values[row * run.stride + d]);
+                    }
+            });
+        else if constexpr (writes_rows)
+            gather_tiles(layer, head, keys.data(), values.data());
+    }
+
+private:
+    /// Calls f(page, entry, position of its first row) for each entry with rows, the last one cut to `rows_`.
+    template <class F>
+    void for_each_entry(layer_id layer, head_id head, F&& f) const {
+        require(index_of(layer) < cache_.shape().layers && index_of(head) < cache_.shape().kv_heads,
+                "rows that are read are of a layer and a KV head of the page shape");
+        std::size_t position = 0;
+        for (page_entry entry : table_) {
+            entry.count = static_cast<std::uint32_t>(std::min<std::size_t>(entry.count, rows_ - position));
+            if (entry.count > 0)
+                f(std::span<const std::byte>(cache_.storage().bytes(entry.page)), entry, position);
+            position += entry.count;
+        }
+    }
+
+    void gather_tiles(layer_id layer, head_id head, float* key, float* value) const {
+        const std::size_t dim = cache_.shape().head_dim, width = padded_head_dim(dim);
+        aligned_vector<float> key_scratch(dim * tile_tokens), value_scratch(width * tile_tokens);
+        for_each_entry(layer, head, [&](std::span<const std::byte> page, const page_entry& of, std::size_t) {
+            const float *keys = nullptr, *values = nullptr;
+            for (std::uint32_t row = of.first; row < of.first + of.count; ++row) {
+                const std::uint32_t lane = row % tile_tokens;
+                if (row == of.first || lane == 0) {
+                    keys = cache_.codec().keys(page, {layer, head, row / tile_tokens}, key_scratch);
+                    values = cache_.codec().values(page, {layer, head, row / tile_tokens}, value_scratch);
+                }
+                for (std::size_t d = 0; d < dim; ++d)
+                    *key++ = keys[d * tile_tokens + lane];
+                value = std::copy_n(values + lane * width, dim, value);
+            }
+        });
+    }
+
+    const Cache& cache_;
+    std::span<const page_entry> table_;
+    std::size_t rows_;
+};
+
+} // namespace detail
+
+} // namespace kvcache
+
 // ---- kvcache/cache/lease.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
-/// commit rolls the sequence back. Requires: the sequence outlives the lease; at most one lease a sequence.
+/// commit rolls the sequence back. At most one lease a sequence; it ends when its sequence is destroyed. Requires: the
+/// cache outlives it.
 template <class Cache>
 class basic_lease {
 public:
     basic_lease(basic_lease&& other) noexcept
         : cache_(other.cache_),
           state_(std::exchange(other.state_, nullptr)),
+          number_(other.number_),
           first_(other.first_),
           committed_(other.committed_) {}
     /// Rolls back the lease that it held before.
@@ -7097,6 +7534,7 @@ public:
         basic_lease taken(std::move(other));
         std::swap(cache_, taken.cache_);
         std::swap(state_, taken.state_);
+        std::swap(number_, taken.number_);
         std::swap(first_, taken.first_);
         std::swap(committed_, taken.committed_);
         return *this;
@@ -7106,7 +7544,7 @@ public:
     /// The position of the first reserved row.
     [[nodiscard]] std::size_t first() const noexcept { return first_; }
     /// The number of reserved rows; zero once the lease has ended.
-    [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->lease.rows : 0; }
+    [[nodiscard]] std::size_t rows() const noexcept { return open() ? state_->lease.rows : 0; }
 
     /// The location of a reserved row: a row of a page, and the index of its page-table entry (if the lease is not
     /// spliced).
@@ -7116,7 +7554,7 @@ public:
         std::size_t entry = 0;
     };
     [[nodiscard]] place place_of(std::size_t row) const {
-        expects(row < rows(), "a row that has a place was reserved");
+        require(row < rows(), "a row that has a place was reserved");
         if (!state_->lease.spliced.empty())
             return {state_->lease.spliced[row].page, state_->lease.spliced[row].row, 0};
         const std::size_t tokens = cache_->shape().tokens;
@@ -7133,10 +7571,12 @@ public:
     void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
         const page_shape& shape = cache_->shape();
         require(row < rows(), "a written row was reserved");
-        expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
-        expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
+        require(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
+        require(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
                 "a row of keys or values has head_dim numbers for each KV head");
         expects(!keeps(row), "a row that is kept from elsewhere is not written");
+        if constexpr (row_writer<typename Cache::codec_type> || page_writer<typename Cache::codec_type>)
+            state_->lease.written.mark(index_of(layer), row);
         const place to = place_of(row);
         const page_id page = to.page;
         const auto bytes = cache_->bytes(page);
@@ -7151,21 +7591,40 @@ public:
         }
     }
 
+    /// Declares all rows written, by code that writes the pages itself. Not needed where the cache does not own their
+    /// memory.
+    void declare_written() const {
+        require(open(), "a lease has rows until it ends");
+        state_->lease.written.fill();
+    }
+
     [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
 
     /// Returns whether a row is kept as it was computed elsewhere.
     [[nodiscard]] bool keeps(std::size_t row) const noexcept {
-        return state_ != nullptr && row < state_->lease.spliced.size() && state_->lease.spliced[row].kept;
+        return open() && row < state_->lease.spliced.size() && state_->lease.spliced[row].kept;
     }
     /// The locations of the rows of a spliced lease; empty for other leases.
     [[nodiscard]] std::span<const spliced_row> spliced() const noexcept {
-        return state_ != nullptr ? std::span<const spliced_row>(state_->lease.spliced) : std::span<const spliced_row>();
+        return open() ? std::span<const spliced_row>(state_->lease.spliced) : std::span<const spliced_row>();
     }
 
     /// The sequence's pages, reserved rows included, in the form that attention reads.
     [[nodiscard]] sequence_pages pages() const {
-        require(state_ != nullptr, "a lease shows its pages until it ends");
+        require(open(), "a lease shows its pages until it ends");
         return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
+    }
+    /// Calls `f` with a row_run for each run of consecutive rows in one page, in order of position: the sequence's
+    /// rows, then the reserved ones. The pointers are valid until the lease ends. Only with a row-major codec
+    /// (codec/row_major.hpp). Cost: O(pages), besides `f`.
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        all_rows().for_each_run(layer, head, f);
+    }
+    /// Copies the keys and values of these rows, widened to float32. keys, values: (first() + rows(), head_dim).
+    /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        all_rows().gather(layer, head, keys, values);
     }
     /// The codec and the storage of the cache, to read the pages with.
     [[nodiscard]] const auto& codec() const noexcept { return cache_->codec(); }
@@ -7174,8 +7633,7 @@ public:
     /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
     /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
     [[nodiscard]] std::size_t taken_pages() const {
-        expects(state_ != nullptr && !state_->lease.tail_before && state_->lease.spliced.empty(),
-                "whole pages are put in place");
+        expects(open() && !state_->lease.tail_before && state_->lease.spliced.empty(), "whole pages are put in place");
         return state_->table.size() - state_->lease.pages_before;
     }
     /// The bytes of one of these pages.
@@ -7193,7 +7651,7 @@ public:
     /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
     /// cost.
     void commit_in_place(std::span<const token_id> tokens) {
-        require(state_ != nullptr && tokens.size() == rows(), "all rows that are put in place are committed");
+        require(open() && tokens.size() == rows(), "all rows that are put in place are committed");
         cache_access::commit_in_place(*cache_, *state_, tokens);
         end_committed();
     }
@@ -7201,12 +7659,16 @@ public:
     /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
     /// It cannot fail: the lease has already allocated all necessary memory. After a rollback there are no rows, and
     /// committing none has no effect.
-    /// Requires: tokens.size() <= rows(), and the lease was not committed before.
+    /// Requires: tokens.size() <= rows(), the lease was not committed before, and the rows of these tokens are written
+    /// in every layer, if the cache owns the memory of its pages.
     void commit(std::span<const token_id> tokens) {
         require(!committed_, "a lease is committed once");
         require(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
-        if (state_ == nullptr)
+        if (!open())
             return;
+        if constexpr (row_writer<typename Cache::codec_type> || page_writer<typename Cache::codec_type>)
+            require(!state_->lease.spliced.empty() || state_->lease.written.first(tokens.size()),
+                    "rows are written in every layer before they are committed");
         expects(state_->lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         cache_access::commit(*cache_, *state_, tokens);
         end_committed();
@@ -7214,14 +7676,26 @@ public:
 
     /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
     void rollback() noexcept {
-        if (state_ != nullptr)
-            cache_access::rollback(*cache_, *std::exchange(state_, nullptr));
+        if (open())
+            cache_access::rollback(*cache_, *state_);
+        state_ = nullptr;
     }
 
 private:
     friend Cache;
     friend class cache_access;
-    basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
+    basic_lease(Cache& cache, sequence_state& state)
+        : cache_(&cache), state_(&state), number_(state.lease.number), first_(state.tokens.size()) {}
+
+    // Whether it has not ended; it ends with its sequence too.
+    [[nodiscard]] bool open() const noexcept {
+        return state_ != nullptr && state_->lease.open && state_->lease.number == number_;
+    }
+
+    [[nodiscard]] detail::table_rows<Cache> all_rows() const {
+        require(open(), "a lease shows its rows until it ends");
+        return {*cache_, state_->table, first_ + state_->lease.rows};
+    }
 
     void end_committed() noexcept {
         state_ = nullptr;
@@ -7230,6 +7704,7 @@ private:
 
     Cache* cache_;
     sequence_state* state_;
+    std::uint64_t number_;
     std::size_t first_;
     bool committed_ = false;
 };
@@ -7242,7 +7717,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
 /// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
-/// Requires: the cache outlives it.
+/// Requires: the cache outlives it; where it does not, the sequence can only be destroyed or assigned to.
 template <class Cache>
 class basic_sequence {
 public:
@@ -7255,31 +7730,50 @@ public:
         return *this;
     }
     ~basic_sequence() {
-        if (state_)
-            cache_access::release(*cache_, *state_);
+        if (state_ && !state_->orphaned)
+            cache_access::release(*cache_, std::move(state_));
     }
 
     /// The number of tokens whose keys and values are cached.
-    [[nodiscard]] std::size_t size() const noexcept { return state_->tokens.size(); }
-    [[nodiscard]] std::span<const token_id> tokens() const noexcept { return state_->tokens; }
+    [[nodiscard]] std::size_t size() const { return state().tokens.size(); }
+    [[nodiscard]] std::span<const token_id> tokens() const { return state().tokens; }
     /// The number of leading tokens that are exact: bit-identical to computing every token. Later tokens were computed
     /// after a different prefix, or attended to such tokens; they are never shared with other sequences.
-    [[nodiscard]] std::size_t exact() const noexcept { return std::min(state_->exact, size()); }
-    [[nodiscard]] std::span<const page_entry> table() const noexcept { return state_->table; }
+    [[nodiscard]] std::size_t exact() const { return std::min(state().exact, size()); }
+    [[nodiscard]] std::span<const page_entry> table() const { return state().table; }
+
+    /// The sequence's pages, reserved rows included, in the form that attention reads. Only if the codec writes row by
+    /// row: a codec of whole pages keeps full-precision rows that its lease shows. Valid until the table changes.
+    [[nodiscard]] sequence_pages pages() const requires Cache::writes_rows {
+        return {state().table, {}, state().exact != sequence_state::all};
+    }
+
+    /// Calls `f` with a row_run for each run of consecutive rows in one page, in order of position: the rows of the
+    /// tokens, not reserved ones. The pointers are valid until the sequence changes or a lease of it is committed. Only
+    /// with a row-major codec (codec/row_major.hpp). Cost: O(pages), besides `f`.
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        rows().for_each_run(layer, head, f);
+    }
+    /// Copies the keys and values of the tokens, widened to float32. keys, values: (size(), head_dim).
+    /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        rows().gather(layer, head, keys, values);
+    }
 
     /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
     /// it. With a codec that quantizes whole pages, a fork inside a quantized page ends where that page begins:
     /// continue at its size(). Requires: tokens <= size(), no open lease. Cost: O(pages).
-    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_access::fork(*cache_, *state_, tokens); }
+    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_access::fork(*cache_, state(), tokens); }
 
     /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
-    void truncate(std::size_t tokens) { cache_access::truncate(*cache_, *state_, tokens); }
+    void truncate(std::size_t tokens) { cache_access::truncate(*cache_, state(), tokens); }
 
     /// Prevents pages after the first `tokens` tokens from being published to other sequences; forks inherit the limit.
     /// Pages that are already published stay so.
-    void set_cacheable_limit(std::size_t tokens) noexcept { state_->cacheable = tokens; }
+    void set_cacheable_limit(std::size_t tokens) { state().cacheable = tokens; }
     /// The maximum number of leading tokens that can be shared.
-    [[nodiscard]] std::size_t cacheable_limit() const noexcept { return std::min(state_->exact, state_->cacheable); }
+    [[nodiscard]] std::size_t cacheable_limit() const { return std::min(state().exact, state().cacheable); }
 
     /// Returns a new sequence without the `count` tokens from `first` on. Later tokens move down with unchanged keys
     /// and values, in pages of their own: from `first` on the sequence is approximate (StreamingLLM, Xiao et al. 2024).
@@ -7287,7 +7781,7 @@ public:
     /// Cost: O(bytes of the later tokens).
     [[nodiscard]] result<basic_sequence> erase_range(std::size_t first,
                                                      std::size_t count) const requires Cache::writes_rows {
-        return cache_access::erase_range(*cache_, *state_, first, count);
+        return cache_access::erase_range(*cache_, state(), first, count);
     }
 
 private:
@@ -7296,6 +7790,18 @@ private:
     template <class>
     friend class basic_lease;
     basic_sequence(Cache& cache, std::unique_ptr<sequence_state> state) : cache_(&cache), state_(std::move(state)) {}
+
+    [[nodiscard]] sequence_state& state() const {
+        require(state_ != nullptr, "a sequence that was moved from is only destroyed or assigned to");
+        require(!state_->orphaned, "a cache outlives its sequences");
+        return *state_;
+    }
+    /// The state, for the cache that it is passed to.
+    [[nodiscard]] sequence_state& state_for(const Cache& cache) const {
+        require(state_ == nullptr || state_->orphaned || cache_ == &cache, "a sequence is used with its own cache");
+        return state();
+    }
+    [[nodiscard]] detail::table_rows<Cache> rows() const { return {*cache_, state().table, size()}; }
 
     Cache* cache_;
     std::unique_ptr<sequence_state> state_;
@@ -7312,7 +7818,7 @@ template <class Cache>
 class basic_match {
 public:
     /// The number of leading tokens that are cached and can be continued.
-    [[nodiscard]] std::size_t tokens() const noexcept { return known_.size(); }
+    [[nodiscard]] std::size_t tokens() const { return known_.size(); }
     /// The number of tokens that were looked up.
     [[nodiscard]] std::size_t of() const noexcept { return of_; }
     [[nodiscard]] match_end end() const noexcept { return end_; }
@@ -7824,16 +8330,14 @@ public:
 
     /// The longest cached prefix of a tenant's tokens.
     [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
-        if (tenant == 0)
-            return index_.match(tokens);
-        std::vector<token_id> query = run_of(tenant);
-        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
-        index_match found = index_.match(query);
-        found.pages.erase(found.pages.begin());
-        found.tokens -= page_tokens_;
-        return found;
+        return found_in(tenant, tokens, {});
     }
     [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
+    /// The same in memory that is used again by the next call.
+    [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
+        found_ = found_in(tenant, tokens, std::move(found_));
+        return found_;
+    }
 
     /// Chunks that a tenant has registered, if the index supports chunks.
     [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
@@ -7862,6 +8366,24 @@ public:
     }
 
 private:
+    [[nodiscard]] index_match found_in(std::uint32_t tenant, std::span<const token_id> tokens,
+                                       index_match memory) const {
+        if (tenant == 0)
+            return in_index(tokens, std::move(memory));
+        std::vector<token_id> query = run_of(tenant);
+        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
+        index_match found = in_index(query, std::move(memory));
+        found.pages.erase(found.pages.begin());
+        found.tokens -= page_tokens_;
+        return found;
+    }
+    [[nodiscard]] index_match in_index(std::span<const token_id> tokens, index_match memory) const {
+        if constexpr (requires { index_.match(tokens, std::move(memory)); })
+            return index_.match(tokens, std::move(memory));
+        else
+            return index_.match(tokens);
+    }
+
     [[nodiscard]] std::vector<token_id> run_of(std::uint32_t tenant) const {
         return std::vector<token_id>(page_tokens_, token_id{static_cast<std::int32_t>(tenant)});
     }
@@ -7869,6 +8391,7 @@ private:
     std::size_t page_tokens_;
     std::size_t pages_; // of the pool
     Index index_;
+    index_match found_;
 };
 
 } // namespace kvcache
@@ -8043,6 +8566,10 @@ public:
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
     [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
+    /// The longest cached prefix of a tenant's tokens, until the next call.
+    [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
+        return index_.find(tenant, tokens);
+    }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
     /// Whether a page has a rank among those that may be evicted.
@@ -8115,6 +8642,21 @@ public:
         return true;
     }
 
+    [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
+
+    /// Whether a page stays in its sequence when it fills and another page has the same content.
+    [[nodiscard]] bool keeps_twins() const noexcept {
+        if constexpr (requires { pool_.storage().merges(); })
+            return !pool_.storage().merges();
+        else
+            return false;
+    }
+    /// Tells the storage of an entry that a commit changed, if it wants to know.
+    void report_move([[maybe_unused]] const moved_entry& moved) {
+        if constexpr (requires { pool_.storage().on_move(moved); })
+            pool_.storage().on_move(moved);
+    }
+
     /// The index, for registering chunks.
     [[nodiscard]] tenant_index<Index>& chunks() noexcept { return index_; }
 
@@ -8159,8 +8701,8 @@ public:
 
     /// Publishes a page that is in use as `run` after `parent`, of a request of `length` full pages. Returns the page
     /// that represents the run from now on. If another full page already holds the run, the caller's reference moves to
-    /// that page, and its own page is released. Throws: bad_alloc, if the index or the eviction policy has no memory;
-    /// the index entry of the page is then removed or unchanged.
+    /// that page, and its own page is released; where twins are kept, the caller references both. Throws: bad_alloc, if
+    /// the index or the eviction policy has no memory; the index entry of the page is then removed or unchanged.
     [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page,
                                   std::size_t length) {
         const bool full = run.size() == shape_.tokens;
@@ -8170,6 +8712,8 @@ public:
                 return page;
             hold(*done.other);
             touch(*done.other);
+            if (keeps_twins())
+                return *done.other;
             residual_.pass_on(page, *done.other);
             if (index_.contains(page) && pool_.holders(page) == 1)
                 forget(page);
@@ -8246,6 +8790,8 @@ private:
         eviction_.evict(*page);
         leave_index(*page);
         unlist(*page);
+        if constexpr (requires { pool_.storage().on_evict(*page); })
+            pool_.storage().on_evict(*page);
         return true;
     }
 
@@ -8340,12 +8886,19 @@ public:
                 return broken("counts a page as exact that was computed elsewhere");
             if (i < state.published_pages && rows + entry.count > state.exact)
                 return broken("has made an approximate page known");
-            if (i < state.published_pages && index_.run(entry.page).size() != page_tokens_)
+            if (i < state.published_pages && index_.run(state.indexed(i)).size() != page_tokens_)
                 return broken("counts on a page in the index that is not there");
             if (!agree(entry, state, rows))
                 return broken(detail::joined(
                     {"and the index disagree about the tokens of page ", std::to_string(index_of(entry.page))}));
             rows += entry.count;
+        }
+        for (const sequence_state::twin& twin : state.twins) {
+            ++held_[index_of(twin.page)];
+            if (twin.entry >= state.published_pages || twin.page == state.table[twin.entry].page ||
+                !agree({.page = twin.page, .count = static_cast<std::uint32_t>(page_tokens_)}, state,
+                       twin.entry * page_tokens_))
+                return broken("has a twin of a page that is not one");
         }
         for (const page_id page : state.pinned_sources)
             ++held_[index_of(page)];
@@ -8597,95 +9150,43 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/cache/sequence_manager.hpp ---------------------------------------------------------------------------
+// ---- kvcache/cache/row_allocator.hpp ------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
-/// released tail first, so that a parent was always used more recently than its children.
+/// Allocates the pages of rows that are appended to sequences.
 template <class PageManager>
-class sequence_manager {
+class row_allocator {
 public:
-    /// Requires: the page manager outlives it. It cannot be moved.
-    sequence_manager(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
-        : pages_(pages),
-          page_tokens_(page_tokens),
-          whole_(quantized.has_value()),
-          residual_(pages, page_tokens, quantized) {
-        ring_.previous = ring_.next = &ring_;
+    /// Requires: the page manager outlives it.
+    row_allocator(PageManager& pages, std::size_t page_tokens) : pages_(pages), page_tokens_(page_tokens) {}
+
+    /// What a reservation of `rows` rows takes. Cost: O(1).
+    template <class Residual>
+    [[nodiscard]] row_demand demand(const sequence_state& state, const Residual& residual, std::size_t rows,
+                                    reserve_options options) const {
+        row_demand made;
+        const auto open_rows = state.open_rows(page_tokens_);
+        made.used = open_rows.value_or(static_cast<std::uint32_t>(page_tokens_));
+        made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
+        made.in_tail = std::min<std::size_t>(rows, page_tokens_ - made.used);
+        const std::size_t in_new = rows - made.in_tail;
+        made.fresh = in_new / page_tokens_ + (in_new % page_tokens_ > 0 ? 1 : 0);
+        made.at_once = std::min(std::max<std::size_t>(options.at_once, 1), rows);
+        const std::size_t exact = residual.needed(made.copies, state.table.size(), made.fresh, made.at_once);
+        made.pages = made.fresh + (made.copies ? 1 : 0) + pages_.residual().more_aside(exact);
+        return made;
     }
 
-    sequence_manager(const sequence_manager&) = delete;
-    sequence_manager& operator=(const sequence_manager&) = delete;
-
-    /// The number of live sequences.
-    [[nodiscard]] std::size_t size() const noexcept {
-        std::size_t n = 0;
-        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
-            ++n;
-        return n;
-    }
-
-    /// The exact rows that its sequences and leases have.
-    [[nodiscard]] residual_leases<PageManager>& residual() noexcept { return residual_; }
-    [[nodiscard]] const residual_leases<PageManager>& residual() const noexcept { return residual_; }
-
-    /// Adds a sequence, and references the pages of its table.
-    void enter(sequence_state& state) noexcept {
-        for (const page_id page : state.pinned_sources)
-            pages_.hold(page);
-        for (const page_entry& entry : state.table)
-            pages_.hold(entry.page);
-        for (auto entry = state.table.rbegin(); entry != state.table.rend(); ++entry)
-            pages_.touch(entry->page);
-        state.previous = &ring_;
-        state.next = std::exchange(ring_.next, &state);
-        state.next->previous = &state;
-    }
-
-    /// Removes a sequence and releases its pages.
-    void leave(sequence_state& state) noexcept {
-        undo(state);
-        for (; !state.table.empty(); state.table.pop_back())
-            pages_.drop(state.table.back().page);
-        forget_sources(state);
-        state.previous->next = state.next;
-        state.next->previous = state.previous;
-    }
-
-    /// Keeps the first `tokens` tokens.
-    void truncate(sequence_state& state, std::size_t tokens) noexcept {
-        state.tokens.truncate(tokens);
-        const std::size_t kept = state.cut(tokens);
-        for (; state.table.size() > kept; state.table.pop_back())
-            pages_.drop(state.table.back().page);
-        state.published_pages = std::min(state.published_pages, state.full_entries(page_tokens_));
-        if (state.offloaded.pages > state.published_pages)
-            state.offloaded.pages = 0; // pages after the cut get other names
-        if (tokens <= state.exact && !state.lease.open) {
-            state.exact = sequence_state::all; // all approximate rows are gone
-            forget_sources(state);
-        }
-    }
-
-    /// Appends `in_tail` rows in the last page and `after` rows in new pages. If `copied` is not zero, the last page
-    /// is copied first, because its first `copied` rows are shared. Returns false if the storage refuses.
+    /// Appends `rows` rows, in the last page and in new ones. If the last page is shared it is copied first. Returns
+    /// false if the storage refuses, with some pages appended. Requires: the table has capacity for them.
     template <class Codec>
-    [[nodiscard]] bool take_rows(sequence_state& state, const Codec& codec, std::size_t in_tail, std::size_t after,
-                                 std::size_t copied) {
-        if (copied > 0) {
-            const auto own = pages_.allocate(state.tenant);
-            if (!own)
-                return false;
-            const page_id shared = std::exchange(state.table.back().page, *own);
-            if (!pages_.pool().copy(codec, shared, *own, copied))
-                return false;
-            const page_id pair[] = {shared, *own};
-            pages_.tell({event_kind::copied, copied, 0, 1, pair});
-        }
-        if (in_tail > 0)
-            state.table.back().count += static_cast<std::uint32_t>(in_tail);
-        while (after > 0) {
+    [[nodiscard]] bool take(sequence_state& state, const Codec& codec, const row_demand& wanted, std::size_t rows) {
+        if (wanted.copies && !copy_tail(state, codec, wanted.used))
+            return false;
+        if (wanted.in_tail > 0)
+            state.table.back().count += static_cast<std::uint32_t>(wanted.in_tail);
+        for (std::size_t after = rows - wanted.in_tail; after > 0;) {
             const auto page = pages_.allocate(state.tenant);
             if (!page)
                 return false;
@@ -8700,7 +9201,7 @@ public:
     /// offsets of the copies. Returns false if the storage refuses, with some rows appended. Requires: the table has
     /// spare capacity for them.
     template <class Codec>
-    [[nodiscard]] bool copy_rows(sequence_state& state, const Codec& codec, std::span<const page_entry> entries) {
+    [[nodiscard]] bool copy(sequence_state& state, const Codec& codec, std::span<const page_entry> entries) {
         for (const page_entry& entry : entries) {
             const auto own = pages_.allocate(state.tenant);
             if (!own)
@@ -8729,12 +9230,207 @@ public:
                                 " of ", std::to_string(all), " can be had"})};
     }
 
+private:
+    template <class Codec>
+    [[nodiscard]] bool copy_tail(sequence_state& state, const Codec& codec, std::size_t rows) {
+        const auto own = pages_.allocate(state.tenant);
+        if (!own)
+            return false;
+        const page_id shared = std::exchange(state.table.back().page, *own);
+        if (!pages_.pool().copy(codec, shared, *own, rows))
+            return false;
+        const page_id pair[] = {shared, *own};
+        pages_.tell({event_kind::copied, rows, 0, 1, pair});
+        return true;
+    }
+
+    PageManager& pages_;
+    std::size_t page_tokens_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/spare_sequences.hpp ----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// States of sequences that have ended, whose memory new sequences use. Together they keep no more page-table entries
+/// than the cache has pages.
+class spare_sequences {
+public:
+    explicit spare_sequences(std::size_t pages) : most_(pages) {}
+
+    /// The state of a sequence without tokens and pages. `live`: the sequences that may be kept later. Throws:
+    /// bad_alloc.
+    [[nodiscard]] std::unique_ptr<sequence_state> take(std::size_t live) {
+        if (const std::size_t all = spare_.size() + live + 1; spare_.capacity() < all)
+            spare_.reserve(2 * all);
+        if (spare_.empty())
+            return std::make_unique<sequence_state>();
+        auto made = std::move(spare_.back());
+        spare_.pop_back();
+        entries_ -= made->table.capacity();
+        return made;
+    }
+
+    /// Keeps or frees a state. One whose lease was open is kept in any case: the lease still looks at it. Requires: it
+    /// was taken here.
+    void keep(std::unique_ptr<sequence_state> state, bool leased) noexcept {
+        state->clear();
+        if (leased || entries_ + state->table.capacity() <= most_) {
+            entries_ += state->table.capacity();
+            spare_.push_back(std::move(state));
+        }
+    }
+
+private:
+    std::size_t most_;
+    std::size_t entries_ = 0;
+    std::vector<std::unique_ptr<sequence_state>> spare_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/sequence_manager.hpp ---------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
+/// released tail first, so that a parent was always used more recently than its children.
+template <class PageManager>
+class sequence_manager {
+public:
+    /// Requires: the page manager outlives it. It cannot be moved.
+    sequence_manager(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
+        : pages_(pages),
+          page_tokens_(page_tokens),
+          whole_(quantized.has_value()),
+          residual_(pages, page_tokens, quantized),
+          rows_(pages, page_tokens),
+          spare_(pages.pool().pages()) {
+        ring_.previous = ring_.next = &ring_;
+    }
+
+    sequence_manager(const sequence_manager&) = delete;
+    sequence_manager& operator=(const sequence_manager&) = delete;
+    /// Sequences that are still alive can only be destroyed or assigned to afterwards.
+    ~sequence_manager() {
+        for (sequence_state* s = ring_.next; s != &ring_; s = s->next) {
+            s->orphaned = true;
+            s->lease.end();
+        }
+    }
+
+    /// The number of live sequences.
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+    /// The state of a sequence without tokens and pages, with the memory of one that has ended. Throws: bad_alloc.
+    [[nodiscard]] std::unique_ptr<sequence_state> fresh() { return spare_.take(size_); }
+
+    /// The exact rows that its sequences and leases have.
+    [[nodiscard]] residual_leases<PageManager>& residual() noexcept { return residual_; }
+    [[nodiscard]] const residual_leases<PageManager>& residual() const noexcept { return residual_; }
+
+    /// Adds a sequence, and references the pages of its table.
+    void enter(sequence_state& state) noexcept {
+        for (const page_id page : state.pinned_sources)
+            pages_.hold(page);
+        for (const page_entry& entry : state.table)
+            pages_.hold(entry.page);
+        for (const sequence_state::twin& twin : state.twins)
+            pages_.hold(twin.page);
+        auto twin = state.twins.rbegin();
+        for (std::size_t entry = state.table.size(); entry-- > 0;) {
+            const bool has_twin = twin != state.twins.rend() && twin->entry == entry;
+            pages_.touch(has_twin ? (twin++)->page : state.table[entry].page);
+        }
+        state.previous = &ring_;
+        state.next = std::exchange(ring_.next, &state);
+        state.next->previous = &state;
+        ++size_;
+    }
+
+    /// Removes a sequence and releases its pages.
+    void leave(std::unique_ptr<sequence_state> state) noexcept {
+        const bool leased = state->lease.open;
+        undo(*state);
+        drop_pages(*state, 0);
+        forget_sources(*state);
+        state->previous->next = state->next;
+        state->next->previous = state->previous;
+        --size_;
+        spare_.keep(std::move(state), leased);
+    }
+
+    /// Keeps the first `tokens` tokens.
+    void truncate(sequence_state& state, std::size_t tokens) noexcept {
+        state.tokens.truncate(tokens);
+        drop_pages(state, state.cut(tokens));
+        if (!state.twins.empty() && state.twins.back().entry >= state.full_entries(page_tokens_))
+            drop_twin(state); // its page is not full any more
+        state.published_pages = std::min(state.published_pages, state.full_entries(page_tokens_));
+        if (state.offloaded.pages > state.published_pages)
+            state.offloaded.pages = 0; // pages after the cut get other names
+        if (tokens <= state.exact && !state.lease.open) {
+            state.exact = sequence_state::all; // all approximate rows are gone
+            forget_sources(state);
+        }
+    }
+
+    /// Reserves rows after the tokens of a sequence, as its lease. Errors: out_of_memory, with the pages needed and
+    /// available; nothing has changed then. Throws: bad_alloc, likewise. Requires: it has no lease.
+    template <class Codec>
+    [[nodiscard]] result<void> reserve(sequence_state& state, const Codec& codec, std::size_t rows,
+                                       reserve_options options) {
+        const row_demand wanted = demand(state, rows, options);
+        if (wanted.pages > pages_.room(state.tenant))
+            return refuse(state, rows, wanted.pages, codec.page_bytes());
+        state.reserve(wanted.fresh, rows, pages_.keeps_twins());
+        if constexpr (row_writer<Codec> || page_writer<Codec>)
+            state.lease.written.begin(rows, pages_.shape().layers);
+        state.lease.begin(rows, state.table, state.open_rows(page_tokens_).has_value());
+        const bool taken = [&] {
+            detail::scope_guard undone([&] { undo(state); });
+            if (!rows_.take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.at_once))
+                return false;
+            undone.dismiss();
+            return true;
+        }();
+        return taken ? result<void>() : refuse(state, rows, wanted.pages, codec.page_bytes());
+    }
+
+    /// The number of leading tokens of a prompt that will be known, in whole pages, once the open leases of a tenant
+    /// are committed that compute prompts. Cost: O(sequences + such leases * tokens).
+    [[nodiscard]] std::size_t pending(std::uint32_t tenant, std::span<const token_id> prompt) const noexcept {
+        std::size_t most = 0;
+        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
+            if (s->lease.open && s->tenant == tenant)
+                most = std::max(most, s->pending(prompt));
+        return most / page_tokens_ * page_tokens_;
+    }
+
+    /// What a reservation would take.
+    [[nodiscard]] row_demand demand(const sequence_state& state, std::size_t rows, reserve_options options) const {
+        return rows_.demand(state, residual_, rows, options);
+    }
+    /// Appends copies of rows to a sequence (see row_allocator).
+    template <class Codec>
+    [[nodiscard]] bool copy_rows(sequence_state& state, const Codec& codec, std::span<const page_entry> entries) {
+        return rows_.copy(state, codec, entries);
+    }
+    /// Reports rows for which there are no pages. Returns the error.
+    [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
+                               std::size_t page_bytes) {
+        return rows_.refuse(state, rows, pages, page_bytes);
+    }
+
     /// Commits a lease: its first rows are these tokens, the others are released. If the codec encodes whole pages,
     /// rows of a page whose residual buffer was reused are released too. It cannot fail: all necessary memory was
     /// allocated with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.lease.began;
-        pages_.measure(state.tokens.size(), tokens.size(), took.count());
+        if (state.lease.spliced.empty()) // otherwise some of the rows were not computed
+            pages_.measure(state.tokens.size(), tokens.size(), took.count());
         commit_unmeasured(state, tokens);
     }
 
@@ -8756,8 +9452,7 @@ public:
     void undo(sequence_state& state) noexcept {
         if (!state.lease.open)
             return;
-        for (; state.table.size() > state.lease.pages_before; state.table.pop_back())
-            pages_.drop(state.table.back().page);
+        drop_pages(state, state.lease.pages_before);
         if (state.lease.has_copied_tail(state.table))
             pages_.drop(state.table.back().page);
         if (state.lease.tail_before)
@@ -8795,12 +9490,31 @@ private:
             if (i * page_tokens_ + entry.count > std::min(state.exact, state.cacheable)) // approximate: never published
                 return;
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
-            const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);
-            state.publishable = detail::completes<std::bad_alloc>(
-                [&] { entry.page = pages_.publish(parent, run, entry.page, length); });
+            const auto parent = i > 0 ? std::optional(state.indexed(i - 1)) : pages_.index().root_of(state.tenant);
+            page_id known = entry.page;
+            state.publishable =
+                detail::completes<std::bad_alloc>([&] { known = pages_.publish(parent, run, entry.page, length); });
+            if (known != entry.page && pages_.keeps_twins())
+                state.twins.push_back({i, known});
+            else if (const page_id before = std::exchange(entry.page, known); before != known)
+                pages_.report_move({i, before, known});
             if (state.publishable && entry.count == page_tokens_)
                 state.published_pages = i + 1;
         }
+    }
+
+    // Releases the pages after the first `kept` ones, last first.
+    void drop_pages(sequence_state& state, std::size_t kept) noexcept {
+        while (state.table.size() > kept) {
+            pages_.drop(state.table.back().page);
+            state.table.pop_back();
+            if (!state.twins.empty() && state.twins.back().entry == state.table.size())
+                drop_twin(state);
+        }
+    }
+    void drop_twin(sequence_state& state) noexcept {
+        pages_.drop(state.twins.back().page);
+        state.twins.pop_back();
     }
 
     void forget_sources(sequence_state& state) noexcept {
@@ -8812,7 +9526,10 @@ private:
     std::size_t page_tokens_;
     bool whole_; // whether the codec codes whole pages: only those are shared
     residual_leases<PageManager> residual_;
+    row_allocator<PageManager> rows_;
     sequence_state ring_;
+    std::size_t size_ = 0;
+    spare_sequences spare_;
 };
 
 } // namespace kvcache
@@ -8866,12 +9583,78 @@ struct cache_stats {
 
 } // namespace kvcache
 
+// ---- kvcache/cache/tenant_access.hpp ------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The tenants of a cache, as a tenant cache administers them. Not for hosts. Each function takes the cache's lock.
+/// Tenant 0 is the cache's own.
+class tenant_access {
+public:
+    template <class Cache>
+    static std::uint32_t add(Cache& cache, const std::string& salt, std::size_t quota) {
+        const std::lock_guard guard(cache.lock_);
+        identity own = cache.identity_;
+        own.tenant = salt;
+        cache.salts_.reserve(cache.salts_.size() + 1);
+        std::string kept = salt;
+        cache.tier_.set(cache.pages_.tenants().size() + 1, own);
+        const std::uint32_t number = cache.pages_.add_tenant(cache.hash_.open(own).root(), quota);
+        cache.salts_.push_back(std::move(kept));
+        return number;
+    }
+
+    /// Evicts the idle pages of a tenant. Returns whether it has no pages left. Cost: O(its pages * all pages).
+    template <class Cache>
+    [[nodiscard]] static bool clear(Cache& cache, std::uint32_t tenant) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.pages_.clear(tenant);
+    }
+
+    /// Gives the number of a tenant to another one. Requires: it has no pages, sequences or matches. Throws: bad_alloc;
+    /// nothing has changed then.
+    template <class Cache>
+    static void replace(Cache& cache, std::uint32_t tenant, std::string salt, std::size_t quota) {
+        const std::lock_guard guard(cache.lock_);
+        identity own = cache.identity_;
+        own.tenant = salt;
+        const auto root = cache.hash_.open(own).root();
+        cache.tier_.set(tenant, own);
+        cache.pages_.replace_tenant(tenant, root, quota);
+        cache.salts_[tenant - 1] = std::move(salt);
+    }
+
+    template <class Cache>
+    static void set_quota(Cache& cache, std::uint32_t tenant, std::size_t quota) {
+        const std::lock_guard guard(cache.lock_);
+        cache.pages_.set_quota(tenant, quota);
+    }
+
+    template <class Cache>
+    [[nodiscard]] static auto usage(const Cache& cache, std::uint32_t tenant) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.pages_.tenants().usage(tenant);
+    }
+
+    /// The identity of what a tenant stores.
+    template <class Cache>
+    [[nodiscard]] static identity id(const Cache& cache, std::uint32_t tenant) {
+        const std::lock_guard guard(cache.lock_);
+        identity own = cache.identity_;
+        if (tenant > 0)
+            own.tenant = cache.salts_[tenant - 1];
+        return own;
+    }
+};
+
+} // namespace kvcache
+
 // ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
 /// A paged KV cache with prefix sharing and copy-on-write; the codec decides how a page stores keys and values.
-/// Requires: it outlives its sequences, matches and leases. It cannot be moved.
+/// Requires: it outlives its sequences, matches and leases. It can be moved before it has any.
 /// `Policies`: a cache_policies.
 template <class Policies>
 class basic_cache {
@@ -8880,6 +9663,7 @@ class basic_cache {
     using opened = decltype(std::declval<const Policy&>().open(std::declval<Arguments>()...));
 
     using hash_policy_type = decltype(Policies::hash);
+    using recompute_type = opened<decltype(Policies::recompute), page_shape>;
 
 public:
     using codec_type = opened<decltype(Policies::codec), page_shape>;
@@ -8904,18 +9688,39 @@ public:
     static constexpr bool knows_chunks =
         row_writer<codec_type> && chunk_index_state<opened<decltype(Policies::index), page_shape, std::size_t>>;
 
+private:
+    using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>,
+                                           opened<decltype(Policies::index), page_shape, std::size_t>,
+                                           opened<decltype(Policies::eviction), eviction_capacity>,
+                                           opened<decltype(Policies::observer)>, page_writer<codec_type>>;
+    static constexpr bool is_movable =
+        std::is_move_constructible_v<codec_type> && std::is_move_constructible_v<page_manager_type> &&
+        std::is_move_constructible_v<recompute_type> && std::is_move_constructible_v<tier_client<tier_type>>;
+
+public:
+    /// Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an identity.
     basic_cache(cache_config config, Policies policies)
         : shape_(checked(config.shape)),
           codec_(policies.codec.open(shape_)),
           identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
-          pages_({shape_, pages_in(config.limit), codec_.page_bytes(), config.tenants}, identity_, policies),
+          pages_({shape_, pages_in(config.limit, codec_), codec_.page_bytes(), config.tenants}, identity_, policies),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, quantized()),
           recompute_(policies.recompute.open(shape_)),
           tier_(policies.tier.open(), identity_, detail::secret_of(hash_)) {}
 
-    basic_cache(const basic_cache&) = delete;
-    basic_cache& operator=(const basic_cache&) = delete;
+    /// Requires: the other has no sequences, matches and leases.
+    basic_cache(basic_cache&& other) requires is_movable : shape_(unused(other).shape_),
+                                                           codec_(std::move(other.codec_)),
+                                                           identity_(std::move(other.identity_)),
+                                                           salts_(std::move(other.salts_)),
+                                                           pages_(std::move(other.pages_)),
+                                                           hash_(std::move(other.hash_)),
+                                                           sequences_(pages_, shape_.tokens, quantized()),
+                                                           recompute_(std::move(other.recompute_)),
+                                                           tier_(std::move(other.tier_)) {}
+    basic_cache& operator=(basic_cache&&) = delete;
+    ~basic_cache() = default;
 
     /// Returns the longest cached prefix of `tokens` that can be continued, and pins its pages. A codec that quantizes
     /// whole pages matches whole pages. Full pages that only the tier has are loaded, verified and published first.
@@ -8939,7 +9744,7 @@ public:
         std::size_t first = recompute_.first_computed(found.tokens(), found.of());
         if constexpr (page_writer<codec_type>) {
             const std::lock_guard guard(lock_);
-            first = sequences_.residual().kept(*found.known_.state_, first);
+            first = sequences_.residual().kept(found.known_.state_for(*this), first);
         }
         return {first, found.of() - first};
     }
@@ -8949,14 +9754,15 @@ public:
 
     /// Returns a sequence that shares the matched pages, up to the first token to compute.
     [[nodiscard]] sequence open(match_type found, const compute_range& plan) {
+        static_cast<void>(found.known_.state_for(*this));
         found.known_.truncate(plan.first);
         return std::move(found.known_);
     }
 
     /// Joins match, plan, open and reserve for a prompt: returns a sequence that shares the cached pages, with a lease
-    /// over the rows to compute. Errors: those of reserve; nothing has changed then.
+    /// over the rows to compute. Errors: those of reserve, and pending; nothing has changed then.
     [[nodiscard]] result<acquired<basic_cache>> acquire(std::span<const token_id> tokens,
-                                                        reserve_options options = {}) {
+                                                        acquire_options options = {}) {
         return acquired<basic_cache>::of(*this, tokens, options);
     }
 
@@ -8964,36 +9770,19 @@ public:
     /// no page is free. Errors: out_of_memory, with the pages needed and available; nothing has changed then.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         const std::lock_guard guard(lock_);
-        sequence_state& state = *to.state_;
-        expects(!state.lease.open, "a sequence has one lease at a time");
-        const row_demand wanted = demand_of(state, rows, options);
-        if (wanted.pages > pages_.room(state.tenant))
-            return sequences_.refuse(state, rows, wanted.pages, codec_.page_bytes());
+        return cache_access::reserve(*this, to, rows, options);
+    }
 
-        state.reserve(wanted.fresh, rows);
-        state.lease.pages_before = state.table.size();
-        state.lease.tail_before = state.open_rows(shape_.tokens) ? std::optional(state.table.back()) : std::nullopt;
-        state.lease.rows = rows;
-        state.lease.open = true;
-        state.lease.began = std::chrono::steady_clock::now();
-        const bool taken = [&] {
-            detail::scope_guard undo([&] { sequences_.undo(state); });
-            if (!sequences_.take_rows(state, codec_, wanted.in_tail, rows - wanted.in_tail,
-                                      wanted.copies ? wanted.used : 0) ||
-                !sequences_.residual().open(state, wanted.used, wanted.at_once))
-                return false;
-            undo.dismiss();
-            return true;
-        }();
-        if (taken)
-            return lease(*this, state);
-        return storage_error(sequences_.refuse(state, rows, wanted.pages, codec_.page_bytes()));
+    /// The number of leading tokens of a prompt that will be cached, in whole pages, once the leases are committed that
+    /// acquire has given out. Cost: O(sequences + such leases * tokens).
+    [[nodiscard]] std::size_t pending(std::span<const token_id> tokens) const {
+        return cache_access::pending(*this, 0, tokens);
     }
 
     /// The pages that a reservation would take now. Cost: O(1).
     [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options = {}) const {
         const std::lock_guard guard(lock_);
-        return demand_of(*to.state_, rows, options).pages;
+        return sequences_.demand(to.state_for(*this), rows, options).pages;
     }
 
     /// Reserves rows for several sequences, for all or for none (see kvcache::reserve_all).
@@ -9062,6 +9851,7 @@ public:
 
 private:
     friend class cache_access;
+    friend class tenant_access;
 
     // Where there was room and the storage refused: a far one says why.
     [[nodiscard]] error storage_error(error full) const {
@@ -9070,27 +9860,6 @@ private:
                 return well.error();
         return full;
     }
-
-    // Requires: the cache is locked.
-    [[nodiscard]] row_demand demand_of(const sequence_state& state, std::size_t rows, reserve_options options) const {
-        row_demand made;
-        const auto open_rows = state.open_rows(shape_.tokens);
-        made.used = open_rows.value_or(shape_.tokens);
-        made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
-        made.in_tail = std::min<std::size_t>(rows, shape_.tokens - made.used);
-        const std::size_t in_new = rows - made.in_tail;
-        made.fresh = in_new / shape_.tokens + (in_new % shape_.tokens > 0 ? 1 : 0);
-        made.at_once = std::min(std::max<std::size_t>(options.at_once, 1), rows);
-        const std::size_t exact =
-            sequences_.residual().needed(made.copies, state.table.size(), made.fresh, made.at_once);
-        made.pages = made.fresh + (made.copies ? 1 : 0) + pages_.residual().more_aside(exact);
-        return made;
-    }
-
-    using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>,
-                                           opened<decltype(Policies::index), page_shape, std::size_t>,
-                                           opened<decltype(Policies::eviction), eviction_capacity>,
-                                           opened<decltype(Policies::observer)>, page_writer<codec_type>>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         require(shape.valid(), "a page shape has no extent that is zero or too large, and tokens is a multiple of 16");
@@ -9110,8 +9879,15 @@ private:
             return std::nullopt;
     }
 
-    [[nodiscard]] std::size_t pages_in(cache_limits limit) const {
-        return std::min<std::size_t>(limit.bytes / codec_.page_bytes(), std::size_t{1} << 31);
+    [[nodiscard]] static std::size_t pages_in(cache_limits limit, const codec_type& codec) {
+        const std::size_t pages = limit.pages_of(codec.page_bytes());
+        require(pages > 0, "a cache's limit is at least one page");
+        return pages;
+    }
+
+    [[nodiscard]] static basic_cache& unused(basic_cache& cache) {
+        require(cache.sequences_.size() == 0, "a cache is moved before it has sequences, matches and leases");
+        return cache;
     }
 
     page_shape shape_;
@@ -9121,7 +9897,7 @@ private:
     page_manager_type pages_;
     hash_policy_type hash_;
     sequence_manager<page_manager_type> sequences_;
-    opened<decltype(Policies::recompute), page_shape> recompute_;
+    recompute_type recompute_;
     tier_client<tier_type> tier_;
     mutable locking_type lock_;
 };
@@ -9148,6 +9924,48 @@ struct cache_policies {
 };
 
 } // namespace kvcache
+
+// ---- kvcache/cache/try_open.hpp -----------------------------------------------------------------------------------
+
+#include <unistd.h>
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Checks what a cache is opened for. Errors: those of open_cache, except a failed allocation.
+template <class Cache>
+[[nodiscard]] result<void> check_config(const cache_config& config, std::size_t page_bytes) {
+    if (Cache::has_tier && config.id == identity{})
+        return error{error_code::mismatched, "identity", "a cache with a tier has an identity"};
+    const std::size_t pages = config.limit.pages_of(page_bytes);
+    if (pages == 0)
+        return error{error_code::out_of_range, "limit",
+                     joined({"a limit of ", std::to_string(config.limit.bytes),
+                             " bytes is less than one page, which has ", std::to_string(page_bytes)})};
+    constexpr std::size_t records_bytes = 128; // what the cache remembers of a page, at least
+    const auto machine =
+        static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    if (pages > machine / records_bytes)
+        return error{error_code::out_of_memory, "limit",
+                     joined({"the records of ", std::to_string(pages), " pages do not fit into the machine's ",
+                             std::to_string(machine), " bytes"})};
+    return {};
+}
+
+/// Opens a cache if its configuration is right. `open` returns the cache. Errors: those of open_cache.
+template <class Cache, class Codec, class Open>
+[[nodiscard]] result<Cache> try_open(const cache_config& config, const Codec& codec, Open&& open) {
+    if (!config.shape.valid())
+        return error{error_code::out_of_range, "shape",
+                     "a page shape has no extent that is zero or too large, and tokens is a multiple of 16"};
+    if (const auto right = check_config<Cache>(config, codec.open(config.shape).page_bytes()); !right)
+        return right.error();
+    std::optional<result<Cache>> made;
+    if (!completes<std::bad_alloc>([&] { made.emplace(open()); }))
+        return error{error_code::out_of_memory, "limit", "there is no memory for the records of the cache's pages"};
+    return std::move(*made);
+}
+
+} // namespace kvcache::detail
 
 // ---- kvcache/eviction/age_histogram.hpp ---------------------------------------------------------------------------
 
@@ -10140,8 +10958,8 @@ public:
           hints_(pages),
           hashes_(pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
-        index_match found;
+    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
+        found.clear();
         std::uint64_t hash = 0;
         const std::size_t length = tree_.page_tokens(), whole = tokens.size() / length;
         for (std::size_t first = 0; first < whole; first += ahead) {
@@ -10483,6 +11301,19 @@ concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
 
 namespace detail {
 
+// The codec of a cache that is given none: the one that its storage names, or f32.
+template <class Storage>
+struct standard_codec {
+    using type = codec::f32;
+};
+template <class Storage>
+    requires requires {
+        typename Storage::standard_codec;
+    }
+struct standard_codec<Storage> {
+    using type = typename Storage::standard_codec;
+};
+
 // Policies that cannot be composed: the type says why.
 template <class... Ps>
 struct compose : first_misuse<Ps...> {};
@@ -10490,8 +11321,9 @@ struct compose : first_misuse<Ps...> {};
 template <complete_policy... Ps>
     requires one_policy_a_role<Ps...>
 struct compose<Ps...> {
+    using storage = typename slot<storage_role, kvcache::storage::heap, Ps...>::type;
     using policies = cache_policies<
-        typename slot<codec_role, codec::f32, Ps...>::type, typename slot<storage_role, storage::heap, Ps...>::type,
+        typename slot<codec_role, typename standard_codec<storage>::type, Ps...>::type, storage,
         typename slot<hash_role, hash::xxh3, Ps...>::type, typename slot<index_role, index::radix, Ps...>::type,
         typename slot<eviction_role, eviction::learned_reuse, Ps...>::type,
         typename slot<recompute_role, recompute::exact_prefix, Ps...>::type,
@@ -10523,12 +11355,16 @@ struct opener {
     template <class... Given>
     [[nodiscard]] static Cache open(cache_config config, const std::tuple<Given...>& given);
 };
-template <class... Roles>
-struct opener<basic_cache<cache_policies<Roles...>>> {
+template <class Codec, class... Roles>
+struct opener<basic_cache<cache_policies<Codec, Roles...>>> {
     template <class... Given>
-    [[nodiscard]] static basic_cache<cache_policies<Roles...>> open(cache_config config,
-                                                                    const std::tuple<Given...>& given) {
-        return {std::move(config), {take<Roles>(given)...}};
+    [[nodiscard]] static Codec codec(const std::tuple<Given...>& given) {
+        return take<Codec>(given);
+    }
+    template <class... Given>
+    [[nodiscard]] static basic_cache<cache_policies<Codec, Roles...>> open(cache_config config,
+                                                                           const std::tuple<Given...>& given) {
+        return {std::move(config), {take<Codec>(given), take<Roles>(given)...}};
     }
 };
 
@@ -10571,7 +11407,9 @@ public:
 template <class... Ps>
 using cache = typename detail::compose<Ps...>::type;
 
-/// Opens a cache for pages of this shape, within a memory limit, from policies given by value in any order.
+/// Opens a cache for pages of this shape, within a memory limit, from policies given by value in any order. Requires:
+/// the shape is valid, the limit is at least one page, and a tier is only given with an identity; where these come from
+/// data, use open_cache. Throws: bad_alloc.
 template <class... Ps>
     requires(!std::same_as<Ps, cache_limits> && ...) // a third argument is the limit where the first is an identity
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, cache_limits limit, Ps... policies) {
@@ -10583,6 +11421,25 @@ template <class... Ps>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, cache_limits limit,
                                                                Ps... policies) {
     return detail::opener<cache<Ps...>>::open({shape, limit, std::move(id)}, std::tuple(std::move(policies)...));
+}
+
+/// As make_cache, for a shape and a limit that come from data. Errors: out_of_range, for a shape that is not valid or a
+/// limit below one page; out_of_memory, if the records of so many pages do not fit into memory; mismatched, for a tier
+/// without an identity. The field is "shape", "limit" or "identity".
+template <class... Ps>
+[[nodiscard]] result<typename detail::compose<Ps...>::type> open_cache(identity id, page_shape shape,
+                                                                       cache_limits limit, Ps... policies) {
+    using opened = typename detail::compose<Ps...>::type;
+    const cache_config config{shape, limit, std::move(id)};
+    const std::tuple given(std::move(policies)...);
+    return detail::try_open<opened>(config, detail::opener<opened>::codec(given),
+                                    [&] { return detail::opener<opened>::open(config, given); });
+}
+template <class... Ps>
+    requires(!std::same_as<Ps, cache_limits> && ...)
+[[nodiscard]] result<typename detail::compose<Ps...>::type> open_cache(page_shape shape, cache_limits limit,
+                                                                       Ps... policies) {
+    return open_cache(identity{}, shape, limit, std::move(policies)...);
 }
 
 /// Arguments that fit neither form, as a field that page_shape lacks. GCC converts arguments before it looks at the
@@ -10658,7 +11515,25 @@ namespace kvcache::inline KVCACHE_ABI::locking {
 /// lock.
 struct mutex {
     using role = locking_role;
-    using state = std::mutex;
+    class state;
+};
+
+class mutex::state {
+public:
+    void lock() { mutex_.lock(); }
+    void unlock() noexcept { mutex_.unlock(); }
+
+    /// Unlocks, waits for a `notify`, and locks again. Requires: locked.
+    void wait() {
+        std::unique_lock held(mutex_, std::adopt_lock);
+        changed_.wait(held);
+        held.release();
+    }
+    void notify() noexcept { changed_.notify_all(); }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
 };
 
 static_assert(locking_policy<mutex>);
@@ -10667,8 +11542,8 @@ static_assert(locking_policy<mutex>);
 
 // ---- kvcache/cache.hpp --------------------------------------------------------------------------------------------
 
-// The cache alone, with the standard policy of every role: pages, index, sequences, leases. Needs xxHash, and no Eigen,
-// no xsimd, no compiler flag, no exceptions and no RTTI. A policy has a header of its own,
+// The cache alone, with the standard policy of every role and the row-major codecs: pages, index, sequences, leases.
+// Needs xxHash, and no Eigen, no xsimd, no compiler flag, no exceptions and no RTTI. A policy has a header of its own,
 // <kvcache/eviction/s3_fifo.hpp>; all of a role are in <kvcache/eviction/all.hpp>.
 
 // ---- kvcache/codec/float16_coder.hpp ------------------------------------------------------------------------------
@@ -10683,17 +11558,14 @@ public:
 
     [[nodiscard]] std::size_t tokens() const noexcept { return tile_tokens; }
     [[nodiscard]] std::size_t bytes() const noexcept { return numbers_ * sizeof(Number); }
-    [[nodiscard]] std::string name() const { return std::is_same_v<Number, half> ? "f16" : "bf16"; }
+    [[nodiscard]] std::string name() const { return format_name<Number>; }
     void transform(std::span<float>) const noexcept {}
     void inverse_transform(std::span<float>) const noexcept {}
 
     void encode(const float* from, std::byte* to) const noexcept {
         auto* const numbers = reinterpret_cast<Number*>(to);
         for (std::size_t i = 0; i < numbers_; ++i)
-            if constexpr (std::is_same_v<Number, half>)
-                numbers[i] = to_half(from[i]);
-            else
-                numbers[i] = to_bfloat16(from[i]);
+            numbers[i] = narrow<Number>(from[i]);
     }
 
     void decode(const std::byte* from, std::size_t, float* to) const noexcept {
@@ -11618,11 +12490,13 @@ static_assert(codec_policy<mixed_kv<int8, int8>>);
 namespace kvcache::inline KVCACHE_ABI {
 
 /// All codec policies of the library, with their default options.
-using codec_policies =
-    std::tuple<codec::f32, codec::bf16, codec::f16, codec::int8, codec::int8_grouped, codec::int4,
-               codec::int4_per_channel, codec::hadamard<codec::int4>, codec::codebook<4>, codec::codebook<3>,
-               codec::codebook<2>, codec::mixed_kv<codec::int4_per_channel, codec::int4>,
-               codec::keep_sinks<codec::int8>, codec::keep_recent<codec::int8>>;
+using codec_policies = std::tuple<
+    codec::f32, codec::row_major<float, codec::kv_layout::nhd>, codec::row_major<half, codec::kv_layout::nhd>,
+    codec::row_major<bfloat16, codec::kv_layout::nhd>, codec::row_major<float, codec::kv_layout::hnd>,
+    codec::row_major<half, codec::kv_layout::hnd>, codec::row_major<bfloat16, codec::kv_layout::hnd>, codec::bf16,
+    codec::f16, codec::int8, codec::int8_grouped, codec::int4, codec::int4_per_channel, codec::hadamard<codec::int4>,
+    codec::codebook<4>, codec::codebook<3>, codec::codebook<2>, codec::mixed_kv<codec::int4_per_channel, codec::int4>,
+    codec::keep_sinks<codec::int8>, codec::keep_recent<codec::int8>>;
 
 } // namespace kvcache
 
@@ -14260,7 +15134,9 @@ public:
     state(std::size_t least, page_shape shape, std::size_t pages)
         : tree_(radix{}.open(shape, pages)), table_(least, shape.tokens, pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return tree_.match(tokens); }
+    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
+        return tree_.match(tokens, std::move(found));
+    }
 
     /// Requires: as radix.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
@@ -14395,8 +15271,8 @@ public:
           table_(pages),
           hashes_(pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
-        index_match found;
+    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
+        found.clear();
         std::uint32_t last = none;
         std::uint64_t hash = 0;
         const std::size_t length = tree_.page_tokens();
@@ -17572,8 +18448,10 @@ public:
         if (how_.write)
             how_.write("[");
     }
-    state(const state&) = delete; // the object that opens the array closes it
-    state& operator=(const state&) = delete;
+    /// The array is closed by the object that was moved to.
+    state(state&& other) noexcept
+        : how_(std::exchange(other.how_, {})), separator_(std::move(other.separator_)), found_(other.found_) {}
+    state& operator=(state&&) = delete;
     ~state() {
         detail::ignore_exceptions([&] { // a trace without its closing bracket is readable
             if (how_.write)
@@ -18952,7 +19830,8 @@ public:
                                         std::span<const std::size_t> recomputed) {
         const std::lock_guard guard(cache_access::lock(cache_));
         sequence_state& state = state_of(to);
-        expects(!state.lease.open && state.exact == sequence_state::all, "rows are spliced after an exact sequence");
+        require(!state.lease.open, "a sequence has one lease at a time");
+        expects(state.exact == sequence_state::all, "rows are spliced after an exact sequence");
         splice_plan spliced(state.tokens.size(), rows, found.map().runs, found.map().entries, recomputed);
         const std::size_t needed = spliced.own_pages(cache_.shape().tokens);
         if (needed <= pages().room(state.tenant) && splice(state, spliced, state_of(found.pins()).pinned_sources))
@@ -18989,7 +19868,7 @@ private:
         const std::vector<page_entry> table = spliced.table();
         state.reserve(table.size(), spliced.rows().size());
         state.pinned_sources.assign(sources.data(), sources.data() + sources.size());
-        state.lease.pages_before = state.table.size();
+        const std::size_t before = state.table.size();
         state.table.insert(state.table.end(), table.begin(), table.end());
         undo.dismiss();
         for (const page_id page : state.pinned_sources)
@@ -18997,10 +19876,8 @@ private:
         for (const page_entry& entry : table)
             pages().hold(entry.page);
         release_own(); // the entries reference them now
-        state.lease.tail_before.reset();
+        state.lease.begin(spliced.rows().size(), std::span(state.table).first(before), false);
         state.lease.spliced = std::move(spliced.rows());
-        state.lease.rows = state.lease.spliced.size();
-        state.lease.open = true;
         state.exact = state.tokens.size();
         return true;
     }
@@ -19658,16 +20535,20 @@ public:
     [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options = {}) const {
         return cache_->pages_needed(to, rows, options);
     }
+    /// The number of leading tokens of a prompt that will be cached once leases are committed, as the cache's own.
+    [[nodiscard]] std::size_t pending(std::span<const token_id> tokens) const {
+        return cache_access::pending(*cache_, number_, tokens);
+    }
     /// Joins match, plan, open and reserve for a prompt, as the cache's own acquire.
     [[nodiscard]] result<acquired<basic_tenant>> acquire(std::span<const token_id> tokens,
-                                                         reserve_options options = {}) const {
+                                                         acquire_options options = {}) const {
         return acquired<basic_tenant>::of(*this, tokens, options);
     }
 
     [[nodiscard]] const auto& recompute() const noexcept { return cache_->recompute(); }
 
     /// The identity of what this tenant stores.
-    [[nodiscard]] identity id() const { return cache_access::id(*cache_, number_); }
+    [[nodiscard]] identity id() const { return tenant_access::id(*cache_, number_); }
     [[nodiscard]] std::span<const std::byte> bytes(page_id page) const { return cache_->bytes(page); }
     [[nodiscard]] std::span<const std::byte> residual_bytes(page_id page) const { return cache_->residual_bytes(page); }
 
@@ -19676,7 +20557,7 @@ public:
     [[nodiscard]] const storage_type& storage() const noexcept { return cache_->storage(); }
 
     /// What this tenant has and may have.
-    [[nodiscard]] tenant_usage usage() const { return cache_access::usage(*cache_, number_); }
+    [[nodiscard]] tenant_usage usage() const { return tenant_access::usage(*cache_, number_); }
 
     /// Whether two views are of the same tenant.
     friend bool operator==(const basic_tenant& a, const basic_tenant& b) noexcept {
@@ -23075,6 +23956,21 @@ struct page_run {
 
 } // namespace kvcache
 
+// ---- kvcache/core/movable_mutex.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A mutex for members of classes that are moved before threads share them: the new object gets a mutex of its own.
+class movable_mutex : public std::mutex {
+public:
+    movable_mutex() = default;
+    movable_mutex(movable_mutex&&) noexcept : std::mutex() {}
+    movable_mutex& operator=(movable_mutex&&) = delete;
+    ~movable_mutex() = default;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/tier/run.hpp -----------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI::tier {
@@ -23263,7 +24159,7 @@ private:
     Tier tier_;
     std::string secret_;
     record_authenticator seal_;
-    mutable std::mutex lock_;                          // guards names_
+    mutable movable_mutex lock_;                       // guards names_
     std::vector<std::unique_ptr<record_names>> names_; // by tenant
 };
 
@@ -23469,7 +24365,7 @@ private:
     }
 
     tier_records<Tier> records_;
-    mutable std::mutex lock_; // guards stats_
+    mutable movable_mutex lock_; // guards stats_
     tier_stats stats_;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/number_format.hpp>
 #include <kvcache/cuda/emulated_device.hpp>
 #include <kvcache/kernel/hadamard.hpp>
-#include <kvcache/kernel/number_format.hpp>
 
 #include <span>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/kernel/number_format.hpp>
+#include <kvcache/core/number_format.hpp>
 #include <kvcache/kernel/zstd_code.hpp>
 
 #include <cstring>

@@ -53,6 +53,10 @@ template <>
 constexpr double tolerance<kv::codec::bf16> = 0.002;
 template <>
 constexpr double tolerance<kv::codec::f16> = 0.0003;
+template <kv::codec::kv_layout Layout>
+constexpr double tolerance<kv::codec::row_major<kv::bfloat16, Layout>> = 0.002;
+template <kv::codec::kv_layout Layout>
+constexpr double tolerance<kv::codec::row_major<kv::half, Layout>> = 0.0003;
 template <>
 constexpr double tolerance<kv::codec::int8> = 0.006;
 template <>

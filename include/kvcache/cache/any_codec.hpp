@@ -9,22 +9,27 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
+#include <utility>
 
 namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
+template <class P>
+using if_page_codec = std::conditional_t<page_writer<opened_by<P, page_shape>>, std::tuple<P>, std::tuple<>>;
+
 template <class List>
-struct behind_first;
-template <class First, class... Ps>
-struct behind_first<std::tuple<First, Ps...>> {
-    using type = std::tuple<Ps...>;
+struct page_codecs_of;
+template <class... Ps>
+struct page_codecs_of<std::tuple<Ps...>> {
+    using type = decltype(std::tuple_cat(std::declval<if_page_codec<Ps>>()...));
 };
 
 } // namespace detail
 
-/// Every codec of the library that encodes whole pages: all but `f32`.
-using page_codecs = detail::behind_first<codec_policies>::type;
+/// Every codec of the library that encodes whole pages.
+using page_codecs = detail::page_codecs_of<codec_policies>::type;
 
 /// A codec of whole pages that is chosen by its name at run time, so that a cache, its model and its attention are
 /// compiled once for all codecs. Each tile costs one indirect jump.

@@ -15,12 +15,14 @@ namespace kvcache::inline KVCACHE_ABI::detail {
 template <class Codec>
 [[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape) {
     id.codec = codec.name();
-    id.layout = joined({"key tiles of 16, value rows; ", std::to_string(shape.layers), " layers, ",
-                        std::to_string(shape.kv_heads), " KV heads of ", std::to_string(shape.head_dim)});
-    if constexpr (device_codec_state<Codec>) {
+    id.layout = "key tiles of 16, value rows";
+    if constexpr (requires { codec.layout_name(); })
         id.layout = codec.layout_name();
+    if constexpr (device_codec_state<Codec>)
         id.backend = codec.backend();
-    }
+    else
+        id.layout += joined({"; ", std::to_string(shape.layers), " layers, ", std::to_string(shape.kv_heads),
+                             " KV heads of ", std::to_string(shape.head_dim)});
     id.page_tokens = shape.tokens;
     return id;
 }

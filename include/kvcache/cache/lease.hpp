@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/cache_access.hpp>
+#include <kvcache/cache/row_run.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/codec/sequence_pages.hpp>
 #include <kvcache/core/contract.hpp>
@@ -110,6 +111,18 @@ public:
         require(open(), "a lease shows its pages until it ends");
         return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
     }
+    /// Calls `f` with a row_run for each run of consecutive rows in one page, in order of position: the sequence's
+    /// rows, then the reserved ones. The pointers are valid until the lease ends. Only with a row-major codec
+    /// (codec/row_major.hpp). Cost: O(pages), besides `f`.
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        all_rows().for_each_run(layer, head, f);
+    }
+    /// Copies the keys and values of these rows, widened to float32. keys, values: (first() + rows(), head_dim).
+    /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        all_rows().gather(layer, head, keys, values);
+    }
     /// The codec and the storage of the cache, to read the pages with.
     [[nodiscard]] const auto& codec() const noexcept { return cache_->codec(); }
     [[nodiscard]] const auto& storage() const noexcept { return cache_->storage(); }
@@ -174,6 +187,11 @@ private:
     // Whether it has not ended; it ends with its sequence too.
     [[nodiscard]] bool open() const noexcept {
         return state_ != nullptr && state_->lease.open && state_->lease.number == number_;
+    }
+
+    [[nodiscard]] detail::table_rows<Cache> all_rows() const {
+        require(open(), "a lease shows its rows until it ends");
+        return {*cache_, state_->table, first_ + state_->lease.rows};
     }
 
     void end_committed() noexcept {

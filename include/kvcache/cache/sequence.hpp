@@ -2,7 +2,9 @@
 #pragma once
 
 #include <kvcache/cache/cache_access.hpp>
+#include <kvcache/cache/row_run.hpp>
 #include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/codec/sequence_pages.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/result.hpp>
 
@@ -40,6 +42,25 @@ public:
     /// after a different prefix, or attended to such tokens; they are never shared with other sequences.
     [[nodiscard]] std::size_t exact() const { return std::min(state().exact, size()); }
     [[nodiscard]] std::span<const page_entry> table() const { return state().table; }
+
+    /// The sequence's pages, reserved rows included, in the form that attention reads. Only if the codec writes row by
+    /// row: a codec of whole pages keeps full-precision rows that its lease shows. Valid until the table changes.
+    [[nodiscard]] sequence_pages pages() const requires Cache::writes_rows {
+        return {state().table, {}, state().exact != sequence_state::all};
+    }
+
+    /// Calls `f` with a row_run for each run of consecutive rows in one page, in order of position: the rows of the
+    /// tokens, not reserved ones. The pointers are valid until the sequence changes or a lease of it is committed. Only
+    /// with a row-major codec (codec/row_major.hpp). Cost: O(pages), besides `f`.
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        rows().for_each_run(layer, head, f);
+    }
+    /// Copies the keys and values of the tokens, widened to float32. keys, values: (size(), head_dim).
+    /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        rows().gather(layer, head, keys, values);
+    }
 
     /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
     /// it. With a codec that quantizes whole pages, a fork inside a quantized page ends where that page begins:
@@ -81,6 +102,7 @@ private:
         require(state_ == nullptr || state_->orphaned || cache_ == &cache, "a sequence is used with its own cache");
         return state();
     }
+    [[nodiscard]] detail::table_rows<Cache> rows() const { return {*cache_, state().table, size()}; }
 
     Cache* cache_;
     std::unique_ptr<sequence_state> state_;

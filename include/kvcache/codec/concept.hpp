@@ -55,8 +55,9 @@ concept page_reader = requires(const S s, std::span<const std::byte> bytes, page
     { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
 };
 
-/// Lossless writer of single rows of keys and values into a page. `copy` copies the first `rows` rows to another page.
-/// It reads no byte of later rows, which another thread may be writing.
+/// Writer of single rows of keys and values into a page. Reads give what was written, rounded at most as each number
+/// alone decides. `copy` copies the first `rows` rows to another page. It reads no byte of later rows, which another
+/// thread may be writing.
 template <class S>
 concept row_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
                               std::span<const float> numbers, std::size_t rows) {

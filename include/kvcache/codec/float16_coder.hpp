@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/codec/kv_kind.hpp>
-#include <kvcache/kernel/number_format.hpp>
+#include <kvcache/core/number_format.hpp>
 
 #include <cstddef>
 #include <span>
@@ -19,17 +19,14 @@ public:
 
     [[nodiscard]] std::size_t tokens() const noexcept { return tile_tokens; }
     [[nodiscard]] std::size_t bytes() const noexcept { return numbers_ * sizeof(Number); }
-    [[nodiscard]] std::string name() const { return std::is_same_v<Number, half> ? "f16" : "bf16"; }
+    [[nodiscard]] std::string name() const { return format_name<Number>; }
     void transform(std::span<float>) const noexcept {}
     void inverse_transform(std::span<float>) const noexcept {}
 
     void encode(const float* from, std::byte* to) const noexcept {
         auto* const numbers = reinterpret_cast<Number*>(to);
         for (std::size_t i = 0; i < numbers_; ++i)
-            if constexpr (std::is_same_v<Number, half>)
-                numbers[i] = to_half(from[i]);
-            else
-                numbers[i] = to_bfloat16(from[i]);
+            numbers[i] = narrow<Number>(from[i]);
     }
 
     void decode(const std::byte* from, std::size_t, float* to) const noexcept {

@@ -4,7 +4,7 @@
 #include <kvcache/codec/packed_quants.hpp>
 #include <kvcache/codec/quantized_pages.hpp>
 #include <kvcache/core/contract.hpp>
-#include <kvcache/kernel/number_format.hpp>
+#include <kvcache/core/number_format.hpp>
 
 #include <cmath>
 #include <cstddef>

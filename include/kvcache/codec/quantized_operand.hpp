@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/kernel/number_format.hpp>
+#include <kvcache/core/number_format.hpp>
 
 #include <cstddef>
 #include <cstdint>

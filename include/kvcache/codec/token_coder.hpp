@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/codec/packed_quants.hpp>
-#include <kvcache/kernel/number_format.hpp>
+#include <kvcache/core/number_format.hpp>
 
 #include <algorithm>
 #include <cstddef>

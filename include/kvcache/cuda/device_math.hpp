@@ -9,7 +9,7 @@
 #include <cstdint>
 
 /// Arithmetic with the same bits on the host and on a device: every operation rounds once and nothing is contracted,
-/// whatever the compiler options. The 16-bit formats round as in kernel/number_format.hpp.
+/// whatever the compiler options. The 16-bit formats round as in core/number_format.hpp.
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// x * y + z, rounded once.

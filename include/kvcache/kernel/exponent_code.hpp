@@ -3,8 +3,8 @@
 
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/intrinsics.hpp>
+#include <kvcache/core/number_format.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/kernel/number_format.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/number_format.hpp>
 #include <kvcache/core/prefetch.hpp>
-#include <kvcache/kernel/number_format.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
 #include <kvcache/kernel/simd.hpp>
 #include <kvcache/kernel/tile_sums.hpp>

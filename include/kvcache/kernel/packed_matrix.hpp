@@ -3,8 +3,8 @@
 
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/number_format.hpp>
 #include <kvcache/kernel/native.hpp>
-#include <kvcache/kernel/number_format.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/number_format.hpp>
 #include <kvcache/kernel/native.hpp>
-#include <kvcache/kernel/number_format.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/kernel/number_format.hpp>
+#include <kvcache/core/number_format.hpp>
 
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include <catch2/catch.hpp>
 
@@ -70,4 +71,13 @@ TEST_CASE("every binary16 and bfloat16 narrows back to itself, and what lies bet
     CHECK(kv::widen(kv::to_half(1e30f)) == 65504.0f);
     CHECK(kv::widen(kv::to_half(-std::numeric_limits<float>::infinity())) == -65504.0f);
     CHECK(std::isfinite(kv::widen(kv::to_bfloat16(std::numeric_limits<float>::max()))));
+}
+
+TEST_CASE("a number is narrowed to the format that is named") {
+    CHECK(kv::narrow<float>(0.1f) == 0.1f);
+    CHECK(kv::narrow<kv::half>(0.1f) == kv::to_half(0.1f));
+    CHECK(kv::narrow<kv::bfloat16>(0.1f) == kv::to_bfloat16(0.1f));
+    CHECK(kv::format_name<float> == std::string("f32"));
+    CHECK(kv::format_name<kv::half> == std::string("f16"));
+    CHECK(kv::format_name<kv::bfloat16> == std::string("bf16"));
 }

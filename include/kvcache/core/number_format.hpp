@@ -24,9 +24,15 @@ struct half {
     friend bool operator==(const half&, const half&) = default;
 };
 
-/// Number formats of weights. Each widens to float32 exactly.
+/// Number formats of weights and of stored rows. Each widens to float32 exactly.
 template <class T>
 concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || std::same_as<T, half>;
+
+/// The short name of a number format: f32, bf16 or f16.
+template <weight_format Number>
+inline constexpr const char* format_name = std::same_as<Number, float>      ? "f32"
+                                           : std::same_as<Number, bfloat16> ? "bf16"
+                                                                            : "f16";
 
 /// A float as it is.
 [[nodiscard]] constexpr float widen(float number) noexcept {
@@ -82,6 +88,17 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
     const std::uint32_t up = rest > middle || (rest == middle && (kept & 1u) != 0) ? 1 : 0;
     const std::uint32_t above = exponent >= 113 ? (exponent - 113) << 10 : 0;
     return {static_cast<std::uint16_t>(sign | (above + kept + up))};
+}
+
+/// Rounds to a number format as to_bfloat16 and to_half do; a float stays as it is.
+template <weight_format Number>
+[[nodiscard]] constexpr Number narrow(float number) noexcept {
+    if constexpr (std::same_as<Number, bfloat16>)
+        return to_bfloat16(number);
+    else if constexpr (std::same_as<Number, half>)
+        return to_half(number);
+    else
+        return number;
 }
 
 } // namespace kvcache
