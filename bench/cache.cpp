@@ -219,7 +219,7 @@ void add(bench::suite& suite, std::size_t prompts, std::size_t length) {
         "commit", "ns/token", [](tree& t) { return evict_and_commit(t).second; }, "evict", true);
     row("generate", "ns/token", generate, "generate", false);
 
-    // External memory beside owned memory, in turn within each sample.
+    // External memory compared with owned memory, in turn within each sample.
     const auto external = [&](const char* name, auto take, const char* use, double aim) {
         suite.add({.name = std::string(name) + "_external" + of,
                    .unit = "ns/token",

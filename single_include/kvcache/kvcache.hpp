@@ -9967,6 +9967,40 @@ template <class Cache, class Codec, class Open>
 
 } // namespace kvcache::detail
 
+// ---- kvcache/codec/external.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::codec {
+
+/// For pages in the host's own memory, which the cache never reads: it says how large one is and how the host lays it
+/// out. Standard with storage::external.
+struct external {
+    using role = codec_role;
+    std::size_t page_bytes = 0;            ///< Bytes of a page; 0 means keys and values of the shape in 16 bits.
+    std::string layout = "the host's own"; ///< Becomes part of the identity.
+
+    class state {
+    public:
+        state(std::size_t bytes, std::string layout) : bytes_(bytes), layout_(std::move(layout)) {}
+        [[nodiscard]] std::size_t page_bytes() const noexcept { return bytes_; }
+        [[nodiscard]] std::string name() const { return "external"; }
+        [[nodiscard]] std::string layout_name() const { return layout_; }
+        [[nodiscard]] std::string backend() const { return "host"; }
+
+    private:
+        std::size_t bytes_;
+        std::string layout_;
+    };
+
+    [[nodiscard]] state open(page_shape shape) const {
+        const std::size_t numbers = std::size_t{2} * shape.layers * shape.kv_heads * shape.head_dim * shape.tokens;
+        return {page_bytes > 0 ? page_bytes : 2 * numbers, layout};
+    }
+};
+
+static_assert(codec_policy<external>);
+
+} // namespace kvcache::codec
+
 // ---- kvcache/eviction/age_histogram.hpp ---------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI::eviction {
@@ -11288,6 +11322,10 @@ static_assert(storage_policy<heap>);
 
 namespace kvcache::inline KVCACHE_ABI {
 
+namespace storage {
+struct external;
+}
+
 namespace detail {
 
 template <class P, class... Ps>
@@ -11301,17 +11339,14 @@ concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
 
 namespace detail {
 
-// The codec of a cache that is given none: the one that its storage names, or f32.
+// The codec of a cache that is given none.
 template <class Storage>
 struct standard_codec {
     using type = codec::f32;
 };
-template <class Storage>
-    requires requires {
-        typename Storage::standard_codec;
-    }
-struct standard_codec<Storage> {
-    using type = typename Storage::standard_codec;
+template <>
+struct standard_codec<kvcache::storage::external> {
+    using type = codec::external;
 };
 
 // Policies that cannot be composed: the type says why.
@@ -23514,6 +23549,73 @@ struct counted {
 };
 
 static_assert(storage_policy<counted<heap>>);
+
+} // namespace kvcache::storage
+
+// ---- kvcache/storage/external.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::storage {
+
+/// Pages are blocks of the host's own tensors, numbered from 0: the cache knows which are cached, shared and free, and
+/// reads and writes none of them. The codec of such a cache is codec::external. An entry of a sequence's page table never changes at a commit, unless `merge` is
+/// set. The functions run while the cache is locked, must not call it, and must not throw.
+struct external {
+    using role = storage_role;
+
+    /// Copies block `from` to block `to`: all of it, or at least the rows in use. Called where a sequence is to write
+    /// into a block that it shares. Returns whether it succeeded; if not, the reservation fails. Required.
+    std::function<bool(page_id from, page_id to)> copy = {};
+    /// Called when a block without references is evicted; its content is unknown to the cache from now on.
+    std::function<void(page_id block)> on_evict = {};
+    /// Whether a sequence whose block fills takes a known block with the same content instead, and frees its own. If
+    /// not, both keep their blocks, and later prompts share the first.
+    bool merge = false;
+    /// Called in `commit` for each entry that a merge changes.
+    std::function<void(const moved_entry& entry)> on_move = {};
+
+    class state;
+    /// Requires: `copy` is given.
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
+};
+
+class external::state {
+public:
+    explicit state(external host) : host_(std::move(host)) {
+        require(static_cast<bool>(host_.copy), "external memory has a function that copies a block");
+    }
+
+    [[nodiscard]] bool acquire(page_id) noexcept { return true; }
+    void release(page_id) noexcept {}
+    [[nodiscard]] bool copy(page_id from, page_id to) const {
+        failed_ = !host_.copy(from, to);
+        return !failed_;
+    }
+    /// Errors: io, if the last copy failed.
+    [[nodiscard]] result<void> status() const {
+        return failed_ ? result<void>(error{error_code::io, "copy", "the host could not copy a block"})
+                       : result<void>();
+    }
+
+    [[nodiscard]] bool merges() const noexcept { return host_.merge; }
+    void on_evict(page_id block) const {
+        if (host_.on_evict)
+            host_.on_evict(block);
+    }
+    void on_move(const moved_entry& entry) const {
+        if (host_.on_move)
+            host_.on_move(entry);
+    }
+
+private:
+    external host_;
+    mutable bool failed_ = false; // changes only while the cache is locked
+};
+
+inline external::state external::open(std::size_t, std::size_t) const {
+    return state{*this};
+}
+
+static_assert(storage_policy<external>);
 
 } // namespace kvcache::storage
 

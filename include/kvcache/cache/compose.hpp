@@ -5,6 +5,7 @@
 #include <kvcache/cache/cache_policies.hpp>
 #include <kvcache/cache/check_policies.hpp>
 #include <kvcache/cache/try_open.hpp>
+#include <kvcache/codec/external.hpp>
 #include <kvcache/codec/f32.hpp>
 #include <kvcache/eviction/learned_reuse.hpp>
 #include <kvcache/hash/xxh3.hpp>
@@ -22,6 +23,10 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
+namespace storage {
+struct external;
+}
+
 namespace detail {
 
 template <class P, class... Ps>
@@ -35,17 +40,14 @@ concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
 
 namespace detail {
 
-// The codec of a cache that is given none: the one that its storage names, or f32.
+// The codec of a cache that is given none.
 template <class Storage>
 struct standard_codec {
     using type = codec::f32;
 };
-template <class Storage>
-    requires requires {
-        typename Storage::standard_codec;
-    }
-struct standard_codec<Storage> {
-    using type = typename Storage::standard_codec;
+template <>
+struct standard_codec<kvcache::storage::external> {
+    using type = codec::external;
 };
 
 // Policies that cannot be composed: the type says why.

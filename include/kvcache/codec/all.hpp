@@ -4,6 +4,7 @@
 #include <kvcache/codec/bf16.hpp>
 #include <kvcache/codec/codebook.hpp>
 #include <kvcache/codec/concept.hpp>
+#include <kvcache/codec/external.hpp>
 #include <kvcache/codec/f16.hpp>
 #include <kvcache/codec/f32.hpp>
 #include <kvcache/codec/hadamard.hpp>

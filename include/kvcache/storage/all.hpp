@@ -3,6 +3,7 @@
 
 #include <kvcache/storage/concept.hpp>
 #include <kvcache/storage/counted.hpp>
+#include <kvcache/storage/external.hpp>
 #include <kvcache/storage/fault_injecting.hpp>
 #include <kvcache/storage/heap.hpp>
 #include <kvcache/storage/huge_pages.hpp>

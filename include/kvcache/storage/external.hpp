@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/external.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/storage/concept.hpp>
@@ -12,12 +11,11 @@
 
 namespace kvcache::inline KVCACHE_ABI::storage {
 
-/// Pages are blocks of the host's own tensors, numbered from 0: the cache keeps the books (what is known, shared, free)
-/// and reads and writes none of them. An entry of a sequence's page table never changes at a commit, unless `merge` is
+/// Pages are blocks of the host's own tensors, numbered from 0: the cache knows which are cached, shared and free, and
+/// reads and writes none of them. The codec of such a cache is codec::external. An entry of a sequence's page table never changes at a commit, unless `merge` is
 /// set. The functions run while the cache is locked, must not call it, and must not throw.
 struct external {
     using role = storage_role;
-    using standard_codec = codec::external; ///< The codec of a cache that is given none.
 
     /// Copies block `from` to block `to`: all of it, or at least the rows in use. Called where a sequence is to write
     /// into a block that it shares. Returns whether it succeeded; if not, the reservation fails. Required.
