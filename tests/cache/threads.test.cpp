@@ -5,7 +5,9 @@
 #include <kvcache/eviction/cost_aware.hpp>
 #include <kvcache/locking/mutex.hpp>
 #include <kvcache/observer/counting.hpp>
+#include <kvcache/storage/external.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <thread>
@@ -69,7 +71,114 @@ int use(Cache& cache, std::uint64_t seed, int rounds) {
     return wrong;
 }
 
+/// A host's engine over external memory: in place of keys and values, each row holds the name of its prefix.
+struct host_tensor {
+    explicit host_tensor(std::size_t blocks) : rows(blocks * small.tokens) {}
+    std::vector<std::uint64_t> rows;
+
+    [[nodiscard]] std::uint64_t* block(kv::page_id page) { return rows.data() + kv::index_of(page) * small.tokens; }
+    [[nodiscard]] bool copy(kv::page_id from, kv::page_id to, std::size_t in_use) {
+        std::copy_n(block(from), in_use, block(to)); // another thread may be writing the rows after them
+        return true;
+    }
+
+    template <class Lease>
+    void write(Lease& lease, past& known, std::span<const kv::token_id> tokens) {
+        for (std::size_t row = 0; row < tokens.size(); ++row) {
+            known.push(tokens[row]);
+            const auto to = lease.place_of(row);
+            block(to.page)[to.row] = known.names.back();
+        }
+        lease.commit(tokens);
+    }
+    [[nodiscard]] bool hold(std::span<const kv::page_entry> table, const past& known) {
+        std::size_t position = 0;
+        for (const kv::page_entry& entry : table)
+            for (std::uint32_t row = 0; row < entry.count && position < known.size(); ++row)
+                if (block(entry.page)[row] != known.names[position++])
+                    return false;
+        return position == known.size();
+    }
+};
+
+/// Requests with common prefixes that are waited for, then forked and continued token by token. Counts errors.
+template <class Cache>
+int serve(Cache& cache, host_tensor& host, std::uint64_t seed, int rounds) {
+    seeded choose(seed);
+    int wrong = 0;
+    for (int round = 0; round < rounds; ++round) {
+        auto prompt = counted(static_cast<std::int32_t>(100 * choose(3)), 16 + 16 * choose(3)); // whole blocks
+        const auto own = counted(static_cast<std::int32_t>(1000 + choose(4)), 1 + choose(16));
+        prompt.insert(prompt.end(), own.begin(), own.end());
+        auto request = cache.acquire(prompt, {.pending = kv::pending_prefix::wait});
+        if (!request)
+            continue; // no block is left
+        past known;
+        for (const kv::token_id token : std::span(prompt).first(request->lease.first()))
+            known.push(token);
+        wrong += !host.hold(request->sequence.table(), known);
+        host.write(request->lease, known, std::span<const kv::token_id>(prompt).subspan(known.size()));
+        auto fork = request->sequence.fork(known.size() / small.tokens * small.tokens);
+        past other = known.first(fork.size());
+        for (int step = 0; step < 3; ++step)
+            for (auto* one : {&request->sequence, &fork}) {
+                past& its = one == &fork ? other : known;
+                const kv::token_id next{static_cast<std::int32_t>(choose(2))};
+                if (auto lease = cache.reserve(*one, 1))
+                    host.write(*lease, its, {&next, 1});
+                wrong += !host.hold(one->table(), its);
+            }
+    }
+    return wrong;
+}
+
+template <class Work>
+void on_each_thread(Work&& work) {
+    std::vector<std::thread> threads;
+    for (std::uint64_t i = 0; i < workers; ++i)
+        threads.emplace_back([&, i] { work(i); });
+    for (std::thread& thread : threads)
+        thread.join();
+}
+
 } // namespace
+
+TEST_CASE("threads share a cache over a host's memory, and wait for each other's prefixes") {
+    for (const bool merge : {false, true}) {
+        host_tensor host(24);
+        auto cache = kv::make_cache(
+            small, {.pages = 24}, kv::locking::mutex{},
+            kv::storage::external{.copy = [&](auto from, auto to, auto rows) { return host.copy(from, to, rows); },
+                                  .merge = merge});
+        std::atomic<int> wrong{0};
+        on_each_thread([&](std::uint64_t i) { wrong += serve(cache, host, i, 200); });
+        CHECK(wrong == 0);
+        CHECK(cache.check());
+        CHECK(cache.stats().in_use == 0);
+    }
+}
+
+TEST_CASE("threads fork one sequence at once") {
+    auto cache = kv::make_cache(small, pages(64), kv::locking::mutex{});
+    auto sequence = cache.open();
+    past known;
+    REQUIRE(append(cache, sequence, known, counted(0, 40)));
+    sequence.set_cacheable_limit(20);
+    const auto& shared = sequence;
+    std::atomic<int> wrong{0};
+    on_each_thread([&](std::uint64_t i) {
+        seeded choose(i);
+        for (int round = 0; round < 200; ++round) {
+            auto fork = shared.fork(choose(shared.size() + 1));
+            past own = known.first(fork.size());
+            wrong += fork.cacheable_limit() != 20;
+            if (append(cache, fork, own, counted(100, choose(20))))
+                wrong += !rows_hold(cache, fork.table(), own.names);
+        }
+    });
+    CHECK(wrong == 0);
+    CHECK(cache.check());
+}
 
 TEST_CASE("threads share a cache with a mutex") {
     for (std::uint64_t seed = 0; seed < 3; ++seed) {

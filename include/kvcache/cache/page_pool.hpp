@@ -36,7 +36,7 @@ public:
     template <class Codec>
     [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
         if constexpr (device_storage_state<Storage>)
-            return storage_.copy(from, to);
+            return detail::copy_rows(storage_, from, to, rows);
         else if constexpr (row_writer<Codec>)
             codec.copy(bytes(from), bytes(to), rows);
         return true;

@@ -20,6 +20,15 @@ concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
     noexcept;
 };
 
+// Copies the first rows of a page, or all of it.
+template <class S>
+auto copy_rows(const S& storage, page_id from, page_id to, std::size_t rows) {
+    if constexpr (requires { storage.copy(from, to, rows); })
+        return storage.copy(from, to, rows);
+    else if constexpr (requires { storage.copy(from, to); })
+        return storage.copy(from, to);
+}
+
 } // namespace detail
 
 /// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
@@ -28,11 +37,11 @@ concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_
     { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
 };
 
-/// A storage whose pages the host cannot address. `copy` copies one acquired page to another and returns whether it
-/// succeeded. `status` returns the reason of the last refused page or copy.
+/// A storage whose pages the host cannot address. `copy` copies one acquired page to another, or the first rows of it,
+/// and returns whether it succeeded. `status` returns the reason of the last refused page or copy.
 template <class S>
 concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
-    { c.copy(page, page) } -> std::same_as<bool>;
+    { detail::copy_rows(c, page, page, 1) } -> std::same_as<bool>;
     { c.status() } -> std::same_as<result<void>>;
 };
 

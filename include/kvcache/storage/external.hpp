@@ -5,21 +5,39 @@
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/storage/concept.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <utility>
 
 namespace kvcache::inline KVCACHE_ABI::storage {
 
+/// A host's function that copies a block: (from, to), or (from, to, rows) with the number of leading rows in use. With
+/// a mutex as locking, another thread may be writing later rows of `from` meanwhile. Returns whether it succeeded.
+class block_copy {
+public:
+    block_copy() = default;
+    template <std::invocable<page_id, page_id> F>
+    block_copy(F copy) : copy_([copy](page_id from, page_id to, std::size_t) mutable { return copy(from, to); }) {}
+    template <std::invocable<page_id, page_id, std::size_t> F>
+    block_copy(F copy) : copy_(std::move(copy)) {}
+
+    [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(copy_); }
+    [[nodiscard]] bool operator()(page_id from, page_id to, std::size_t rows) const { return copy_(from, to, rows); }
+
+private:
+    std::function<bool(page_id, page_id, std::size_t)> copy_;
+};
+
 /// Pages are blocks of the host's own tensors, numbered from 0: the cache knows which are cached, shared and free, and
-/// reads and writes none of them. The codec of such a cache is codec::external. An entry of a sequence's page table never changes at a commit, unless `merge` is
-/// set. The functions run while the cache is locked, must not call it, and must not throw.
+/// reads and writes none of them. The codec of such a cache is codec::external. An entry of a sequence's page table
+/// never changes at a commit, unless `merge` is set. The functions run while the cache is locked, must not call it, and
+/// must not throw.
 struct external {
     using role = storage_role;
 
-    /// Copies block `from` to block `to`: all of it, or at least the rows in use. Called where a sequence is to write
-    /// into a block that it shares. Returns whether it succeeded; if not, the reservation fails. Required.
-    std::function<bool(page_id from, page_id to)> copy = {};
+    /// Called where a sequence is to write into a block that it shares. If it fails, so does the reservation. Required.
+    block_copy copy = {};
     /// Called when a block without references is evicted; its content is unknown to the cache from now on.
     std::function<void(page_id block)> on_evict = {};
     /// Whether a sequence whose block fills takes a known block with the same content instead, and frees its own. If
@@ -41,8 +59,8 @@ public:
 
     [[nodiscard]] bool acquire(page_id) noexcept { return true; }
     void release(page_id) noexcept {}
-    [[nodiscard]] bool copy(page_id from, page_id to) const {
-        failed_ = !host_.copy(from, to);
+    [[nodiscard]] bool copy(page_id from, page_id to, std::size_t rows) const {
+        failed_ = !host_.copy(from, to, rows);
         return !failed_;
     }
     /// Errors: io, if the last copy failed.
