@@ -5984,7 +5984,8 @@ struct insertion {
 
 /// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
 /// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
-/// nothing; `erase` does not throw. `match` may take an earlier match as a second argument, whose memory it uses.
+/// nothing; `erase` does not throw. With `match(tokens, found)` too it uses
+/// the memory of an earlier match.
 template <class S>
 concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
                                std::optional<page_id> parent) {
@@ -6618,11 +6619,15 @@ class written_rows {
 public:
     /// Begins with `rows` rows, none of them written. Throws: bad_alloc; nothing has changed then.
     void begin(std::size_t rows, std::size_t layers) {
-        bits_.assign((rows + 63) / 64 * layers, 0);
+        const std::size_t needed = (rows + 63) / 64 * layers;
+        if (bits_.size() < needed)
+            bits_.resize(needed);
         layers_ = layers;
+        used_ = needed;
+        set(0);
     }
     /// All rows are written.
-    void fill() noexcept { std::fill(bits_.begin(), bits_.end(), std::numeric_limits<std::uint64_t>::max()); }
+    void fill() noexcept { set(all); }
     void mark(std::size_t layer, std::size_t row) noexcept {
         std::atomic_ref(bits_[row / 64 * layers_ + layer])
             .fetch_or(std::uint64_t{1} << row % 64, std::memory_order_relaxed);
@@ -6630,20 +6635,29 @@ public:
 
     /// Whether the first `rows` rows are written in every layer. Cost: O(rows * layers / 64).
     [[nodiscard]] bool first(std::size_t rows) const noexcept {
-        for (std::size_t block = 0; block * 64 < rows; ++block) {
-            const std::size_t left = rows - block * 64;
-            const std::uint64_t wanted =
-                left < 64 ? (std::uint64_t{1} << left) - 1 : std::numeric_limits<std::uint64_t>::max();
-            const std::uint64_t* const words = bits_.data() + block * layers_;
-            if (!std::all_of(words, words + layers_, [wanted](std::uint64_t one) { return (one & wanted) == wanted; }))
+        const std::uint64_t* word = bits_.data();
+        for (std::size_t left = rows; left > 0; left -= left < 64 ? left : 64) {
+            const std::uint64_t wanted = left < 64 ? (std::uint64_t{1} << left) - 1 : all;
+            std::uint64_t written = wanted;
+            for (const std::uint64_t* const end = word + layers_; word != end; ++word)
+                written &= *word;
+            if (written != wanted)
                 return false;
         }
         return true;
     }
 
 private:
-    std::vector<std::uint64_t> bits_; // (blocks of 64 rows, layers)
+    static constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
+
+    void set(std::uint64_t word) noexcept {
+        for (std::size_t i = 0; i < used_; ++i)
+            bits_[i] = word;
+    }
+
+    std::vector<std::uint64_t> bits_; // (blocks of 64 rows, layers), and room for more
     std::size_t layers_ = 0;
+    std::size_t used_ = 0;
 };
 
 } // namespace kvcache
@@ -8341,14 +8355,21 @@ public:
 
     /// The longest cached prefix of a tenant's tokens.
     [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
-        return found_in(tenant, tokens, {});
+        index_match found;
+        match(tenant, tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::uint32_t tenant, std::span<const token_id> tokens, index_match& found) const {
+        if (tenant == 0)
+            return look_up(tokens, found);
+        std::vector<token_id> query = run_of(tenant);
+        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
+        look_up(query, found);
+        found.pages.erase(found.pages.begin());
+        found.tokens -= page_tokens_;
     }
     [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
-    /// The same in memory that is used again by the next call.
-    [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
-        found_ = found_in(tenant, tokens, std::move(found_));
-        return found_;
-    }
 
     /// Chunks that a tenant has registered, if the index supports chunks.
     [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
@@ -8377,22 +8398,11 @@ public:
     }
 
 private:
-    [[nodiscard]] index_match found_in(std::uint32_t tenant, std::span<const token_id> tokens,
-                                       index_match memory) const {
-        if (tenant == 0)
-            return in_index(tokens, std::move(memory));
-        std::vector<token_id> query = run_of(tenant);
-        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
-        index_match found = in_index(query, std::move(memory));
-        found.pages.erase(found.pages.begin());
-        found.tokens -= page_tokens_;
-        return found;
-    }
-    [[nodiscard]] index_match in_index(std::span<const token_id> tokens, index_match memory) const {
-        if constexpr (requires { index_.match(tokens, std::move(memory)); })
-            return index_.match(tokens, std::move(memory));
+    void look_up(std::span<const token_id> tokens, index_match& found) const {
+        if constexpr (requires { index_.match(tokens, found); })
+            index_.match(tokens, found);
         else
-            return index_.match(tokens);
+            found = index_.match(tokens);
     }
 
     [[nodiscard]] std::vector<token_id> run_of(std::uint32_t tenant) const {
@@ -8402,7 +8412,6 @@ private:
     std::size_t page_tokens_;
     std::size_t pages_; // of the pool
     Index index_;
-    index_match found_;
 };
 
 } // namespace kvcache
@@ -8579,7 +8588,8 @@ public:
     [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
     /// The longest cached prefix of a tenant's tokens, until the next call.
     [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
-        return index_.find(tenant, tokens);
+        index_.match(tenant, tokens, found_);
+        return found_;
     }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
@@ -8810,6 +8820,7 @@ private:
     residual_pool<Coded> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
+    index_match found_; // of the last `find`
     page_eviction<Hash, Eviction> eviction_;
     Observer observer_;
     tenant_quotas tenants_;
@@ -11003,7 +11014,13 @@ public:
           hints_(pages),
           hashes_(pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+        index_match found;
+        match(tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::span<const token_id> tokens, index_match& found) const {
         found.clear();
         std::uint64_t hash = 0;
         const std::size_t length = tree_.page_tokens(), whole = tokens.size() / length;
@@ -11027,12 +11044,11 @@ public:
                     found.pages.push_back(page_id{hints[i]});
                     found.tokens += length;
                 } else if (!tree_.step(found, run(i))) {
-                    return found;
+                    return;
                 }
             }
         }
         tree_.step(found, tokens.subspan(whole * length));
-        return found;
     }
 
     /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
@@ -15180,9 +15196,8 @@ public:
     state(std::size_t least, page_shape shape, std::size_t pages)
         : tree_(radix{}.open(shape, pages)), table_(least, shape.tokens, pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
-        return tree_.match(tokens, std::move(found));
-    }
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return tree_.match(tokens); }
+    void match(std::span<const token_id> tokens, index_match& found) const { tree_.match(tokens, found); }
 
     /// Requires: as radix.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
@@ -15317,7 +15332,13 @@ public:
           table_(pages),
           hashes_(pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+        index_match found;
+        match(tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::span<const token_id> tokens, index_match& found) const {
         found.clear();
         std::uint32_t last = none;
         std::uint64_t hash = 0;
@@ -15334,7 +15355,6 @@ public:
             last = page;
         }
         tree_.step(found, rest.first(std::min(rest.size(), length)));
-        return found;
     }
 
     /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
