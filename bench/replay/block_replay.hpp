@@ -2,9 +2,9 @@
 #pragma once
 
 #include <kvcache/cache.hpp>
-#include <kvcache/codec/f32.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/index/radix.hpp>
+#include <kvcache/storage/external.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -60,8 +60,8 @@ public:
     /// `in_flight`: the number of requests that hold their pages at a time, at most; the oldest is released first.
     block_replay(std::size_t pages, std::size_t in_flight)
         : in_flight_(in_flight),
-          cache_(kvcache::make_cache(shape, {pages * kvcache::codec::f32{}.open(shape).page_bytes()},
-                                     kvcache::eviction::lru{}, Index{})) {}
+          cache_(kvcache::make_cache({.tokens = page_tokens}, {.pages = pages}, kvcache::eviction::lru{}, Index{},
+                                     blocks())) {}
 
     /// Returns the number of prompt tokens that were reused. Throws: runtime_error if the request alone does not fit.
     std::size_t run(const block_request& request) {
@@ -83,12 +83,14 @@ public:
     [[nodiscard]] kvcache::result<void> check() const { return cache_.check(); }
 
 private:
-    using cache = kvcache::cache<kvcache::eviction::lru, Index>;
+    using cache = kvcache::cache<kvcache::eviction::lru, Index, kvcache::storage::external>;
     using sequence = typename cache::sequence;
 
     static constexpr bool whole = std::same_as<Index, full_pages>;
-    // The smallest pages: no bytes of a model are moved.
-    static constexpr kvcache::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 1, .tokens = page_tokens};
+    // A host's blocks, of which nothing is moved.
+    [[nodiscard]] static kvcache::storage::external blocks() {
+        return {.copy = [](kvcache::page_id, kvcache::page_id) { return true; }, .merge = true};
+    }
 
     void append(sequence& to, std::span<const kvcache::token_id> tokens) {
         if (const std::size_t end = to.size() + tokens.size(); whole)

@@ -37,10 +37,10 @@ public:
     /// The same in the memory of another match.
     void match(std::uint32_t tenant, std::span<const token_id> tokens, index_match& found) const {
         if (tenant == 0)
-            return look_up(tokens, found);
+            return in_index(tokens, found);
         std::vector<token_id> query = run_of(tenant);
         query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
-        look_up(query, found);
+        in_index(query, found);
         found.pages.erase(found.pages.begin());
         found.tokens -= page_tokens_;
     }
@@ -73,7 +73,7 @@ public:
     }
 
 private:
-    void look_up(std::span<const token_id> tokens, index_match& found) const {
+    void in_index(std::span<const token_id> tokens, index_match& found) const {
         if constexpr (requires { index_.match(tokens, found); })
             index_.match(tokens, found);
         else
