@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "cache/host_rows.hpp"
 #include "cache/model.hpp"
 
 namespace kv = kvcache;
@@ -51,14 +52,29 @@ void play(spelled choices, kv::page_shape shape, std::size_t pages, bool fails, 
     }
 }
 
+void play_external(spelled choices, kv::page_shape shape, std::size_t pages, bool merge) {
+    kvcache_test::host_tensor host(pages);
+    auto cache = kv::make_cache(shape, {.pages = pages}, host.blocks(merge));
+    kvcache_test::cache_model<decltype(cache), spelled, kvcache_test::host_rows> model(cache, choices, {.longest = 40},
+                                                                                       {&host, merge});
+    try {
+        model.run(200);
+    } catch (const kvcache_test::model_broken& broken) {
+        std::fprintf(stderr, "in external memory: %s\n", broken.what());
+        std::abort();
+    }
+}
+
 } // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     spelled choices({data, size});
     const kv::page_shape shape{1, 1, 1, choices(2) == 0 ? 16u : 32u};
-    const std::size_t pages = choices(12);
-    if (const std::size_t every = choices(4); every > 0)
-        play(choices, shape, pages, true, kv::storage::fault_injecting<>{.every = every});
+    const std::size_t pages = 1 + choices(12), kind = choices(6);
+    if (kind > 3)
+        play_external(choices, {1, 1, 1, kvcache_test::host_tensor::page_tokens}, pages, kind == 5);
+    else if (kind > 0)
+        play(choices, shape, pages, true, kv::storage::fault_injecting<>{.every = kind});
     else
         play(choices, shape, pages, false);
     return 0;

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "../cache/model.hpp"
+#include "cache/host_rows.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -21,69 +21,10 @@ using namespace kvcache_test;
 
 namespace {
 
-constexpr std::size_t tokens_a_page = 16;
-constexpr kv::page_shape shape{.layers = 2, .kv_heads = 1, .head_dim = 4, .tokens = tokens_a_page};
-
-/// A host's tensor: in place of the keys and values of a row, the name of its prefix.
-struct tensor {
-    explicit tensor(std::size_t pages) : rows(pages * tokens_a_page) {}
-    std::vector<std::uint64_t> rows;
-    std::vector<kv::page_id> evicted = {};
-    std::vector<kv::moved_entry> moved = {};
-
-    std::uint64_t& at(kv::page_id page, std::size_t row) { return rows[kv::index_of(page) * tokens_a_page + row]; }
-    void copy(kv::page_id from, kv::page_id to) { std::copy_n(&at(from, 0), tokens_a_page, &at(to, 0)); }
-
-    [[nodiscard]] kv::storage::external blocks(bool merge = false) {
-        return {.copy =
-                    [this](kv::page_id from, kv::page_id to) {
-                        copy(from, to);
-                        return true;
-                    },
-                .on_evict = [this](kv::page_id page) { evicted.push_back(page); },
-                .merge = merge,
-                .on_move = [this](const kv::moved_entry& entry) { moved.push_back(entry); }};
-    }
-};
-
-/// What the random model writes and reads.
-struct host_rows {
-    tensor* host;
-    bool merge;
-
-    template <class Lease>
-    void write(const Lease& lease, const kv::page_shape&, std::size_t row, std::uint64_t name) const {
-        const auto to = lease.place_of(row);
-        host->at(to.page, to.row) = name;
-    }
-    template <class Cache>
-    [[nodiscard]] bool hold(const Cache&, std::span<const kv::page_entry> table,
-                            std::span<const std::uint64_t> names) const {
-        std::size_t position = 0;
-        for (const kv::page_entry& entry : table)
-            for (std::uint32_t row = entry.first; row < entry.first + entry.count && position < names.size(); ++row)
-                if (host->at(entry.page, row) != names[position++])
-                    return false;
-        return position == names.size();
-    }
-    /// The pages stay, unless a merge is reported.
-    [[nodiscard]] bool may_become(std::span<const kv::page_entry> before, std::span<const kv::page_entry> after) const {
-        std::vector<kv::page_id> expected;
-        for (std::size_t i = 0; i < after.size(); ++i)
-            expected.push_back(before[i].page);
-        if (merge)
-            for (const kv::moved_entry& moved : std::exchange(host->moved, {})) {
-                if (expected[moved.entry] != moved.from)
-                    return false;
-                expected[moved.entry] = moved.to;
-            }
-        return host->moved.empty() &&
-               std::ranges::equal(expected, after, {}, {}, [](const kv::page_entry& entry) { return entry.page; });
-    }
-};
+constexpr kv::page_shape shape{.layers = 2, .kv_heads = 1, .head_dim = 4, .tokens = host_tensor::page_tokens};
 
 template <class... Policies>
-auto cache_of(std::size_t pages, tensor& host, bool merge, Policies... policies) {
+auto cache_of(std::size_t pages, host_tensor& host, bool merge, Policies... policies) {
     return kv::make_cache(shape, {.pages = pages}, host.blocks(merge), policies...);
 }
 
@@ -102,7 +43,7 @@ TEMPLATE_TEST_CASE("external memory and a naive model agree on every row, and bl
         for (const std::size_t pages : {3u, 8u, 40u})
             for (std::uint64_t seed = 1; seed <= 6; ++seed) {
                 INFO("merge " << merge << ", " << pages << " pages, seed " << seed);
-                tensor host(pages);
+                host_tensor host(pages);
                 auto cache = cache_of(pages, host, merge, TestType{});
                 cache_model<decltype(cache), seeded, host_rows> model(cache, seeded(seed), {.vocabulary = 2},
                                                                       {&host, merge});
@@ -114,7 +55,7 @@ TEMPLATE_TEST_CASE("external memory and a naive model agree on every row, and bl
 
 TEMPLATE_TEST_CASE("external memory works with every index", "", kv::index::radix, kv::index::hash_chain) {
     for (const bool merge : {false, true}) {
-        tensor host(12);
+        host_tensor host(12);
         auto cache = cache_of(12, host, merge, TestType{});
         cache_model<decltype(cache), seeded, host_rows> model(cache, seeded(7), {.vocabulary = 2}, {&host, merge});
         CHECK_NOTHROW(model.run(3000));
@@ -122,7 +63,7 @@ TEMPLATE_TEST_CASE("external memory works with every index", "", kv::index::radi
 }
 
 TEST_CASE("two prompts that are computed at once keep their blocks, and later prompts share the first") {
-    tensor host(16);
+    host_tensor host(16);
     auto cache = cache_of(16, host, false);
     const auto prompt = counted(0, 40);
     auto one = cache.open(), two = cache.open();
@@ -159,7 +100,7 @@ TEST_CASE("two prompts that are computed at once keep their blocks, and later pr
 }
 
 TEST_CASE("merged blocks are reported, and freed") {
-    tensor host(16);
+    host_tensor host(16);
     auto cache = cache_of(16, host, true);
     const auto prompt = counted(0, 40);
     auto one = cache.open(), two = cache.open();
@@ -177,7 +118,7 @@ TEST_CASE("merged blocks are reported, and freed") {
 }
 
 TEST_CASE("evicted blocks are reported once, and a copy that fails refuses the reservation") {
-    tensor host(4);
+    host_tensor host(4);
     bool fails = false;
     kv::storage::external blocks = host.blocks();
     blocks.copy = [&](kv::page_id from, kv::page_id to) {
@@ -222,14 +163,14 @@ TEST_CASE("a page's size and layout are the host's, and the limit may be in byte
 }
 
 TEST_CASE("block tables are compressed rows") {
-    tensor host(16);
+    host_tensor host(16);
     auto cache = cache_of(16, host, false);
     auto a = cache.open(), b = cache.open(), empty = cache.open();
     append(cache, a, counted(0, 33));
     append(cache, b, counted(0, 32)); // its own pages
     auto lease = cache.reserve(b, 1);
     REQUIRE(lease);
-    kv::block_tables tables(tokens_a_page);
+    kv::block_tables tables(host_tensor::page_tokens);
     for (int round = 0; round < 2; ++round) {
         tables.clear();
         tables.append(a.table());
