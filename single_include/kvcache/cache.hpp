@@ -779,7 +779,8 @@ struct insertion {
 
 /// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
 /// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
-/// nothing; `erase` does not throw. `match` may take an earlier match as a second argument, whose memory it uses.
+/// nothing; `erase` does not throw. With `match(tokens, found)` too it uses
+/// the memory of an earlier match.
 template <class S>
 concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
                                std::optional<page_id> parent) {
@@ -1771,11 +1772,15 @@ class written_rows {
 public:
     /// Begins with `rows` rows, none of them written. Throws: bad_alloc; nothing has changed then.
     void begin(std::size_t rows, std::size_t layers) {
-        bits_.assign((rows + 63) / 64 * layers, 0);
+        const std::size_t needed = (rows + 63) / 64 * layers;
+        if (bits_.size() < needed)
+            bits_.resize(needed);
         layers_ = layers;
+        used_ = needed;
+        set(0);
     }
     /// All rows are written.
-    void fill() noexcept { std::fill(bits_.begin(), bits_.end(), std::numeric_limits<std::uint64_t>::max()); }
+    void fill() noexcept { set(all); }
     void mark(std::size_t layer, std::size_t row) noexcept {
         std::atomic_ref(bits_[row / 64 * layers_ + layer])
             .fetch_or(std::uint64_t{1} << row % 64, std::memory_order_relaxed);
@@ -1783,20 +1788,29 @@ public:
 
     /// Whether the first `rows` rows are written in every layer. Cost: O(rows * layers / 64).
     [[nodiscard]] bool first(std::size_t rows) const noexcept {
-        for (std::size_t block = 0; block * 64 < rows; ++block) {
-            const std::size_t left = rows - block * 64;
-            const std::uint64_t wanted =
-                left < 64 ? (std::uint64_t{1} << left) - 1 : std::numeric_limits<std::uint64_t>::max();
-            const std::uint64_t* const words = bits_.data() + block * layers_;
-            if (!std::all_of(words, words + layers_, [wanted](std::uint64_t one) { return (one & wanted) == wanted; }))
+        const std::uint64_t* word = bits_.data();
+        for (std::size_t left = rows; left > 0; left -= left < 64 ? left : 64) {
+            const std::uint64_t wanted = left < 64 ? (std::uint64_t{1} << left) - 1 : all;
+            std::uint64_t written = wanted;
+            for (const std::uint64_t* const end = word + layers_; word != end; ++word)
+                written &= *word;
+            if (written != wanted)
                 return false;
         }
         return true;
     }
 
 private:
-    std::vector<std::uint64_t> bits_; // (blocks of 64 rows, layers)
+    static constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
+
+    void set(std::uint64_t word) noexcept {
+        for (std::size_t i = 0; i < used_; ++i)
+            bits_[i] = word;
+    }
+
+    std::vector<std::uint64_t> bits_; // (blocks of 64 rows, layers), and room for more
     std::size_t layers_ = 0;
+    std::size_t used_ = 0;
 };
 
 } // namespace kvcache
@@ -2230,8 +2244,9 @@ public:
     template <class Cache>
     static void release(Cache& cache, std::unique_ptr<sequence_state> state) noexcept {
         const std::lock_guard guard(cache.lock_);
+        const bool awaited = !state->lease.prompt.empty();
         cache.sequences_.leave(std::move(state));
-        notify(cache);
+        notify(cache, awaited);
     }
 
     template <class Cache>
@@ -2322,9 +2337,10 @@ public:
     static void commit(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
         {
             const std::lock_guard guard(cache.lock_);
+            const bool awaited = !state.lease.prompt.empty();
             cache.sequences_.commit(state, tokens);
             cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
-            notify(cache);
+            notify(cache, awaited);
         }
         cache.tier_.store(cache, state);
     }
@@ -2336,11 +2352,12 @@ public:
         return cache.sequences_.pending(tenant, tokens);
     }
 
-    /// Wakes the threads that wait for a lease to end.
+    /// Wakes the threads that wait for a lease to end, if one has ended that computed a prompt.
     template <class Cache>
-    static void notify(Cache& cache) noexcept {
+    static void notify([[maybe_unused]] Cache& cache, [[maybe_unused]] bool awaited) noexcept {
         if constexpr (waiting_state<typename Cache::locking_type>)
-            cache.lock_.notify();
+            if (awaited)
+                cache.lock_.notify();
     }
 
     template <class Cache>
@@ -2353,8 +2370,9 @@ public:
     template <class Cache>
     static void rollback(Cache& cache, sequence_state& state) noexcept {
         const std::lock_guard guard(cache.lock_);
+        const bool awaited = !state.lease.prompt.empty();
         cache.sequences_.undo(state);
-        notify(cache);
+        notify(cache, awaited);
     }
 
     /// A lease of rows that a sequence's state already has. Requires: the cache is locked.
@@ -2823,6 +2841,10 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Requires: the cache outlives it.
 template <class Cache>
 class basic_lease {
+    static constexpr bool whole_pages = page_writer<typename Cache::codec_type>;
+    // Whether the cache owns the memory of the rows.
+    static constexpr bool owns_rows = whole_pages || row_writer<typename Cache::codec_type>;
+
 public:
     basic_lease(basic_lease&& other) noexcept
         : cache_(other.cache_),
@@ -2870,26 +2892,24 @@ public:
     /// keys, values: (kv_heads, head_dim). Several threads may write rows of one lease. If the codec encodes whole
     /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
     void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
+        static_assert(owns_rows, "the host writes rows that are in its own memory: place_of says where");
         const page_shape& shape = cache_->shape();
         require(row < rows(), "a written row was reserved");
         require(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
         require(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
                 "a row of keys or values has head_dim numbers for each KV head");
         expects(!keeps(row), "a row that is kept from elsewhere is not written");
-        if constexpr (row_writer<typename Cache::codec_type> || page_writer<typename Cache::codec_type>)
+        if constexpr (owns_rows)
             state_->lease.written.mark(index_of(layer), row);
         const place to = place_of(row);
-        const page_id page = to.page;
-        const auto bytes = cache_->bytes(page);
-        const std::uint32_t at = to.row;
-        if constexpr (page_writer<typename Cache::codec_type>) {
-            state_->lease.residual[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
-        } else {
+        if constexpr (whole_pages)
+            state_->lease.residual[to.entry]->write(cache_->codec(), cache_->bytes(to.page), layer, to.row, keys,
+                                                    values);
+        else if constexpr (owns_rows)
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
-                cache_->codec().encode(bytes, {layer, head_id{head}, at},
+                cache_->codec().encode(cache_->bytes(to.page), {layer, head_id{head}, to.row},
                                        keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
                                        values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
-        }
     }
 
     /// Declares all rows written, by code that writes the pages itself. Not needed where the cache does not own their
@@ -2967,7 +2987,7 @@ public:
         require(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
         if (!open())
             return;
-        if constexpr (row_writer<typename Cache::codec_type> || page_writer<typename Cache::codec_type>)
+        if constexpr (owns_rows)
             require(!state_->lease.spliced.empty() || state_->lease.written.first(tokens.size()),
                     "rows are written in every layer before they are committed");
         expects(state_->lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
@@ -3635,14 +3655,21 @@ public:
 
     /// The longest cached prefix of a tenant's tokens.
     [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
-        return found_in(tenant, tokens, {});
+        index_match found;
+        match(tenant, tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::uint32_t tenant, std::span<const token_id> tokens, index_match& found) const {
+        if (tenant == 0)
+            return in_index(tokens, found);
+        std::vector<token_id> query = run_of(tenant);
+        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
+        in_index(query, found);
+        found.pages.erase(found.pages.begin());
+        found.tokens -= page_tokens_;
     }
     [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
-    /// The same in memory that is used again by the next call.
-    [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
-        found_ = found_in(tenant, tokens, std::move(found_));
-        return found_;
-    }
 
     /// Chunks that a tenant has registered, if the index supports chunks.
     [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
@@ -3671,22 +3698,11 @@ public:
     }
 
 private:
-    [[nodiscard]] index_match found_in(std::uint32_t tenant, std::span<const token_id> tokens,
-                                       index_match memory) const {
-        if (tenant == 0)
-            return in_index(tokens, std::move(memory));
-        std::vector<token_id> query = run_of(tenant);
-        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
-        index_match found = in_index(query, std::move(memory));
-        found.pages.erase(found.pages.begin());
-        found.tokens -= page_tokens_;
-        return found;
-    }
-    [[nodiscard]] index_match in_index(std::span<const token_id> tokens, index_match memory) const {
-        if constexpr (requires { index_.match(tokens, std::move(memory)); })
-            return index_.match(tokens, std::move(memory));
+    void in_index(std::span<const token_id> tokens, index_match& found) const {
+        if constexpr (requires { index_.match(tokens, found); })
+            index_.match(tokens, found);
         else
-            return index_.match(tokens);
+            found = index_.match(tokens);
     }
 
     [[nodiscard]] std::vector<token_id> run_of(std::uint32_t tenant) const {
@@ -3696,7 +3712,6 @@ private:
     std::size_t page_tokens_;
     std::size_t pages_; // of the pool
     Index index_;
-    index_match found_;
 };
 
 } // namespace kvcache
@@ -3873,7 +3888,8 @@ public:
     [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
     /// The longest cached prefix of a tenant's tokens, until the next call.
     [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
-        return index_.find(tenant, tokens);
+        index_.match(tenant, tokens, found_);
+        return found_;
     }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
@@ -4104,6 +4120,7 @@ private:
     residual_pool<Coded> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
+    index_match found_; // of the last `find`
     page_eviction<Hash, Eviction> eviction_;
     Observer observer_;
     tenant_quotas tenants_;
@@ -6356,7 +6373,13 @@ public:
           hints_(pages),
           hashes_(pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+        index_match found;
+        match(tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::span<const token_id> tokens, index_match& found) const {
         found.clear();
         std::uint64_t hash = 0;
         const std::size_t length = tree_.page_tokens(), whole = tokens.size() / length;
@@ -6380,12 +6403,11 @@ public:
                     found.pages.push_back(page_id{hints[i]});
                     found.tokens += length;
                 } else if (!tree_.step(found, run(i))) {
-                    return found;
+                    return;
                 }
             }
         }
         tree_.step(found, tokens.subspan(whole * length));
-        return found;
     }
 
     /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
@@ -9576,9 +9598,8 @@ public:
     state(std::size_t least, page_shape shape, std::size_t pages)
         : tree_(radix{}.open(shape, pages)), table_(least, shape.tokens, pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
-        return tree_.match(tokens, std::move(found));
-    }
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return tree_.match(tokens); }
+    void match(std::span<const token_id> tokens, index_match& found) const { tree_.match(tokens, found); }
 
     /// Requires: as radix.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
@@ -9713,7 +9734,13 @@ public:
           table_(pages),
           hashes_(pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+        index_match found;
+        match(tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::span<const token_id> tokens, index_match& found) const {
         found.clear();
         std::uint32_t last = none;
         std::uint64_t hash = 0;
@@ -9730,7 +9757,6 @@ public:
             last = page;
         }
         tree_.step(found, rest.first(std::min(rest.size(), length)));
-        return found;
     }
 
     /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in

@@ -45,6 +45,9 @@ int main() {
 
 #include <kvcache/cache.hpp>
 
+#include <cstdlib>
+#include <cstring>
+
 int main() {
     using namespace kvcache::literals;
     constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
@@ -58,7 +61,13 @@ int main() {
         lease->write(layer, 0, row, row);
     const kvcache::token_id token{7};
     lease->commit({&token, 1});
-    return cache.match({&token, 1}).tokens() == 1 && cache.check() ? 0 : 1;
+    if (cache.match({&token, 1}).tokens() != 1 || !cache.check())
+        return 1;
+    // Without exceptions a violated contract ends in the handler.
+    kvcache::set_violation_handler(
+        [](const char* rule) { std::_Exit(std::strcmp(rule, "a lease is committed once") == 0 ? 0 : 1); });
+    lease->commit({&token, 1});
+    return 1;
 }
 
 #elif defined(CONSUMER_IS_COMPILED)

@@ -192,8 +192,8 @@ public:
     class state {
     public:
         state(const choice& which, page_shape shape, std::size_t pages) { which.open(one_, shape, pages); }
-        [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
-            return detail::with(one_, [&](const auto& one) { return one.match(tokens, std::move(found)); });
+        [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+            return detail::with(one_, [&](const auto& one) { return one.match(tokens); });
         }
         insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
             return detail::with(one_, [&](auto& one) { return one.insert(parent, tokens, page); });

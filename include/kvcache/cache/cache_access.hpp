@@ -141,8 +141,9 @@ public:
     template <class Cache>
     static void release(Cache& cache, std::unique_ptr<sequence_state> state) noexcept {
         const std::lock_guard guard(cache.lock_);
+        const bool awaited = !state->lease.prompt.empty();
         cache.sequences_.leave(std::move(state));
-        notify(cache);
+        notify(cache, awaited);
     }
 
     template <class Cache>
@@ -233,9 +234,10 @@ public:
     static void commit(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
         {
             const std::lock_guard guard(cache.lock_);
+            const bool awaited = !state.lease.prompt.empty();
             cache.sequences_.commit(state, tokens);
             cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
-            notify(cache);
+            notify(cache, awaited);
         }
         cache.tier_.store(cache, state);
     }
@@ -247,11 +249,12 @@ public:
         return cache.sequences_.pending(tenant, tokens);
     }
 
-    /// Wakes the threads that wait for a lease to end.
+    /// Wakes the threads that wait for a lease to end, if one has ended that computed a prompt.
     template <class Cache>
-    static void notify(Cache& cache) noexcept {
+    static void notify([[maybe_unused]] Cache& cache, [[maybe_unused]] bool awaited) noexcept {
         if constexpr (waiting_state<typename Cache::locking_type>)
-            cache.lock_.notify();
+            if (awaited)
+                cache.lock_.notify();
     }
 
     template <class Cache>
@@ -264,8 +267,9 @@ public:
     template <class Cache>
     static void rollback(Cache& cache, sequence_state& state) noexcept {
         const std::lock_guard guard(cache.lock_);
+        const bool awaited = !state.lease.prompt.empty();
         cache.sequences_.undo(state);
-        notify(cache);
+        notify(cache, awaited);
     }
 
     /// A lease of rows that a sequence's state already has. Requires: the cache is locked.

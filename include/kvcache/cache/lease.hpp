@@ -20,6 +20,10 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Requires: the cache outlives it.
 template <class Cache>
 class basic_lease {
+    static constexpr bool whole_pages = page_writer<typename Cache::codec_type>;
+    // Whether the cache owns the memory of the rows.
+    static constexpr bool owns_rows = whole_pages || row_writer<typename Cache::codec_type>;
+
 public:
     basic_lease(basic_lease&& other) noexcept
         : cache_(other.cache_),
@@ -67,26 +71,24 @@ public:
     /// keys, values: (kv_heads, head_dim). Several threads may write rows of one lease. If the codec encodes whole
     /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
     void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
+        static_assert(owns_rows, "the host writes rows that are in its own memory: place_of says where");
         const page_shape& shape = cache_->shape();
         require(row < rows(), "a written row was reserved");
         require(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
         require(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
                 "a row of keys or values has head_dim numbers for each KV head");
         expects(!keeps(row), "a row that is kept from elsewhere is not written");
-        if constexpr (row_writer<typename Cache::codec_type> || page_writer<typename Cache::codec_type>)
+        if constexpr (owns_rows)
             state_->lease.written.mark(index_of(layer), row);
         const place to = place_of(row);
-        const page_id page = to.page;
-        const auto bytes = cache_->bytes(page);
-        const std::uint32_t at = to.row;
-        if constexpr (page_writer<typename Cache::codec_type>) {
-            state_->lease.residual[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
-        } else {
+        if constexpr (whole_pages)
+            state_->lease.residual[to.entry]->write(cache_->codec(), cache_->bytes(to.page), layer, to.row, keys,
+                                                    values);
+        else if constexpr (owns_rows)
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
-                cache_->codec().encode(bytes, {layer, head_id{head}, at},
+                cache_->codec().encode(cache_->bytes(to.page), {layer, head_id{head}, to.row},
                                        keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
                                        values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
-        }
     }
 
     /// Declares all rows written, by code that writes the pages itself. Not needed where the cache does not own their
@@ -164,7 +166,7 @@ public:
         require(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
         if (!open())
             return;
-        if constexpr (row_writer<typename Cache::codec_type> || page_writer<typename Cache::codec_type>)
+        if constexpr (owns_rows)
             require(!state_->lease.spliced.empty() || state_->lease.written.first(tokens.size()),
                     "rows are written in every layer before they are committed");
         expects(state_->lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");

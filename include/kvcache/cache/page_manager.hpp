@@ -49,7 +49,8 @@ public:
     [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
     /// The longest cached prefix of a tenant's tokens, until the next call.
     [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
-        return index_.find(tenant, tokens);
+        index_.match(tenant, tokens, found_);
+        return found_;
     }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
@@ -280,6 +281,7 @@ private:
     residual_pool<Coded> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
+    index_match found_; // of the last `find`
     page_eviction<Hash, Eviction> eviction_;
     Observer observer_;
     tenant_quotas tenants_;

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -31,14 +30,21 @@ public:
 
     /// The longest cached prefix of a tenant's tokens.
     [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
-        return found_in(tenant, tokens, {});
+        index_match found;
+        match(tenant, tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::uint32_t tenant, std::span<const token_id> tokens, index_match& found) const {
+        if (tenant == 0)
+            return in_index(tokens, found);
+        std::vector<token_id> query = run_of(tenant);
+        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
+        in_index(query, found);
+        found.pages.erase(found.pages.begin());
+        found.tokens -= page_tokens_;
     }
     [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
-    /// The same in memory that is used again by the next call.
-    [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
-        found_ = found_in(tenant, tokens, std::move(found_));
-        return found_;
-    }
 
     /// Chunks that a tenant has registered, if the index supports chunks.
     [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
@@ -67,22 +73,11 @@ public:
     }
 
 private:
-    [[nodiscard]] index_match found_in(std::uint32_t tenant, std::span<const token_id> tokens,
-                                       index_match memory) const {
-        if (tenant == 0)
-            return in_index(tokens, std::move(memory));
-        std::vector<token_id> query = run_of(tenant);
-        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
-        index_match found = in_index(query, std::move(memory));
-        found.pages.erase(found.pages.begin());
-        found.tokens -= page_tokens_;
-        return found;
-    }
-    [[nodiscard]] index_match in_index(std::span<const token_id> tokens, index_match memory) const {
-        if constexpr (requires { index_.match(tokens, std::move(memory)); })
-            return index_.match(tokens, std::move(memory));
+    void in_index(std::span<const token_id> tokens, index_match& found) const {
+        if constexpr (requires { index_.match(tokens, found); })
+            index_.match(tokens, found);
         else
-            return index_.match(tokens);
+            found = index_.match(tokens);
     }
 
     [[nodiscard]] std::vector<token_id> run_of(std::uint32_t tenant) const {
@@ -92,7 +87,6 @@ private:
     std::size_t page_tokens_;
     std::size_t pages_; // of the pool
     Index index_;
-    index_match found_;
 };
 
 } // namespace kvcache

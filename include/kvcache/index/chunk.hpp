@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI::index {
@@ -34,9 +33,8 @@ public:
     state(std::size_t least, page_shape shape, std::size_t pages)
         : tree_(radix{}.open(shape, pages)), table_(least, shape.tokens, pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
-        return tree_.match(tokens, std::move(found));
-    }
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return tree_.match(tokens); }
+    void match(std::span<const token_id> tokens, index_match& found) const { tree_.match(tokens, found); }
 
     /// Requires: as radix.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI::index {
@@ -35,7 +34,13 @@ public:
           table_(pages),
           hashes_(pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+        index_match found;
+        match(tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::span<const token_id> tokens, index_match& found) const {
         found.clear();
         std::uint32_t last = none;
         std::uint64_t hash = 0;
@@ -52,7 +57,6 @@ public:
             last = page;
         }
         tree_.step(found, rest.first(std::min(rest.size(), length)));
-        return found;
     }
 
     /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI::index {
@@ -40,7 +39,13 @@ public:
           hints_(pages),
           hashes_(pages) {}
 
-    [[nodiscard]] index_match match(std::span<const token_id> tokens, index_match found = {}) const {
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+        index_match found;
+        match(tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::span<const token_id> tokens, index_match& found) const {
         found.clear();
         std::uint64_t hash = 0;
         const std::size_t length = tree_.page_tokens(), whole = tokens.size() / length;
@@ -64,12 +69,11 @@ public:
                     found.pages.push_back(page_id{hints[i]});
                     found.tokens += length;
                 } else if (!tree_.step(found, run(i))) {
-                    return found;
+                    return;
                 }
             }
         }
         tree_.step(found, tokens.subspan(whole * length));
-        return found;
     }
 
     /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in

@@ -1,0 +1,126 @@
+"""vLLM's own block manager, without a GPU and without torch: what its scheduler calls for a request, and nothing else.
+
+vLLM is pure Python here: KVCacheManager, BlockPool and Request run as they are installed. What these modules import and the
+block manager never calls is replaced by placeholders, which refuse to be called: the modules of PLACEHOLDERS. Two packages
+are entered without running their __init__.py: vllm itself, and vllm.v1.structured_output. One placeholder is called, once:
+vllm.platforms registers no further kind of KV cache, as on every platform that vLLM has.
+"""
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+PLACEHOLDERS = ("torch", "prometheus_client", "vllm.config", "vllm.multimodal", "vllm.distributed", "vllm.platforms", "vllm.compilation",
+                "vllm.v1.metrics.perf", "vllm.usage", "vllm.utils.torch_utils", "vllm.sampling_params", "vllm.v1.engine")
+NOT_RUN = ("vllm", "vllm.v1.structured_output")
+BLOCK = 16
+
+
+class Named(type):
+    """Classes whose attributes are placeholders again, for annotations such as torch.nn.Module | None."""
+    def __getattr__(cls, name: str):
+        return attribute(cls, name)
+
+    def __or__(cls, other):
+        return cls
+
+    __ror__ = __or__
+
+    def __call__(cls, *values, **named):
+        raise RuntimeError(f"{cls.__name__} is a placeholder, and was called")
+
+
+class Placeholder(types.ModuleType):
+    def __getattr__(self, name: str):
+        return attribute(self, name)
+
+
+def attribute(of, name: str):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    made = Named(name, (), {"__class_getitem__": classmethod(lambda cls, key: cls)})
+    setattr(of, name, made)
+    return made
+
+
+class Finder:
+    """Finds the placeholders, and the packages whose __init__.py is not run, before the installed modules are looked for."""
+    def __init__(self, root: Path):
+        self.root = root
+
+    def find_spec(self, name: str, path=None, target=None):
+        if name in NOT_RUN:
+            spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
+            spec.submodule_search_locations = [str(self.root.joinpath(*name.split(".")[1:]))]
+            return spec
+        if any(name == one or name.startswith(one + ".") for one in PLACEHOLDERS):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return None if spec.name in NOT_RUN else Placeholder(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+def load() -> str | None:
+    """Imports the block manager. Returns its version, or nothing if vLLM is not installed."""
+    found = importlib.util.find_spec("vllm")
+    if found is None:
+        return None
+    sys.meta_path.insert(0, Finder(Path(found.submodule_search_locations[0])))
+    import vllm.platforms
+    vllm.platforms.current_platform = types.SimpleNamespace(register_custom_kv_cache_specs=lambda config: None)
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core import kv_cache_utils, single_type_kv_cache_manager
+    single_type_kv_cache_manager.register_all_kvcache_specs(None)
+    kv_cache_utils.init_none_hash(sha256)
+    return importlib.metadata.version("vllm")
+
+
+class BlockManager:
+    """A KVCacheManager of one group of full attention, with vLLM's standard hash of blocks (SHA-256 of their pickle)."""
+    def __init__(self, blocks: int, in_flight: int):
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_manager import KVCacheManager
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.request import Request
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=None)
+        config = KVCacheConfig(num_blocks=blocks + 1, kv_cache_tensors=[],  # one is vLLM's null block
+                               kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+        self.manager = KVCacheManager(config, max_model_len=1 << 20, scheduler_block_size=BLOCK, hash_block_size=BLOCK)
+        self.hasher = get_request_block_hasher(BLOCK, sha256)
+        self.request_type = Request
+        self.params = types.SimpleNamespace(max_tokens=1, structured_outputs=None, extra_args=None, skip_reading_prefix_cache=None)
+        self.in_flight, self.flying, self.count = in_flight, [], 0
+
+    def request(self, prompt: list[int]):
+        """A request; its blocks are hashed here."""
+        self.count += 1
+        return self.request_type(str(self.count), prompt, self.params, None, block_hasher=self.hasher)
+
+    def run(self, request, answer: list[int]) -> int:
+        """Admits a request and generates its answer. Returns the tokens of the prompt that were reused."""
+        if len(self.flying) == self.in_flight:
+            self.release()
+        blocks, hit, _ = self.manager.get_computed_blocks(request)
+        self.allocate(request, request.num_tokens - hit, hit, blocks)
+        for token in answer:
+            request.append_output_token_ids(token)
+            self.allocate(request, 1, 0, None)
+        self.flying.append(request)
+        return hit
+
+    def allocate(self, request, count: int, hit: int, blocks):
+        while self.manager.allocate_slots(request, count, hit, blocks) is None:
+            if not self.flying:
+                raise RuntimeError(f"a request of {request.num_tokens} tokens does not fit")
+            self.release()
+        request.num_computed_tokens += hit + count
+
+    def release(self):
+        self.manager.free(self.flying.pop(0))

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+//
+// Sends a trace of tokens through a cache without a model, and writes the reused tokens of each request:
+// bench/compare/block_managers.py compares them with another engine's.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../examples/support/guarded.hpp"
+#include "replay/block_replay.hpp"
+#include "support/machine.hpp"
+#include <CLI/CLI.hpp>
+
+namespace {
+
+// Reads requests, each as two counts (tokens of the prompt and of the answer) and its tokens, of 32 bits each in the
+// machine's order of bytes. Throws: runtime_error if the file cannot be read or ends inside a request.
+std::vector<bench::block_request> read_requests(const std::string& file) {
+    std::ifstream in(file, std::ios::binary);
+    const auto read = [&in](auto* to, std::size_t count) {
+        return bool(in.read(reinterpret_cast<char*>(to), static_cast<std::streamsize>(count * sizeof(*to))));
+    };
+    std::vector<bench::block_request> requests;
+    std::array<std::uint32_t, 2> counts = {};
+    while (read(counts.data(), counts.size())) {
+        bench::block_request& one = requests.emplace_back();
+        one.prompt = counts[0];
+        one.tokens.resize(std::size_t{counts[0]} + counts[1]);
+        if (one.prompt == 0 || !read(one.tokens.data(), one.tokens.size()))
+            throw std::runtime_error(file + ": request " + std::to_string(requests.size()) + " is not complete");
+    }
+    if (!in.eof() || in.gcount() > 0 || requests.empty())
+        throw std::runtime_error(file + " is not a trace of tokens");
+    return requests;
+}
+
+template <class Index>
+void replay(const std::vector<bench::block_request>& requests, std::size_t pages, std::size_t in_flight) {
+    bench::block_replay<Index> to(pages, in_flight);
+    std::vector<std::size_t> reused;
+    reused.reserve(requests.size());
+    const bench::stopwatch watch;
+    for (const bench::block_request& one : requests)
+        reused.push_back(to.run(one));
+    std::printf("%.9f\n", watch.seconds());
+    for (std::size_t i = 0; i < requests.size(); ++i)
+        std::printf("%zu %zu\n", requests[i].prompt, reused[i]);
+}
+
+int program(int count, char** words) {
+    std::string file;
+    std::size_t pages = 0, in_flight = 1;
+    bool tokens = false;
+    CLI::App app{
+        "Replays a trace of tokens: prints the seconds it took, then prompt and reused tokens of each request."};
+    app.add_option("--trace", file, "Requests as bench/compare/block_managers.py writes them")->required();
+    app.add_option("--pages", pages, "Pages of 16 tokens")->required()->check(CLI::PositiveNumber);
+    app.add_option("--in-flight", in_flight, "Requests that hold pages at a time")->check(CLI::PositiveNumber);
+    app.add_flag("--tokens", tokens, "Reuse parts of pages, too");
+    CLI11_PARSE(app, count, words);
+    const auto requests = read_requests(file);
+    if (tokens)
+        replay<kvcache::index::radix>(requests, pages, in_flight);
+    else
+        replay<bench::full_pages>(requests, pages, in_flight);
+    return 0;
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    return support::guarded("replay_blocks", [&] { return program(count, words); });
+}
