@@ -6931,20 +6931,6 @@ struct sequence_state {
 
 } // namespace kvcache
 
-// ---- kvcache/core/joined.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::detail {
-
-/// Concatenates strings. A chain of string additions takes several times as long to compile.
-[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
-    std::string whole;
-    for (const std::string_view piece : pieces)
-        whole += piece;
-    return whole;
-}
-
-} // namespace kvcache::detail
-
 // ---- kvcache/cache/cache_access.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -7066,9 +7052,9 @@ public:
     template <class Cache>
     static void release(Cache& cache, std::unique_ptr<sequence_state> state) noexcept {
         const std::lock_guard guard(cache.lock_);
-        const bool awaited = !state->lease.prompt.empty();
+        const std::uint64_t before = cache.sequences_.prompts_ended();
         cache.sequences_.leave(std::move(state));
-        notify(cache, awaited);
+        notify(cache, before);
     }
 
     template <class Cache>
@@ -7127,61 +7113,25 @@ public:
         return make_lease(cache, state);
     }
 
-    /// Reserves the rows of a prompt after those that a sequence has, and notes what they are, for acquire. Errors: as
-    /// reserve; pending, where another lease computes more of the prompt than is cached: then it has waited until one
-    /// ended, if it was to wait and the locking can.
-    template <class Cache>
-    [[nodiscard]] static result<typename Cache::lease> reserve_prompt(Cache& cache, typename Cache::sequence& to,
-                                                                      std::span<const token_id> tokens,
-                                                                      acquire_options options) {
-        const std::lock_guard guard(cache.lock_);
-        sequence_state& state = to.state_for(cache);
-        const std::size_t known = state.tokens.size();
-        if (options.pending != pending_prefix::compute)
-            if (const std::size_t soon = cache.sequences_.pending(state.tenant, tokens); soon > known) {
-                if constexpr (waiting_state<typename Cache::locking_type>)
-                    if (options.pending == pending_prefix::wait)
-                        cache.lock_.wait();
-                return error{
-                    error_code::pending, "tokens",
-                    detail::joined({std::to_string(soon), " of ", std::to_string(tokens.size()),
-                                    " tokens are being computed, and ", std::to_string(known), " are cached"})};
-            }
-        const auto rest = tokens.subspan(known);
-        state.lease.prompt.reserve(rest.size());
-        auto made = reserve(cache, to, rest.size(), options.reserve);
-        if (made)
-            state.lease.prompt.assign(rest.begin(), rest.end());
-        return made;
-    }
-
     template <class Cache>
     static void commit(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
         {
             const std::lock_guard guard(cache.lock_);
-            const bool awaited = !state.lease.prompt.empty();
+            const std::uint64_t before = cache.sequences_.prompts_ended();
             cache.sequences_.commit(state, tokens);
             cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
-            notify(cache, awaited);
+            notify(cache, before);
         }
         cache.tier_.store(cache, state);
     }
 
+    /// Wakes the threads that wait for the lease of a prompt, if one has ended since there were `before`.
     template <class Cache>
-    [[nodiscard]] static std::size_t pending(const Cache& cache, std::uint32_t tenant,
-                                             std::span<const token_id> tokens) {
-        const std::lock_guard guard(cache.lock_);
-        return cache.sequences_.pending(tenant, tokens);
-    }
-
-    /// Wakes the threads that wait for a lease to end, if one has ended that computed a prompt.
-    template <class Cache>
-    static void notify([[maybe_unused]] Cache& cache, [[maybe_unused]] bool awaited) noexcept {
+    static void notify([[maybe_unused]] Cache& cache, [[maybe_unused]] std::uint64_t before) noexcept {
         if constexpr (waiting_state<typename Cache::locking_type>)
-            if (awaited)
+            if (cache.sequences_.prompts_ended() != before)
                 cache.lock_.notify();
     }
-
     template <class Cache>
     static void commit_in_place(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
         const std::lock_guard guard(cache.lock_);
@@ -7192,9 +7142,9 @@ public:
     template <class Cache>
     static void rollback(Cache& cache, sequence_state& state) noexcept {
         const std::lock_guard guard(cache.lock_);
-        const bool awaited = !state.lease.prompt.empty();
+        const std::uint64_t before = cache.sequences_.prompts_ended();
         cache.sequences_.undo(state);
-        notify(cache, awaited);
+        notify(cache, before);
     }
 
     /// A lease of rows that a sequence's state already has. Requires: the cache is locked.
@@ -7215,6 +7165,80 @@ public:
                                                              std::size_t entry) {
         auto* rows = cache.sequences_.residual().given(state, entry);
         return rows != nullptr ? rows->bytes() : std::span<std::byte>();
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/joined.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Concatenates strings. A chain of string additions takes several times as long to compile.
+[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
+    std::string whole;
+    for (const std::string_view piece : pieces)
+        whole += piece;
+    return whole;
+}
+
+} // namespace kvcache::detail
+
+// ---- kvcache/cache/prompt_access.hpp ------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The prompts that leases of a cache compute, for acquire. Not for hosts. Each function takes the cache's lock.
+class prompt_access {
+public:
+    /// The number of leases of prompts that have ended.
+    template <class Cache>
+    [[nodiscard]] static std::uint64_t ended(const Cache& cache) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.sequences_.prompts_ended();
+    }
+
+    template <class Cache>
+    [[nodiscard]] static std::size_t pending(const Cache& cache, std::uint32_t tenant,
+                                             std::span<const token_id> tokens) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.sequences_.pending(tenant, tokens);
+    }
+
+    /// Reserves the rows of a prompt after those that a sequence has, and notes what they are, for acquire. Returns
+    /// nullopt if the prompt has to be matched again, because a lease of a prompt has ended since there were `ended`,
+    /// or this has waited for one. Errors: as reserve; pending. Cost: as the cache's `pending`, if it is to be looked
+    /// for.
+    template <class Cache>
+    [[nodiscard]] static std::optional<result<typename Cache::lease>>
+    reserve(Cache& cache, typename Cache::sequence& to, std::span<const token_id> tokens, acquire_options options,
+            std::uint64_t ended) {
+        const std::lock_guard guard(cache.lock_);
+        sequence_state& state = to.state_for(cache);
+        const std::size_t known = state.tokens.size();
+        if (options.pending != pending_prefix::compute) {
+            if (cache.sequences_.prompts_ended() != ended)
+                return std::nullopt;
+            // The last token is computed in any case.
+            const auto shared = tokens.first(tokens.empty() ? 0 : tokens.size() - 1);
+            if (const std::size_t soon = cache.sequences_.pending(state.tenant, shared); soon > known) {
+                if constexpr (waiting_state<typename Cache::locking_type>)
+                    if (options.pending == pending_prefix::wait) {
+                        cache.lock_.wait();
+                        return std::nullopt;
+                    }
+                return error{
+                    error_code::pending, "tokens",
+                    detail::joined({std::to_string(soon), " of ", std::to_string(tokens.size()),
+                                    " tokens are being computed, and ", std::to_string(known), " are cached"})};
+            }
+        }
+        const auto rest = tokens.subspan(known);
+        state.lease.prompt.reserve(rest.size());
+        auto made = cache_access::reserve(cache, to, rest.size(), options.reserve);
+        if (made)
+            state.lease.prompt.assign(rest.begin(), rest.end());
+        return made;
     }
 };
 
@@ -7244,16 +7268,17 @@ struct acquired {
 
     /// Errors: those of reserve, and pending; nothing has changed then.
     [[nodiscard]] static result<acquired> of(auto& cache, std::span<const token_id> tokens, acquire_options options) {
+        auto& core = cache_access::cache_of(cache);
         while (true) {
+            const std::uint64_t ended = prompt_access::ended(core);
             auto found = cache.match(tokens);
             const auto plan = cache.plan(found);
             auto made = cache.open(std::move(found), plan);
-            auto rows = cache_access::reserve_prompt(cache_access::cache_of(cache), made, tokens, options);
-            if (rows)
-                return acquired(std::move(made), std::move(*rows));
-            if (rows.error().code != error_code::pending || options.pending != pending_prefix::wait ||
-                !waiting_state<typename Cache::locking_type>)
-                return rows.error();
+            if (auto rows = prompt_access::reserve(core, made, tokens, options, ended)) {
+                if (!*rows)
+                    return rows->error();
+                return acquired(std::move(made), std::move(**rows));
+            }
         }
     }
 };
@@ -7820,6 +7845,7 @@ public:
 private:
     friend Cache;
     friend class cache_access;
+    friend class prompt_access;
     template <class>
     friend class basic_lease;
     basic_sequence(Cache& cache, std::unique_ptr<sequence_state> state) : cache_(&cache), state_(std::move(state)) {}
@@ -9431,6 +9457,9 @@ public:
         return taken ? result<void>() : refuse(state, rows, wanted.pages, codec.page_bytes());
     }
 
+    /// The number of leases that have ended whose rows were of a prompt.
+    [[nodiscard]] std::uint64_t prompts_ended() const noexcept { return prompts_ended_; }
+
     /// The number of leading tokens of a prompt that will be known, in whole pages, once the open leases of a tenant
     /// are committed that compute prompts. Cost: O(sequences + such leases * tokens).
     [[nodiscard]] std::size_t pending(std::uint32_t tenant, std::span<const token_id> prompt) const noexcept {
@@ -9475,7 +9504,7 @@ public:
             pages_.drop(state.lease.tail_before->page);
         }
         const std::size_t kept = residual_.finalize(state);
-        state.lease.end();
+        end_lease(state);
         truncate(state, kept);
         publish(state);
     }
@@ -9490,7 +9519,7 @@ public:
         if (state.lease.tail_before)
             state.table.back() = *state.lease.tail_before;
         residual_.end(state.lease.ring);
-        state.lease.end();
+        end_lease(state);
         truncate(state, state.tokens.size());
     }
 
@@ -9544,6 +9573,10 @@ private:
                 drop_twin(state);
         }
     }
+    void end_lease(sequence_state& state) noexcept {
+        prompts_ended_ += !state.lease.prompt.empty();
+        state.lease.end();
+    }
     void drop_twin(sequence_state& state) noexcept {
         pages_.drop(state.twins.back().page);
         state.twins.pop_back();
@@ -9561,6 +9594,7 @@ private:
     row_allocator<PageManager> rows_;
     sequence_state ring_;
     std::size_t size_ = 0;
+    std::uint64_t prompts_ended_ = 0;
     spare_sequences spare_;
 };
 
@@ -9809,7 +9843,7 @@ public:
     /// The number of leading tokens of a prompt that will be cached, in whole pages, once the leases are committed that
     /// acquire has given out. Cost: O(sequences + such leases * tokens).
     [[nodiscard]] std::size_t pending(std::span<const token_id> tokens) const {
-        return cache_access::pending(*this, 0, tokens);
+        return prompt_access::pending(*this, 0, tokens);
     }
 
     /// The pages that a reservation would take now. Cost: O(1).
@@ -9884,6 +9918,7 @@ public:
 
 private:
     friend class cache_access;
+    friend class prompt_access;
     friend class tenant_access;
 
     // Where there was room and the storage refused: a far one says why.
@@ -20617,7 +20652,7 @@ public:
     }
     /// The number of leading tokens of a prompt that will be cached once leases are committed, as the cache's own.
     [[nodiscard]] std::size_t pending(std::span<const token_id> tokens) const {
-        return cache_access::pending(*cache_, number_, tokens);
+        return prompt_access::pending(*cache_, number_, tokens);
     }
     /// Joins match, plan, open and reserve for a prompt, as the cache's own acquire.
     [[nodiscard]] result<acquired<basic_tenant>> acquire(std::span<const token_id> tokens,

@@ -3,12 +3,13 @@
 
 #include <kvcache/cache/acquire_options.hpp>
 #include <kvcache/cache/cache_access.hpp>
+#include <kvcache/cache/prompt_access.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/locking/concept.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <utility>
 
@@ -34,16 +35,17 @@ struct acquired {
 
     /// Errors: those of reserve, and pending; nothing has changed then.
     [[nodiscard]] static result<acquired> of(auto& cache, std::span<const token_id> tokens, acquire_options options) {
+        auto& core = cache_access::cache_of(cache);
         while (true) {
+            const std::uint64_t ended = prompt_access::ended(core);
             auto found = cache.match(tokens);
             const auto plan = cache.plan(found);
             auto made = cache.open(std::move(found), plan);
-            auto rows = cache_access::reserve_prompt(cache_access::cache_of(cache), made, tokens, options);
-            if (rows)
-                return acquired(std::move(made), std::move(*rows));
-            if (rows.error().code != error_code::pending || options.pending != pending_prefix::wait ||
-                !waiting_state<typename Cache::locking_type>)
-                return rows.error();
+            if (auto rows = prompt_access::reserve(core, made, tokens, options, ended)) {
+                if (!*rows)
+                    return rows->error();
+                return acquired(std::move(made), std::move(**rows));
+            }
         }
     }
 };

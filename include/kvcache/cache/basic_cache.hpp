@@ -9,6 +9,7 @@
 #include <kvcache/cache/match.hpp>
 #include <kvcache/cache/no_tier_client.hpp>
 #include <kvcache/cache/page_manager.hpp>
+#include <kvcache/cache/prompt_access.hpp>
 #include <kvcache/cache/reserve_all.hpp>
 #include <kvcache/cache/reserve_options.hpp>
 #include <kvcache/cache/row_demand.hpp>
@@ -164,7 +165,7 @@ public:
     /// The number of leading tokens of a prompt that will be cached, in whole pages, once the leases are committed that
     /// acquire has given out. Cost: O(sequences + such leases * tokens).
     [[nodiscard]] std::size_t pending(std::span<const token_id> tokens) const {
-        return cache_access::pending(*this, 0, tokens);
+        return prompt_access::pending(*this, 0, tokens);
     }
 
     /// The pages that a reservation would take now. Cost: O(1).
@@ -239,6 +240,7 @@ public:
 
 private:
     friend class cache_access;
+    friend class prompt_access;
     friend class tenant_access;
 
     // Where there was room and the storage refused: a far one says why.

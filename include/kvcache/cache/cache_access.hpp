@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/acquire_options.hpp>
+#include <kvcache/cache/reserve_options.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/joined.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/index/concept.hpp>
@@ -18,7 +17,6 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -141,9 +139,9 @@ public:
     template <class Cache>
     static void release(Cache& cache, std::unique_ptr<sequence_state> state) noexcept {
         const std::lock_guard guard(cache.lock_);
-        const bool awaited = !state->lease.prompt.empty();
+        const std::uint64_t before = cache.sequences_.prompts_ended();
         cache.sequences_.leave(std::move(state));
-        notify(cache, awaited);
+        notify(cache, before);
     }
 
     template <class Cache>
@@ -202,61 +200,25 @@ public:
         return make_lease(cache, state);
     }
 
-    /// Reserves the rows of a prompt after those that a sequence has, and notes what they are, for acquire. Errors: as
-    /// reserve; pending, where another lease computes more of the prompt than is cached: then it has waited until one
-    /// ended, if it was to wait and the locking can.
-    template <class Cache>
-    [[nodiscard]] static result<typename Cache::lease> reserve_prompt(Cache& cache, typename Cache::sequence& to,
-                                                                      std::span<const token_id> tokens,
-                                                                      acquire_options options) {
-        const std::lock_guard guard(cache.lock_);
-        sequence_state& state = to.state_for(cache);
-        const std::size_t known = state.tokens.size();
-        if (options.pending != pending_prefix::compute)
-            if (const std::size_t soon = cache.sequences_.pending(state.tenant, tokens); soon > known) {
-                if constexpr (waiting_state<typename Cache::locking_type>)
-                    if (options.pending == pending_prefix::wait)
-                        cache.lock_.wait();
-                return error{
-                    error_code::pending, "tokens",
-                    detail::joined({std::to_string(soon), " of ", std::to_string(tokens.size()),
-                                    " tokens are being computed, and ", std::to_string(known), " are cached"})};
-            }
-        const auto rest = tokens.subspan(known);
-        state.lease.prompt.reserve(rest.size());
-        auto made = reserve(cache, to, rest.size(), options.reserve);
-        if (made)
-            state.lease.prompt.assign(rest.begin(), rest.end());
-        return made;
-    }
-
     template <class Cache>
     static void commit(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
         {
             const std::lock_guard guard(cache.lock_);
-            const bool awaited = !state.lease.prompt.empty();
+            const std::uint64_t before = cache.sequences_.prompts_ended();
             cache.sequences_.commit(state, tokens);
             cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
-            notify(cache, awaited);
+            notify(cache, before);
         }
         cache.tier_.store(cache, state);
     }
 
+    /// Wakes the threads that wait for the lease of a prompt, if one has ended since there were `before`.
     template <class Cache>
-    [[nodiscard]] static std::size_t pending(const Cache& cache, std::uint32_t tenant,
-                                             std::span<const token_id> tokens) {
-        const std::lock_guard guard(cache.lock_);
-        return cache.sequences_.pending(tenant, tokens);
-    }
-
-    /// Wakes the threads that wait for a lease to end, if one has ended that computed a prompt.
-    template <class Cache>
-    static void notify([[maybe_unused]] Cache& cache, [[maybe_unused]] bool awaited) noexcept {
+    static void notify([[maybe_unused]] Cache& cache, [[maybe_unused]] std::uint64_t before) noexcept {
         if constexpr (waiting_state<typename Cache::locking_type>)
-            if (awaited)
+            if (cache.sequences_.prompts_ended() != before)
                 cache.lock_.notify();
     }
-
     template <class Cache>
     static void commit_in_place(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
         const std::lock_guard guard(cache.lock_);
@@ -267,9 +229,9 @@ public:
     template <class Cache>
     static void rollback(Cache& cache, sequence_state& state) noexcept {
         const std::lock_guard guard(cache.lock_);
-        const bool awaited = !state.lease.prompt.empty();
+        const std::uint64_t before = cache.sequences_.prompts_ended();
         cache.sequences_.undo(state);
-        notify(cache, awaited);
+        notify(cache, before);
     }
 
     /// A lease of rows that a sequence's state already has. Requires: the cache is locked.

@@ -90,6 +90,7 @@ public:
 private:
     friend Cache;
     friend class cache_access;
+    friend class prompt_access;
     template <class>
     friend class basic_lease;
     basic_sequence(Cache& cache, std::unique_ptr<sequence_state> state) : cache_(&cache), state_(std::move(state)) {}

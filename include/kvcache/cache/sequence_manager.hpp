@@ -134,6 +134,9 @@ public:
         return taken ? result<void>() : refuse(state, rows, wanted.pages, codec.page_bytes());
     }
 
+    /// The number of leases that have ended whose rows were of a prompt.
+    [[nodiscard]] std::uint64_t prompts_ended() const noexcept { return prompts_ended_; }
+
     /// The number of leading tokens of a prompt that will be known, in whole pages, once the open leases of a tenant
     /// are committed that compute prompts. Cost: O(sequences + such leases * tokens).
     [[nodiscard]] std::size_t pending(std::uint32_t tenant, std::span<const token_id> prompt) const noexcept {
@@ -178,7 +181,7 @@ public:
             pages_.drop(state.lease.tail_before->page);
         }
         const std::size_t kept = residual_.finalize(state);
-        state.lease.end();
+        end_lease(state);
         truncate(state, kept);
         publish(state);
     }
@@ -193,7 +196,7 @@ public:
         if (state.lease.tail_before)
             state.table.back() = *state.lease.tail_before;
         residual_.end(state.lease.ring);
-        state.lease.end();
+        end_lease(state);
         truncate(state, state.tokens.size());
     }
 
@@ -247,6 +250,10 @@ private:
                 drop_twin(state);
         }
     }
+    void end_lease(sequence_state& state) noexcept {
+        prompts_ended_ += !state.lease.prompt.empty();
+        state.lease.end();
+    }
     void drop_twin(sequence_state& state) noexcept {
         pages_.drop(state.twins.back().page);
         state.twins.pop_back();
@@ -264,6 +271,7 @@ private:
     row_allocator<PageManager> rows_;
     sequence_state ring_;
     std::size_t size_ = 0;
+    std::uint64_t prompts_ended_ = 0;
     spare_sequences spare_;
 };
 

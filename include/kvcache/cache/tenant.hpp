@@ -3,6 +3,7 @@
 
 #include <kvcache/cache/acquired.hpp>
 #include <kvcache/cache/cache_access.hpp>
+#include <kvcache/cache/prompt_access.hpp>
 #include <kvcache/cache/reserve_options.hpp>
 #include <kvcache/cache/tenant_access.hpp>
 #include <kvcache/cache/tenant_quotas.hpp>
@@ -86,7 +87,7 @@ public:
     }
     /// The number of leading tokens of a prompt that will be cached once leases are committed, as the cache's own.
     [[nodiscard]] std::size_t pending(std::span<const token_id> tokens) const {
-        return cache_access::pending(*cache_, number_, tokens);
+        return prompt_access::pending(*cache_, number_, tokens);
     }
     /// Joins match, plan, open and reserve for a prompt, as the cache's own acquire.
     [[nodiscard]] result<acquired<basic_tenant>> acquire(std::span<const token_id> tokens,
