@@ -7249,7 +7249,8 @@ public:
 namespace kvcache::inline KVCACHE_ABI {
 
 /// A sequence for a prompt, and a lease over the rows of the prompt that have to be computed. The first lease.first()
-/// tokens are cached. After the lease is committed the sequence is continued with reserve.
+/// tokens are cached. After the lease is committed the sequence is continued with reserve. For threads it counts as one
+/// object with its sequence and its lease. Requires: the cache outlives it.
 template <class Cache>
 struct acquired {
     typename Cache::sequence sequence;
@@ -7570,8 +7571,9 @@ private:
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
-/// commit rolls the sequence back. At most one lease a sequence; it ends when its sequence is destroyed. Requires: the
-/// cache outlives it.
+/// commit rolls the sequence back. At most one lease a sequence; it ends when its sequence is destroyed. Several
+/// threads may write different rows and call const members that read; one thread, after them, ends or moves it.
+/// Requires: the cache outlives it.
 template <class Cache>
 class basic_lease {
     static constexpr bool whole_pages = page_writer<typename Cache::codec_type>;
@@ -7771,7 +7773,9 @@ namespace kvcache::inline KVCACHE_ABI {
 
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
 /// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
-/// Requires: the cache outlives it; where it does not, the sequence can only be destroyed or assigned to.
+/// With locking::mutex several threads may call its const members at once, fork included, while no thread changes it or
+/// commits its lease. Requires: the cache outlives it; where it does not, the sequence can only be destroyed or
+/// assigned to.
 template <class Cache>
 class basic_sequence {
 public:
@@ -7868,7 +7872,9 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The longest cached prefix of a prompt, pinned, and the reason why it ends there. A miss is an empty match.
+/// The longest cached prefix of a prompt, pinned, and the reason why it ends there. A miss is an empty match. Its pages
+/// stay pinned until it is destroyed or passed to `open`. Several threads may read it at once. Requires: the cache
+/// outlives it.
 template <class Cache>
 class basic_match {
 public:
@@ -9714,8 +9720,9 @@ public:
 namespace kvcache::inline KVCACHE_ABI {
 
 /// A paged KV cache with prefix sharing and copy-on-write; the codec decides how a page stores keys and values.
-/// Requires: it outlives its sequences, matches and leases. It can be moved before it has any.
-/// `Policies`: a cache_policies.
+/// Requires: it outlives its sequences, matches and leases. It can be moved before it has any. One thread at a time
+/// uses it with all of them; with locking::mutex any number, each object under its own rule
+/// (docs/threads_and_lifetimes.md). `Policies`: a cache_policies.
 template <class Policies>
 class basic_cache {
     // What a policy opens with these arguments.
@@ -10512,7 +10519,7 @@ namespace kvcache::inline KVCACHE_ABI::eviction {
 ///     3..4, 5..8, 9 or more times   ...   -+
 ///
 /// The index is that of Gittins 1979 for a hazard learned online; hit density by class and age is from Beckmann, Chen
-/// and Cidon, "LHD", NSDI 2018, use counts beyond eviction from "LFU with history". docs/replay.md has its hit ratios.
+/// and Cidon, "LHD", NSDI 2018, use counts beyond eviction from "LFU with history". lab/replay.md has its hit ratios.
 struct learned_reuse {
     using role = eviction_role;
     std::size_t ghosts_a_slot = 4;
@@ -11536,6 +11543,7 @@ template <class... Ps>
     return detail::try_open<opened>(config, detail::opener<opened>::codec(given),
                                     [&] { return detail::opener<opened>::open(config, given); });
 }
+/// The same without an identity.
 template <class... Ps>
     requires(!std::same_as<Ps, cache_limits> && ...)
 [[nodiscard]] result<typename detail::compose<Ps...>::type> open_cache(page_shape shape, cache_limits limit,
@@ -19299,7 +19307,8 @@ struct batch_entry {
 };
 
 /// Tokens in, logits out: match, plan, reserve, forward, commit. A row's logits have the same bits for any reuse,
-/// prefill chunk, batch and number of threads. One call at a time.
+/// prefill chunk, batch and number of threads. One call at a time. Requires: the cache, the model and the threads
+/// outlive it, and the cache is not moved.
 template <class Cache, class Model>
 class pipeline {
 public:
@@ -20595,8 +20604,9 @@ private:
 };
 
 /// One tenant's view of a shared cache. It has a cache's interface, as pipelines use it, and finds only what this
-/// tenant has stored. Copies are views of the same tenant. Requires: the cache outlives it; a view of the tenant
-/// outlives its sequences, matches and leases.
+/// tenant has stored. Copies are views of the same tenant. Threads use it as they use the cache: with locking::mutex
+/// any number at once. Requires: the cache outlives it; a view of the tenant outlives its sequences, matches and
+/// leases.
 template <class Cache>
 class basic_tenant {
 public:
@@ -21407,8 +21417,9 @@ namespace kvcache::inline KVCACHE_ABI {
 /// locking::mutex, the tier is read for a prompt while others run (tier_prefetch); a request that waits for the tier
 /// is overtaken.
 ///
-/// submit, cancel and stats may be called from any thread; step and run from one. Requires: the cache outlives the
-/// engine; nothing else uses the pipeline; a cache that is used elsewhere too has locking::mutex.
+/// submit, cancel and stats may be called from any thread; step and run from one. Requires: the cache, the model and
+/// the pipeline outlive the engine; nothing else uses the pipeline; a cache that is used elsewhere too has
+/// locking::mutex.
 template <class Cache, class Model>
 class engine {
 public:
@@ -21993,7 +22004,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 /// Sessions by model and key, limited in count and bytes. Any eviction policy selects the victims; the depth of an
 /// entry is 0 at its first use and 1 after its second. One request holds a session at a time; others wait in order of
-/// arrival. Any thread may call it.
+/// arrival. Any thread may call it. Requires: it outlives its holds.
 template <class Session, eviction_policy Eviction = default_session_eviction>
 class session_table {
     template <class>

@@ -16,7 +16,8 @@
 namespace kvcache::inline KVCACHE_ABI {
 
 /// A sequence for a prompt, and a lease over the rows of the prompt that have to be computed. The first lease.first()
-/// tokens are cached. After the lease is committed the sequence is continued with reserve.
+/// tokens are cached. After the lease is committed the sequence is continued with reserve. For threads it counts as one
+/// object with its sequence and its lease. Requires: the cache outlives it.
 template <class Cache>
 struct acquired {
     typename Cache::sequence sequence;

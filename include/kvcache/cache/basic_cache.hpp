@@ -42,8 +42,9 @@
 namespace kvcache::inline KVCACHE_ABI {
 
 /// A paged KV cache with prefix sharing and copy-on-write; the codec decides how a page stores keys and values.
-/// Requires: it outlives its sequences, matches and leases. It can be moved before it has any.
-/// `Policies`: a cache_policies.
+/// Requires: it outlives its sequences, matches and leases. It can be moved before it has any. One thread at a time
+/// uses it with all of them; with locking::mutex any number, each object under its own rule
+/// (docs/threads_and_lifetimes.md). `Policies`: a cache_policies.
 template <class Policies>
 class basic_cache {
     // What a policy opens with these arguments.

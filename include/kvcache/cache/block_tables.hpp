@@ -14,6 +14,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 /// The block tables of a batch as compressed rows, as FlashInfer's and vLLM's paged attention kernels read them
 /// (FlashInfer: paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len). The arrays keep their memory when cleared.
+/// They are copies: no sequence has to outlive them. One thread at a time changes them.
 class block_tables {
 public:
     /// `page_tokens`: the tokens of a page.

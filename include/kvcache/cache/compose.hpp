@@ -171,6 +171,7 @@ template <class... Ps>
     return detail::try_open<opened>(config, detail::opener<opened>::codec(given),
                                     [&] { return detail::opener<opened>::open(config, given); });
 }
+/// The same without an identity.
 template <class... Ps>
     requires(!std::same_as<Ps, cache_limits> && ...)
 [[nodiscard]] result<typename detail::compose<Ps...>::type> open_cache(page_shape shape, cache_limits limit,

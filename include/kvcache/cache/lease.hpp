@@ -15,8 +15,9 @@
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
-/// commit rolls the sequence back. At most one lease a sequence; it ends when its sequence is destroyed. Requires: the
-/// cache outlives it.
+/// commit rolls the sequence back. At most one lease a sequence; it ends when its sequence is destroyed. Several
+/// threads may write different rows and call const members that read; one thread, after them, ends or moves it.
+/// Requires: the cache outlives it.
 template <class Cache>
 class basic_lease {
     static constexpr bool whole_pages = page_writer<typename Cache::codec_type>;

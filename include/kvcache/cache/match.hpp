@@ -11,7 +11,9 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The longest cached prefix of a prompt, pinned, and the reason why it ends there. A miss is an empty match.
+/// The longest cached prefix of a prompt, pinned, and the reason why it ends there. A miss is an empty match. Its pages
+/// stay pinned until it is destroyed or passed to `open`. Several threads may read it at once. Requires: the cache
+/// outlives it.
 template <class Cache>
 class basic_match {
 public:

@@ -18,7 +18,9 @@ namespace kvcache::inline KVCACHE_ABI {
 
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
 /// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
-/// Requires: the cache outlives it; where it does not, the sequence can only be destroyed or assigned to.
+/// With locking::mutex several threads may call its const members at once, fork included, while no thread changes it or
+/// commits its lease. Requires: the cache outlives it; where it does not, the sequence can only be destroyed or
+/// assigned to.
 template <class Cache>
 class basic_sequence {
 public:

@@ -39,8 +39,9 @@ private:
 };
 
 /// One tenant's view of a shared cache. It has a cache's interface, as pipelines use it, and finds only what this
-/// tenant has stored. Copies are views of the same tenant. Requires: the cache outlives it; a view of the tenant
-/// outlives its sequences, matches and leases.
+/// tenant has stored. Copies are views of the same tenant. Threads use it as they use the cache: with locking::mutex
+/// any number at once. Requires: the cache outlives it; a view of the tenant outlives its sequences, matches and
+/// leases.
 template <class Cache>
 class basic_tenant {
 public:

@@ -19,7 +19,8 @@ namespace kvcache::inline KVCACHE_ABI {
 
 /// A cache shared by several tenants, none of which can find what another has stored. It has no `match` and no `open`;
 /// only its tenants do. Pages are shared within a tenant by content, as in any cache. Memory is shared by all, up to
-/// each tenant's quota. Requires: it outlives its tenants. It does not move.
+/// each tenant's quota. With locking::mutex any number of threads may call it at once, otherwise one at a time.
+/// Requires: it outlives its tenants. It does not move.
 template <class Cache>
 class basic_tenant_cache {
 public:

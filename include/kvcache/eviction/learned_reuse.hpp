@@ -25,7 +25,7 @@ namespace kvcache::inline KVCACHE_ABI::eviction {
 ///     3..4, 5..8, 9 or more times   ...   -+
 ///
 /// The index is that of Gittins 1979 for a hazard learned online; hit density by class and age is from Beckmann, Chen
-/// and Cidon, "LHD", NSDI 2018, use counts beyond eviction from "LFU with history". docs/replay.md has its hit ratios.
+/// and Cidon, "LHD", NSDI 2018, use counts beyond eviction from "LFU with history". lab/replay.md has its hit ratios.
 struct learned_reuse {
     using role = eviction_role;
     std::size_t ghosts_a_slot = 4;

@@ -25,8 +25,8 @@ namespace kvcache::inline KVCACHE_ABI {
 /// A conversation over a cache. It owns the sampled tokens of the conversation with their keys and values, so the
 /// next turn computes only new tokens. Where a rendering differs (an edit, a template that rewrites earlier turns),
 /// it continues from the last common token. Validity is decided by tokens alone; the logits are those of a fresh
-/// prefill of the same prompt. A turn that fails, throws or is cancelled leaves the session unchanged. Requires: the
-/// cache outlives it.
+/// prefill of the same prompt. A turn that fails, throws or is cancelled leaves the session unchanged. One thread at a
+/// time. Requires: the cache outlives it.
 template <class Cache, chat_overflow_policy Overflow = refuse_overflow>
 class chat_session {
 public:

@@ -34,8 +34,9 @@ namespace kvcache::inline KVCACHE_ABI {
 /// locking::mutex, the tier is read for a prompt while others run (tier_prefetch); a request that waits for the tier
 /// is overtaken.
 ///
-/// submit, cancel and stats may be called from any thread; step and run from one. Requires: the cache outlives the
-/// engine; nothing else uses the pipeline; a cache that is used elsewhere too has locking::mutex.
+/// submit, cancel and stats may be called from any thread; step and run from one. Requires: the cache, the model and
+/// the pipeline outlive the engine; nothing else uses the pipeline; a cache that is used elsewhere too has
+/// locking::mutex.
 template <class Cache, class Model>
 class engine {
 public:

@@ -36,7 +36,8 @@ struct batch_entry {
 };
 
 /// Tokens in, logits out: match, plan, reserve, forward, commit. A row's logits have the same bits for any reuse,
-/// prefill chunk, batch and number of threads. One call at a time.
+/// prefill chunk, batch and number of threads. One call at a time. Requires: the cache, the model and the threads
+/// outlive it, and the cache is not moved.
 template <class Cache, class Model>
 class pipeline {
 public:

@@ -27,7 +27,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 /// Sessions by model and key, limited in count and bytes. Any eviction policy selects the victims; the depth of an
 /// entry is 0 at its first use and 1 after its second. One request holds a session at a time; others wait in order of
-/// arrival. Any thread may call it.
+/// arrival. Any thread may call it. Requires: it outlives its holds.
 template <class Session, eviction_policy Eviction = default_session_eviction>
 class session_table {
     template <class>
