@@ -779,8 +779,7 @@ struct insertion {
 
 /// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
 /// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
-/// nothing; `erase` does not throw. With `match(tokens, found)` too it uses
-/// the memory of an earlier match.
+/// nothing; `erase` does not throw. A state with `match(tokens, found)` too uses the memory of an earlier match.
 template <class S>
 concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
                                std::optional<page_id> parent) {
@@ -1453,7 +1452,9 @@ struct incomplete<locking_role, P> : standard_cache<P>::type {
 
 /// The first misuse among the policies. Requires: there is one.
 template <class P, class... Ps>
-struct first_misuse : first_misuse<Ps...> {};
+struct first_misuse {
+    using type = typename first_misuse<Ps...>::type;
+};
 template <class P, class... Ps>
     requires(!policy<P>)
 struct first_misuse<P, Ps...> {
@@ -2245,6 +2246,12 @@ public:
     }
 
     template <class Cache>
+    static void set_cacheable_limit(Cache& cache, sequence_state& state, std::size_t tokens) {
+        const std::lock_guard guard(cache.lock_);
+        state.cacheable = tokens;
+    }
+
+    template <class Cache>
     static void truncate(Cache& cache, sequence_state& state, std::size_t tokens) {
         const std::lock_guard guard(cache.lock_);
         require(tokens <= state.tokens.size() && !state.lease.open,
@@ -2287,7 +2294,7 @@ public:
         sequence_state& state = to.state_for(cache);
         require(!state.lease.open, "a sequence has one lease at a time");
         if (auto reserved = cache.sequences_.reserve(state, cache.codec_, rows, options); !reserved)
-            return cache.storage_error(reserved.error());
+            return reserved.error();
         return make_lease(cache, state);
     }
 
@@ -2313,8 +2320,10 @@ public:
     template <class Cache>
     static void commit_in_place(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
         const std::lock_guard guard(cache.lock_);
+        const std::uint64_t before = cache.sequences_.prompts_ended();
         cache.sequences_.commit_unmeasured(state, tokens);
         cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
+        notify(cache, before);
     }
 
     template <class Cache>
@@ -2944,7 +2953,7 @@ public:
         state_->lease.written.fill();
     }
 
-    [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
+    [[nodiscard]] const page_shape& shape() const { return cache().shape(); }
 
     /// Returns whether a row is kept as it was computed elsewhere.
     [[nodiscard]] bool keeps(std::size_t row) const noexcept {
@@ -2973,8 +2982,8 @@ public:
         all_rows().gather(layer, head, keys, values);
     }
     /// The codec and the storage of the cache, to read the pages with.
-    [[nodiscard]] const auto& codec() const noexcept { return cache_->codec(); }
-    [[nodiscard]] const auto& storage() const noexcept { return cache_->storage(); }
+    [[nodiscard]] const auto& codec() const { return cache().codec(); }
+    [[nodiscard]] const auto& storage() const { return cache().storage(); }
 
     /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
     /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
@@ -3033,7 +3042,13 @@ private:
     basic_lease(Cache& cache, sequence_state& state)
         : cache_(&cache), state_(&state), number_(state.lease.number), first_(state.tokens.size()) {}
 
-    // Whether it has not ended; it ends with its sequence too.
+    // The cache, which a lease that has ended may have outlived.
+    [[nodiscard]] const Cache& cache() const {
+        require(open(), "a lease shows its cache until it ends");
+        return *cache_;
+    }
+
+    // Whether it has not ended; it ends with its sequence and with its cache too.
     [[nodiscard]] bool open() const noexcept {
         return state_ != nullptr && state_->lease.open && state_->lease.number == number_;
     }
@@ -3119,7 +3134,7 @@ public:
 
     /// Prevents pages after the first `tokens` tokens from being published to other sequences; forks inherit the limit.
     /// Pages that are already published stay so.
-    void set_cacheable_limit(std::size_t tokens) { state().cacheable = tokens; }
+    void set_cacheable_limit(std::size_t tokens) { cache_access::set_cacheable_limit(*cache_, state(), tokens); }
     /// The maximum number of leading tokens that can be shared.
     [[nodiscard]] std::size_t cacheable_limit() const { return std::min(state().exact, state().cacheable); }
 
@@ -4744,7 +4759,13 @@ public:
             undone.dismiss();
             return true;
         }();
-        return taken ? result<void>() : refuse(state, rows, wanted.pages, codec.page_bytes());
+        if (taken)
+            return {};
+        const error full = refuse(state, rows, wanted.pages, codec.page_bytes());
+        if constexpr (requires { pages_.pool().storage().status(); }) // there was room: the storage says why it refused
+            if (const result<void> stored = pages_.pool().storage().status(); !stored)
+                return stored.error();
+        return full;
     }
 
     /// The number of leases that have ended whose rows were of a prompt.
@@ -5210,14 +5231,6 @@ private:
     friend class cache_access;
     friend class prompt_access;
     friend class tenant_access;
-
-    // Where there was room and the storage refused: a far one says why.
-    [[nodiscard]] error storage_error(error full) const {
-        if constexpr (device_storage_state<storage_type>)
-            if (const auto well = storage().status(); !well)
-                return well.error();
-        return full;
-    }
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         require(shape.valid(), "a page shape has no extent that is zero or too large, and tokens is a multiple of 16");
@@ -10630,10 +10643,11 @@ public:
         failed_ = !host_.copy(from, to, rows);
         return !failed_;
     }
-    /// Errors: io, if the last copy failed.
+    /// Errors: io, if the last copy failed, once for each.
     [[nodiscard]] result<void> status() const {
-        return failed_ ? result<void>(error{error_code::io, "copy", "the host could not copy a block"})
-                       : result<void>();
+        return std::exchange(failed_, false)
+                   ? result<void>(error{error_code::io, "copy", "the host could not copy a block"})
+                   : result<void>();
     }
 
     [[nodiscard]] bool merges() const noexcept { return host_.merge; }

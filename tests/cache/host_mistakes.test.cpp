@@ -197,6 +197,8 @@ TEST_CASE("host mistake: a cache that is destroyed before its sequences, matches
     CHECK(rule_broken_by([&] { (void)found->tokens(); }) == rule);
     CHECK(rule_broken_by([&] { lease->write(kv::layer_id{0}, 0, row, row); }) == "a written row was reserved");
     CHECK(rule_broken_by([&] { (void)lease->pages(); }) == "a lease shows its pages until it ends");
+    CHECK(rule_broken_by([&] { (void)lease->shape(); }) == "a lease shows its cache until it ends");
+    CHECK(rule_broken_by([&] { (void)lease->codec(); }) == "a lease shows its cache until it ends");
     lease->commit({}); // no effect, as after a rollback
     lease->rollback();
 

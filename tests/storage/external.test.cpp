@@ -142,6 +142,9 @@ TEST_CASE("evicted blocks are reported once, and a copy that fails refuses the r
     CHECK(refused.error().field == "copy");
     CHECK(fork.size() == 18);
     CHECK(cache.check());
+    const auto full = cache.reserve(fork, 1000);
+    REQUIRE_FALSE(full);
+    CHECK(full.error().code == kv::error_code::out_of_memory); // the failed copy is not reported again
     fails = false;
     CHECK(cache.reserve(fork, 1));
     CHECK(cache.check());
@@ -187,4 +190,5 @@ TEST_CASE("block tables are compressed rows") {
     }
     const std::vector<kv::page_entry> gap{{.count = 5}, {.count = 16}};
     CHECK_THROWS_AS(tables.append(gap), kv::contract_violation);
+    CHECK(tables.indices().size() == 6);
 }

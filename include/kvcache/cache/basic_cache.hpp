@@ -243,14 +243,6 @@ private:
     friend class prompt_access;
     friend class tenant_access;
 
-    // Where there was room and the storage refused: a far one says why.
-    [[nodiscard]] error storage_error(error full) const {
-        if constexpr (device_storage_state<storage_type>)
-            if (const auto well = storage().status(); !well)
-                return well.error();
-        return full;
-    }
-
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         require(shape.valid(), "a page shape has no extent that is zero or too large, and tokens is a multiple of 16");
         return shape;

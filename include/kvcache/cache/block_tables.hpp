@@ -24,12 +24,12 @@ public:
     /// Requires: every page but the last is used from its first row to its last, as in exact sequences. Throws:
     /// bad_alloc. Cost: O(pages).
     void append(std::span<const page_entry> table) {
-        for (std::size_t i = 0; i < table.size(); ++i) {
+        for (std::size_t i = 0; i < table.size(); ++i)
             require(table[i].first == 0 && table[i].base == 0 &&
                         (i + 1 == table.size() || table[i].count == page_tokens_),
                     "a block table has full pages, but for the last one");
-            indices_.push_back(static_cast<std::int32_t>(index_of(table[i].page)));
-        }
+        for (const page_entry& entry : table)
+            indices_.push_back(static_cast<std::int32_t>(index_of(entry.page)));
         indptr_.push_back(static_cast<std::int32_t>(indices_.size()));
         last_page_len_.push_back(table.empty() ? 0 : static_cast<std::int32_t>(table.back().count));
     }

@@ -154,6 +154,12 @@ public:
     }
 
     template <class Cache>
+    static void set_cacheable_limit(Cache& cache, sequence_state& state, std::size_t tokens) {
+        const std::lock_guard guard(cache.lock_);
+        state.cacheable = tokens;
+    }
+
+    template <class Cache>
     static void truncate(Cache& cache, sequence_state& state, std::size_t tokens) {
         const std::lock_guard guard(cache.lock_);
         require(tokens <= state.tokens.size() && !state.lease.open,
@@ -196,7 +202,7 @@ public:
         sequence_state& state = to.state_for(cache);
         require(!state.lease.open, "a sequence has one lease at a time");
         if (auto reserved = cache.sequences_.reserve(state, cache.codec_, rows, options); !reserved)
-            return cache.storage_error(reserved.error());
+            return reserved.error();
         return make_lease(cache, state);
     }
 
@@ -222,8 +228,10 @@ public:
     template <class Cache>
     static void commit_in_place(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
         const std::lock_guard guard(cache.lock_);
+        const std::uint64_t before = cache.sequences_.prompts_ended();
         cache.sequences_.commit_unmeasured(state, tokens);
         cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
+        notify(cache, before);
     }
 
     template <class Cache>

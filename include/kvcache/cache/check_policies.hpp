@@ -255,7 +255,9 @@ struct incomplete<locking_role, P> : standard_cache<P>::type {
 
 /// The first misuse among the policies. Requires: there is one.
 template <class P, class... Ps>
-struct first_misuse : first_misuse<Ps...> {};
+struct first_misuse {
+    using type = typename first_misuse<Ps...>::type;
+};
 template <class P, class... Ps>
     requires(!policy<P>)
 struct first_misuse<P, Ps...> {

@@ -98,7 +98,7 @@ public:
         state_->lease.written.fill();
     }
 
-    [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
+    [[nodiscard]] const page_shape& shape() const { return cache().shape(); }
 
     /// Returns whether a row is kept as it was computed elsewhere.
     [[nodiscard]] bool keeps(std::size_t row) const noexcept {
@@ -127,8 +127,8 @@ public:
         all_rows().gather(layer, head, keys, values);
     }
     /// The codec and the storage of the cache, to read the pages with.
-    [[nodiscard]] const auto& codec() const noexcept { return cache_->codec(); }
-    [[nodiscard]] const auto& storage() const noexcept { return cache_->storage(); }
+    [[nodiscard]] const auto& codec() const { return cache().codec(); }
+    [[nodiscard]] const auto& storage() const { return cache().storage(); }
 
     /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
     /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
@@ -187,7 +187,13 @@ private:
     basic_lease(Cache& cache, sequence_state& state)
         : cache_(&cache), state_(&state), number_(state.lease.number), first_(state.tokens.size()) {}
 
-    // Whether it has not ended; it ends with its sequence too.
+    // The cache, which a lease that has ended may have outlived.
+    [[nodiscard]] const Cache& cache() const {
+        require(open(), "a lease shows its cache until it ends");
+        return *cache_;
+    }
+
+    // Whether it has not ended; it ends with its sequence and with its cache too.
     [[nodiscard]] bool open() const noexcept {
         return state_ != nullptr && state_->lease.open && state_->lease.number == number_;
     }

@@ -74,7 +74,7 @@ public:
 
     /// Prevents pages after the first `tokens` tokens from being published to other sequences; forks inherit the limit.
     /// Pages that are already published stay so.
-    void set_cacheable_limit(std::size_t tokens) { state().cacheable = tokens; }
+    void set_cacheable_limit(std::size_t tokens) { cache_access::set_cacheable_limit(*cache_, state(), tokens); }
     /// The maximum number of leading tokens that can be shared.
     [[nodiscard]] std::size_t cacheable_limit() const { return std::min(state().exact, state().cacheable); }
 

@@ -131,7 +131,13 @@ public:
             undone.dismiss();
             return true;
         }();
-        return taken ? result<void>() : refuse(state, rows, wanted.pages, codec.page_bytes());
+        if (taken)
+            return {};
+        const error full = refuse(state, rows, wanted.pages, codec.page_bytes());
+        if constexpr (requires { pages_.pool().storage().status(); }) // there was room: the storage says why it refused
+            if (const result<void> stored = pages_.pool().storage().status(); !stored)
+                return stored.error();
+        return full;
     }
 
     /// The number of leases that have ended whose rows were of a prompt.

@@ -50,8 +50,7 @@ struct insertion {
 
 /// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
 /// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
-/// nothing; `erase` does not throw. With `match(tokens, found)` too it uses
-/// the memory of an earlier match.
+/// nothing; `erase` does not throw. A state with `match(tokens, found)` too uses the memory of an earlier match.
 template <class S>
 concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
                                std::optional<page_id> parent) {

@@ -63,10 +63,11 @@ public:
         failed_ = !host_.copy(from, to, rows);
         return !failed_;
     }
-    /// Errors: io, if the last copy failed.
+    /// Errors: io, if the last copy failed, once for each.
     [[nodiscard]] result<void> status() const {
-        return failed_ ? result<void>(error{error_code::io, "copy", "the host could not copy a block"})
-                       : result<void>();
+        return std::exchange(failed_, false)
+                   ? result<void>(error{error_code::io, "copy", "the host could not copy a block"})
+                   : result<void>();
     }
 
     [[nodiscard]] bool merges() const noexcept { return host_.merge; }
