@@ -19,6 +19,11 @@ inline void* counted(std::size_t bytes) {
     throw std::bad_alloc();
 }
 
+// Not inline, or GCC 12 takes new and free for a mismatched pair.
+[[gnu::noinline]] inline void release(void* memory) noexcept {
+    std::free(memory);
+}
+
 } // namespace counted_new
 
 void* operator new(std::size_t bytes) {
@@ -28,14 +33,14 @@ void* operator new[](std::size_t bytes) {
     return counted_new::counted(bytes);
 }
 void operator delete(void* memory) noexcept {
-    std::free(memory);
+    counted_new::release(memory);
 }
 void operator delete[](void* memory) noexcept {
-    std::free(memory);
+    counted_new::release(memory);
 }
 void operator delete(void* memory, std::size_t) noexcept {
-    std::free(memory);
+    counted_new::release(memory);
 }
 void operator delete[](void* memory, std::size_t) noexcept {
-    std::free(memory);
+    counted_new::release(memory);
 }
