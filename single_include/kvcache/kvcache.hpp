@@ -7643,7 +7643,7 @@ public:
         require(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
                 "a row of keys or values has head_dim numbers for each KV head");
         expects(!keeps(row), "a row that is kept from elsewhere is not written");
-        if constexpr (owns_rows)
+        if (state_->lease.spliced.empty())
             state_->lease.written.mark(index_of(layer), row);
         const place to = place_of(row);
         if constexpr (whole_pages)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // message: the host writes rows that are in its own memory: place_of says where
-// within: 5
 #include <kvcache/cache.hpp>
 #include <kvcache/storage/external.hpp>
 

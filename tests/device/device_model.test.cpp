@@ -30,8 +30,9 @@ public:
         asked_ = rows;
         keys_.clear();
     }
-    void write(const Lease&, std::size_t to, std::size_t, kv::layer_id, std::span<const float> keys,
+    void write(const Lease& lease, std::size_t to, std::size_t, kv::layer_id, std::span<const float> keys,
                std::span<const float> values) {
+        lease.declare_written(); // it keeps the rows itself
         const std::size_t side = keys.size();
         if (keys_.size() < (to + 1) * side) {
             keys_.resize((to + 1) * side);
