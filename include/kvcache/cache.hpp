@@ -8,6 +8,7 @@
 #if __cplusplus < 202002L
 #error "kvcache: C++20 is needed; compile with -std=c++20"
 #else
+#include <kvcache/cache/block_tables.hpp>
 #include <kvcache/cache/check_policies.hpp>
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/codec/row_major.hpp>

@@ -5666,6 +5666,62 @@ void paged_attention(const attention_shape& shape, page_source<Codec, Storage> s
 
 } // namespace kvcache
 
+// ---- kvcache/cache/block_tables.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The block tables of a batch as compressed rows, as FlashInfer's and vLLM's paged attention kernels read them
+/// (FlashInfer: paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len). The arrays keep their memory when cleared.
+/// They are copies: no sequence has to outlive them. One thread at a time changes them.
+class block_tables {
+public:
+    /// `page_tokens`: the tokens of a page.
+    explicit block_tables(std::size_t page_tokens) : page_tokens_(page_tokens) {
+        require(page_tokens > 0, "a page has tokens");
+    }
+
+    /// Appends a sequence, from its page table: sequence.table(), or lease.pages().table with the reserved rows.
+    /// Requires: every page but the last is used from its first row to its last, as in exact sequences. Throws:
+    /// bad_alloc. Cost: O(pages).
+    void append(std::span<const page_entry> table) {
+        for (std::size_t i = 0; i < table.size(); ++i)
+            require(table[i].first == 0 && table[i].base == 0 && table[i].count <= page_tokens_ &&
+                        (i + 1 == table.size() || table[i].count == page_tokens_),
+                    "a block table has full pages, but for the last one");
+        for (const page_entry& entry : table)
+            indices_.push_back(static_cast<std::int32_t>(index_of(entry.page)));
+        indptr_.push_back(static_cast<std::int32_t>(indices_.size()));
+        last_page_len_.push_back(table.empty() ? 0 : static_cast<std::int32_t>(table.back().count));
+    }
+
+    void clear() noexcept {
+        indptr_.resize(1);
+        indices_.clear();
+        last_page_len_.clear();
+    }
+
+    /// Where the pages of each sequence begin in indices(), and the number of all. (sequences + 1)
+    [[nodiscard]] std::span<const std::int32_t> indptr() const noexcept { return indptr_; }
+    /// The pages of all sequences, in order.
+    [[nodiscard]] std::span<const std::int32_t> indices() const noexcept { return indices_; }
+    /// The rows in use in the last page of each sequence; 0 for a sequence without rows. (sequences)
+    [[nodiscard]] std::span<const std::int32_t> last_page_len() const noexcept { return last_page_len_; }
+    /// The pages of one sequence.
+    [[nodiscard]] std::span<const std::int32_t> blocks(std::size_t sequence) const {
+        require(sequence + 1 < indptr_.size(), "a sequence whose blocks are asked for was appended");
+        const auto begin = static_cast<std::size_t>(indptr_[sequence]);
+        return indices().subspan(begin, static_cast<std::size_t>(indptr_[sequence + 1]) - begin);
+    }
+
+private:
+    std::size_t page_tokens_;
+    std::vector<std::int32_t> indptr_ = {0};
+    std::vector<std::int32_t> indices_;
+    std::vector<std::int32_t> last_page_len_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -6667,6 +6723,8 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
+struct sequence_state;
+
 /// The location of a row of a spliced lease.
 struct spliced_row {
     page_id page = {};
@@ -6678,7 +6736,7 @@ struct spliced_row {
 /// The lease of a sequence: rows after its tokens that are already in its page table, and the state to roll back to.
 struct lease_state {
     bool open = false;
-    std::uint64_t number = 0; ///< Of the leases of this state, so that an earlier one is known to have ended.
+    sequence_state** holder = nullptr; ///< Where the lease keeps its pointer to this; null once it has ended.
     std::size_t rows = 0;
     std::chrono::steady_clock::time_point began = {};
     std::size_t pages_before = 0;
@@ -6702,15 +6760,26 @@ struct lease_state {
     /// Begins a lease after the pages of a table. `open_tail`: whether its last page can take more rows.
     void begin(std::size_t row_count, std::span<const page_entry> table, bool open_tail) noexcept {
         open = true;
-        ++number;
         rows = row_count;
         began = std::chrono::steady_clock::now();
         pages_before = table.size();
         tail_before = open_tail ? std::optional(table.back()) : std::nullopt;
     }
 
-    /// Ends the lease; its vectors keep their memory.
+    /// Notes where the lease keeps its pointer to this. Out of line: GCC 12 takes the note of a lease that is returned
+    /// for a dangling pointer.
+#if defined(__GNUC__)
+    [[gnu::noinline]]
+#endif
+    void
+    hold(sequence_state** place) noexcept {
+        holder = place;
+    }
+
+    /// Ends the lease, which has no state any more; the vectors keep their memory.
     void end() noexcept {
+        if (holder != nullptr)
+            *std::exchange(holder, nullptr) = nullptr;
         open = false;
         rows = 0;
         tail_before.reset();
@@ -6952,8 +7021,8 @@ public:
                                              bool emits, std::size_t loaded) {
         const std::lock_guard guard(cache.lock_);
         const std::size_t page_tokens = cache.shape_.tokens;
-        const index_match& found = cache.pages_.find(tenant, tokens);
         auto known = cache.sequences_.fresh();
+        const index_match& found = cache.pages_.find(tenant, tokens);
         known->tenant = tenant;
         known->prompt = tokens.size();
         known->tokens.assign(tokens.first(found.tokens));
@@ -7091,10 +7160,12 @@ public:
         kept->share(from, first, cache.shape_.tokens);
         const auto after = kept->leave_out(from, first, count);
         cache.sequences_.enter(*kept);
-        if (after.size() > cache.pages_.room(from.tenant) || !cache.sequences_.copy_rows(*kept, cache.codec_, after)) {
+        const bool room = after.size() <= cache.pages_.room(from.tenant);
+        if (!room || !cache.sequences_.copy_rows(*kept, cache.codec_, after)) {
             cache.sequences_.leave(std::move(kept));
-            return cache.sequences_.refuse(from, from.tokens.size() - first - count, after.size(),
-                                           cache.codec_.page_bytes());
+            const std::size_t rows = from.tokens.size() - first - count, bytes = cache.codec_.page_bytes();
+            return room ? cache.sequences_.refuse_storage(from, rows, after.size(), bytes)
+                        : cache.sequences_.refuse(from, rows, after.size(), bytes);
         }
         typename Cache::sequence made{cache, std::move(kept)};
         return made;
@@ -7593,17 +7664,19 @@ public:
     basic_lease(basic_lease&& other) noexcept
         : cache_(other.cache_),
           state_(std::exchange(other.state_, nullptr)),
-          number_(other.number_),
           first_(other.first_),
-          committed_(other.committed_) {}
+          committed_(other.committed_) {
+        hold();
+    }
     /// Rolls back the lease that it held before.
     basic_lease& operator=(basic_lease&& other) noexcept {
         basic_lease taken(std::move(other));
         std::swap(cache_, taken.cache_);
         std::swap(state_, taken.state_);
-        std::swap(number_, taken.number_);
         std::swap(first_, taken.first_);
         std::swap(committed_, taken.committed_);
+        hold();
+        taken.hold();
         return *this;
     }
     ~basic_lease() { rollback(); }
@@ -7743,14 +7816,14 @@ public:
     void rollback() noexcept {
         if (open())
             cache_access::rollback(*cache_, *state_);
-        state_ = nullptr;
     }
 
 private:
     friend Cache;
     friend class cache_access;
-    basic_lease(Cache& cache, sequence_state& state)
-        : cache_(&cache), state_(&state), number_(state.lease.number), first_(state.tokens.size()) {}
+    basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {
+        hold();
+    }
 
     // The cache, which a lease that has ended may have outlived.
     [[nodiscard]] const Cache& cache() const {
@@ -7759,8 +7832,10 @@ private:
     }
 
     // Whether it has not ended; it ends with its sequence and with its cache too.
-    [[nodiscard]] bool open() const noexcept {
-        return state_ != nullptr && state_->lease.open && state_->lease.number == number_;
+    [[nodiscard]] bool open() const noexcept { return state_ != nullptr; }
+    void hold() noexcept {
+        if (state_ != nullptr)
+            state_->lease.hold(&state_);
     }
 
     [[nodiscard]] detail::table_rows<Cache> all_rows() const {
@@ -7775,7 +7850,6 @@ private:
 
     Cache* cache_;
     sequence_state* state_;
-    std::uint64_t number_;
     std::size_t first_;
     bool committed_ = false;
 };
@@ -8901,6 +8975,7 @@ template <class Cache>
     std::vector<typename Cache::lease> made;
     made.reserve(batch.size());
     for (const reservation<Cache>& one : batch) {
+        require(one.to != nullptr, "a reservation names its sequence");
         auto rows = cache.reserve(*one.to, one.rows, one.options);
         if (!rows) {
             error why = rows.error();
@@ -9346,11 +9421,10 @@ public:
         return made;
     }
 
-    /// Keeps or frees a state. One whose lease was open is kept in any case: the lease still looks at it. Requires: it
-    /// was taken here.
-    void keep(std::unique_ptr<sequence_state> state, bool leased) noexcept {
+    /// Keeps or frees a state. Requires: it was taken here.
+    void keep(std::unique_ptr<sequence_state> state) noexcept {
         state->clear();
-        if (leased || entries_ + state->table.capacity() <= most_) {
+        if (entries_ + state->table.capacity() <= most_) {
             entries_ += state->table.capacity();
             spare_.push_back(std::move(state));
         }
@@ -9398,7 +9472,10 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
     /// The state of a sequence without tokens and pages, with the memory of one that has ended. Throws: bad_alloc.
-    [[nodiscard]] std::unique_ptr<sequence_state> fresh() { return spare_.take(size_); }
+    [[nodiscard]] std::unique_ptr<sequence_state> fresh() {
+        require(pages_.pool().pages() > 0, "a cache that was moved from is only destroyed");
+        return spare_.take(size_);
+    }
 
     /// The exact rows that its sequences and leases have.
     [[nodiscard]] residual_leases<PageManager>& residual() noexcept { return residual_; }
@@ -9425,14 +9502,13 @@ public:
 
     /// Removes a sequence and releases its pages.
     void leave(std::unique_ptr<sequence_state> state) noexcept {
-        const bool leased = state->lease.open;
         undo(*state);
         drop_pages(*state, 0);
         forget_sources(*state);
         state->previous->next = state->next;
         state->next->previous = state->previous;
         --size_;
-        spare_.keep(std::move(state), leased);
+        spare_.keep(std::move(state));
     }
 
     /// Keeps the first `tokens` tokens.
@@ -9469,13 +9545,7 @@ public:
             undone.dismiss();
             return true;
         }();
-        if (taken)
-            return {};
-        const error full = refuse(state, rows, wanted.pages, codec.page_bytes());
-        if constexpr (requires { pages_.pool().storage().status(); }) // there was room: the storage says why it refused
-            if (const result<void> stored = pages_.pool().storage().status(); !stored)
-                return stored.error();
-        return full;
+        return taken ? result<void>() : refuse_storage(state, rows, wanted.pages, codec.page_bytes());
     }
 
     /// The number of leases that have ended whose rows were of a prompt.
@@ -9504,6 +9574,15 @@ public:
     [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
                                std::size_t page_bytes) {
         return rows_.refuse(state, rows, pages, page_bytes);
+    }
+    /// The same where there was room for them, and the storage refused. If it says why, that is the error.
+    [[nodiscard]] error refuse_storage(const sequence_state& state, std::size_t rows, std::size_t pages,
+                                       std::size_t page_bytes) {
+        const error full = refuse(state, rows, pages, page_bytes);
+        if constexpr (requires { pages_.pool().storage().status(); })
+            if (const result<void> stored = pages_.pool().storage().status(); !stored)
+                return stored.error();
+        return full;
     }
 
     /// Commits a lease: its first rows are these tokens, the others are released. If the codec encodes whole pages,
@@ -9829,10 +9908,11 @@ public:
 
     /// Returns the range of the matched prompt that has to be computed.
     [[nodiscard]] compute_range plan(const match_type& found) const {
+        [[maybe_unused]] const sequence_state& state = found.known_.state_for(*this);
         std::size_t first = recompute_.first_computed(found.tokens(), found.of());
         if constexpr (page_writer<codec_type>) {
             const std::lock_guard guard(lock_);
-            first = sequences_.residual().kept(found.known_.state_for(*this), first);
+            first = sequences_.residual().kept(state, first);
         }
         return {first, found.of() - first};
     }
@@ -9842,7 +9922,7 @@ public:
 
     /// Returns a sequence that shares the matched pages, up to the first token to compute.
     [[nodiscard]] sequence open(match_type found, const compute_range& plan) {
-        static_cast<void>(found.known_.state_for(*this));
+        require(plan.first <= found.known_.state_for(*this).tokens.size(), "a plan begins inside its match");
         found.known_.truncate(plan.first);
         return std::move(found.known_);
     }
@@ -10022,7 +10102,7 @@ template <class Cache>
         return error{error_code::out_of_range, "limit",
                      joined({"a limit of ", std::to_string(config.limit.bytes),
                              " bytes is less than one page, which has ", std::to_string(page_bytes)})};
-    constexpr std::size_t records_bytes = 128; // what the cache remembers of a page, at least
+    constexpr std::size_t records_bytes = 256; // what the cache remembers of a page
     const auto machine =
         static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     if (pages > machine / records_bytes)
@@ -23655,10 +23735,20 @@ namespace kvcache::inline KVCACHE_ABI::storage {
 class block_copy {
 public:
     block_copy() = default;
-    template <std::invocable<page_id, page_id> F>
-    block_copy(F copy) : copy_([copy](page_id from, page_id to, std::size_t) mutable { return copy(from, to); }) {}
-    template <std::invocable<page_id, page_id, std::size_t> F>
-    block_copy(F copy) : copy_(std::move(copy)) {}
+    template <class F>
+        requires(!std::same_as<F, block_copy>)
+    block_copy(F copy) {
+        constexpr bool whole = std::is_invocable_r_v<bool, F&, page_id, page_id>,
+                       rows = std::is_invocable_r_v<bool, F&, page_id, page_id, std::size_t>;
+        static_assert((whole || rows) && std::is_copy_constructible_v<F>,
+                      "external memory's copy is bool(page_id from, page_id to), or has a third parameter, the number "
+                      "of rows in use, and can itself be copied");
+        if constexpr (rows)
+            copy_ = std::move(copy);
+        else if constexpr (whole)
+            if (std::function<bool(page_id, page_id)> both = std::move(copy))
+                copy_ = [both = std::move(both)](page_id from, page_id to, std::size_t) { return both(from, to); };
+    }
 
     [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(copy_); }
     [[nodiscard]] bool operator()(page_id from, page_id to, std::size_t rows) const { return copy_(from, to, rows); }
@@ -23669,8 +23759,8 @@ private:
 
 /// Pages are blocks of the host's own tensors, numbered from 0: the cache knows which are cached, shared and free, and
 /// reads and writes none of them. The codec of such a cache is codec::external. An entry of a sequence's page table
-/// never changes at a commit, unless `merge` is set. The functions run while the cache is locked, must not call it, and
-/// must not throw.
+/// never changes at a commit, unless `merge` is set. The functions run while the cache is locked and must not call it.
+/// A copy that throws has failed; what the other functions throw is discarded.
 struct external {
     using role = storage_role;
 
@@ -23698,7 +23788,8 @@ public:
     [[nodiscard]] bool acquire(page_id) noexcept { return true; }
     void release(page_id) noexcept {}
     [[nodiscard]] bool copy(page_id from, page_id to, std::size_t rows) const {
-        failed_ = !host_.copy(from, to, rows);
+        failed_ = true; // also if the host throws
+        detail::ignore_exceptions([&] { failed_ = !host_.copy(from, to, rows); });
         return !failed_;
     }
     /// Errors: io, if the last copy failed, once for each.
@@ -23711,11 +23802,11 @@ public:
     [[nodiscard]] bool merges() const noexcept { return host_.merge; }
     void on_evict(page_id block) const {
         if (host_.on_evict)
-            host_.on_evict(block);
+            detail::ignore_exceptions([&] { host_.on_evict(block); });
     }
     void on_move(const moved_entry& entry) const {
         if (host_.on_move)
-            host_.on_move(entry);
+            detail::ignore_exceptions([&] { host_.on_move(entry); });
     }
 
 private:

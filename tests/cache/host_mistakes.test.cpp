@@ -2,14 +2,17 @@
 // The mistakes of hosts: each has a defined answer, and the cache is sound afterwards. Built with contract checks, as a
 // release without them (test_release_contracts), and under sanitizers.
 #include <kvcache/cache.hpp>
+#include <kvcache/cache/block_tables.hpp>
 #include <kvcache/storage/external.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -222,6 +225,78 @@ TEST_CASE("host mistake: a sequence that is destroyed before its lease") {
     lease->rollback();
     CHECK(others->rows() == 3);
     CHECK(cache.check());
+}
+
+TEST_CASE("host mistake: a lease that outlives its sequence and its cache, in every order") {
+    for (const bool cache_first : {false, true})
+        for (const bool others_between : {false, true}) {
+            std::optional<kv::cache<>> cache(small());
+            std::optional<kv::cache<>::sequence> sequence(cache->open());
+            auto lease = cache->reserve(*sequence, 20);
+            REQUIRE(lease);
+            auto moved = std::move(*lease);
+            if (cache_first)
+                cache.reset();
+            sequence.reset();
+            if (cache && others_between) { // they use the memory of the first
+                auto other = cache->open();
+                store(*cache, other, 64);
+                const auto one = other.fork(64), two = other.fork(64);
+            }
+            cache.reset();
+            CHECK(moved.rows() == 0);
+            CHECK_THROWS_AS(moved.write(kv::layer_id{0}, 0, row, row), kv::contract_violation);
+        }
+}
+
+TEST_CASE("host mistake: a cache that was moved from") {
+    auto cache = small();
+    const auto moved = std::move(cache);
+    const std::string rule = "a cache that was moved from is only destroyed";
+    CHECK(rule_broken_by([&] { (void)cache.match(prompt(20)); }) == rule);
+    CHECK(rule_broken_by([&] { (void)cache.acquire(prompt(20)); }) == rule);
+    CHECK(rule_broken_by([&] { (void)cache.open(); }) == rule);
+}
+
+TEST_CASE("host mistake: a plan of another match or cache") {
+    auto cache = small(), other = small();
+    const auto found = cache.match(prompt(20));
+    CHECK(rule_broken_by([&] { (void)other.plan(found); }) == "a sequence is used with its own cache");
+    CHECK(rule_broken_by([&] { (void)cache.open(cache.match(prompt(20)), {.first = 50, .count = 3}); }) ==
+          "a plan begins inside its match");
+}
+
+TEST_CASE("host mistake: block tables of another page size, and rows that are not there") {
+    auto cache = small();
+    auto sequence = cache.open();
+    store(cache, sequence, 16);
+    kv::block_tables tables(8);
+    CHECK_THROWS_AS(tables.append(sequence.table()), kv::contract_violation);
+    CHECK_THROWS_AS(tables.blocks(0), kv::contract_violation);
+}
+
+TEST_CASE("host mistake: a copy that fails, throws or is empty") {
+    for (const bool throws : {false, true}) {
+        bool works = false;
+        auto cache = kv::make_cache(shape, {.pages = 8}, kv::storage::external{.copy = [&](kv::page_id, kv::page_id) {
+                                        if (throws && !works)
+                                            throw std::runtime_error("the device is lost");
+                                        return works;
+                                    }});
+        auto request = cache.acquire(prompt(20));
+        REQUIRE(request);
+        request->lease.commit(prompt(20));
+        auto fork = request->sequence.fork(20);
+        CHECK(cache.reserve(fork, 1).error().field == "copy");
+        CHECK(request->sequence.erase_range(0, 4).error().field == "copy");
+        CHECK(cache.reserve(fork, 1000).error().field == "pages");
+        CHECK(cache.check());
+        works = true;
+        CHECK(cache.reserve(fork, 1));
+        CHECK(cache.check());
+    }
+    const std::function<bool(kv::page_id, kv::page_id)> empty;
+    CHECK_THROWS_AS(kv::make_cache(shape, {.pages = 8}, kv::storage::external{.copy = empty}), kv::contract_violation);
 }
 
 TEST_CASE("host mistake: a commit of rows that were not written") {

@@ -130,10 +130,11 @@ public:
 
     /// Returns the range of the matched prompt that has to be computed.
     [[nodiscard]] compute_range plan(const match_type& found) const {
+        [[maybe_unused]] const sequence_state& state = found.known_.state_for(*this);
         std::size_t first = recompute_.first_computed(found.tokens(), found.of());
         if constexpr (page_writer<codec_type>) {
             const std::lock_guard guard(lock_);
-            first = sequences_.residual().kept(found.known_.state_for(*this), first);
+            first = sequences_.residual().kept(state, first);
         }
         return {first, found.of() - first};
     }
@@ -143,7 +144,7 @@ public:
 
     /// Returns a sequence that shares the matched pages, up to the first token to compute.
     [[nodiscard]] sequence open(match_type found, const compute_range& plan) {
-        static_cast<void>(found.known_.state_for(*this));
+        require(plan.first <= found.known_.state_for(*this).tokens.size(), "a plan begins inside its match");
         found.known_.truncate(plan.first);
         return std::move(found.known_);
     }

@@ -18,14 +18,16 @@ namespace kvcache::inline KVCACHE_ABI {
 class block_tables {
 public:
     /// `page_tokens`: the tokens of a page.
-    explicit block_tables(std::size_t page_tokens) : page_tokens_(page_tokens) {}
+    explicit block_tables(std::size_t page_tokens) : page_tokens_(page_tokens) {
+        require(page_tokens > 0, "a page has tokens");
+    }
 
     /// Appends a sequence, from its page table: sequence.table(), or lease.pages().table with the reserved rows.
     /// Requires: every page but the last is used from its first row to its last, as in exact sequences. Throws:
     /// bad_alloc. Cost: O(pages).
     void append(std::span<const page_entry> table) {
         for (std::size_t i = 0; i < table.size(); ++i)
-            require(table[i].first == 0 && table[i].base == 0 &&
+            require(table[i].first == 0 && table[i].base == 0 && table[i].count <= page_tokens_ &&
                         (i + 1 == table.size() || table[i].count == page_tokens_),
                     "a block table has full pages, but for the last one");
         for (const page_entry& entry : table)
@@ -47,7 +49,8 @@ public:
     /// The rows in use in the last page of each sequence; 0 for a sequence without rows. (sequences)
     [[nodiscard]] std::span<const std::int32_t> last_page_len() const noexcept { return last_page_len_; }
     /// The pages of one sequence.
-    [[nodiscard]] std::span<const std::int32_t> blocks(std::size_t sequence) const noexcept {
+    [[nodiscard]] std::span<const std::int32_t> blocks(std::size_t sequence) const {
+        require(sequence + 1 < indptr_.size(), "a sequence whose blocks are asked for was appended");
         const auto begin = static_cast<std::size_t>(indptr_[sequence]);
         return indices().subspan(begin, static_cast<std::size_t>(indptr_[sequence + 1]) - begin);
     }

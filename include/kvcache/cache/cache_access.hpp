@@ -38,8 +38,8 @@ public:
                                              bool emits, std::size_t loaded) {
         const std::lock_guard guard(cache.lock_);
         const std::size_t page_tokens = cache.shape_.tokens;
-        const index_match& found = cache.pages_.find(tenant, tokens);
         auto known = cache.sequences_.fresh();
+        const index_match& found = cache.pages_.find(tenant, tokens);
         known->tenant = tenant;
         known->prompt = tokens.size();
         known->tokens.assign(tokens.first(found.tokens));
@@ -177,10 +177,12 @@ public:
         kept->share(from, first, cache.shape_.tokens);
         const auto after = kept->leave_out(from, first, count);
         cache.sequences_.enter(*kept);
-        if (after.size() > cache.pages_.room(from.tenant) || !cache.sequences_.copy_rows(*kept, cache.codec_, after)) {
+        const bool room = after.size() <= cache.pages_.room(from.tenant);
+        if (!room || !cache.sequences_.copy_rows(*kept, cache.codec_, after)) {
             cache.sequences_.leave(std::move(kept));
-            return cache.sequences_.refuse(from, from.tokens.size() - first - count, after.size(),
-                                           cache.codec_.page_bytes());
+            const std::size_t rows = from.tokens.size() - first - count, bytes = cache.codec_.page_bytes();
+            return room ? cache.sequences_.refuse_storage(from, rows, after.size(), bytes)
+                        : cache.sequences_.refuse(from, rows, after.size(), bytes);
         }
         typename Cache::sequence made{cache, std::move(kept)};
         return made;

@@ -28,17 +28,19 @@ public:
     basic_lease(basic_lease&& other) noexcept
         : cache_(other.cache_),
           state_(std::exchange(other.state_, nullptr)),
-          number_(other.number_),
           first_(other.first_),
-          committed_(other.committed_) {}
+          committed_(other.committed_) {
+        hold();
+    }
     /// Rolls back the lease that it held before.
     basic_lease& operator=(basic_lease&& other) noexcept {
         basic_lease taken(std::move(other));
         std::swap(cache_, taken.cache_);
         std::swap(state_, taken.state_);
-        std::swap(number_, taken.number_);
         std::swap(first_, taken.first_);
         std::swap(committed_, taken.committed_);
+        hold();
+        taken.hold();
         return *this;
     }
     ~basic_lease() { rollback(); }
@@ -178,14 +180,14 @@ public:
     void rollback() noexcept {
         if (open())
             cache_access::rollback(*cache_, *state_);
-        state_ = nullptr;
     }
 
 private:
     friend Cache;
     friend class cache_access;
-    basic_lease(Cache& cache, sequence_state& state)
-        : cache_(&cache), state_(&state), number_(state.lease.number), first_(state.tokens.size()) {}
+    basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {
+        hold();
+    }
 
     // The cache, which a lease that has ended may have outlived.
     [[nodiscard]] const Cache& cache() const {
@@ -194,8 +196,10 @@ private:
     }
 
     // Whether it has not ended; it ends with its sequence and with its cache too.
-    [[nodiscard]] bool open() const noexcept {
-        return state_ != nullptr && state_->lease.open && state_->lease.number == number_;
+    [[nodiscard]] bool open() const noexcept { return state_ != nullptr; }
+    void hold() noexcept {
+        if (state_ != nullptr)
+            state_->lease.hold(&state_);
     }
 
     [[nodiscard]] detail::table_rows<Cache> all_rows() const {
@@ -210,7 +214,6 @@ private:
 
     Cache* cache_;
     sequence_state* state_;
-    std::uint64_t number_;
     std::size_t first_;
     bool committed_ = false;
 };

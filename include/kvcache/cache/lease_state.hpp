@@ -11,9 +11,12 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI {
+
+struct sequence_state;
 
 /// The location of a row of a spliced lease.
 struct spliced_row {
@@ -26,7 +29,7 @@ struct spliced_row {
 /// The lease of a sequence: rows after its tokens that are already in its page table, and the state to roll back to.
 struct lease_state {
     bool open = false;
-    std::uint64_t number = 0; ///< Of the leases of this state, so that an earlier one is known to have ended.
+    sequence_state** holder = nullptr; ///< Where the lease keeps its pointer to this; null once it has ended.
     std::size_t rows = 0;
     std::chrono::steady_clock::time_point began = {};
     std::size_t pages_before = 0;
@@ -50,15 +53,26 @@ struct lease_state {
     /// Begins a lease after the pages of a table. `open_tail`: whether its last page can take more rows.
     void begin(std::size_t row_count, std::span<const page_entry> table, bool open_tail) noexcept {
         open = true;
-        ++number;
         rows = row_count;
         began = std::chrono::steady_clock::now();
         pages_before = table.size();
         tail_before = open_tail ? std::optional(table.back()) : std::nullopt;
     }
 
-    /// Ends the lease; its vectors keep their memory.
+    /// Notes where the lease keeps its pointer to this. Out of line: GCC 12 takes the note of a lease that is returned
+    /// for a dangling pointer.
+#if defined(__GNUC__)
+    [[gnu::noinline]]
+#endif
+    void
+    hold(sequence_state** place) noexcept {
+        holder = place;
+    }
+
+    /// Ends the lease, which has no state any more; the vectors keep their memory.
     void end() noexcept {
+        if (holder != nullptr)
+            *std::exchange(holder, nullptr) = nullptr;
         open = false;
         rows = 0;
         tail_before.reset();

@@ -3,6 +3,7 @@
 
 #include <kvcache/cache/reserve_options.hpp>
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/contract.hpp>
 #include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
 
@@ -31,6 +32,7 @@ template <class Cache>
     std::vector<typename Cache::lease> made;
     made.reserve(batch.size());
     for (const reservation<Cache>& one : batch) {
+        require(one.to != nullptr, "a reservation names its sequence");
         auto rows = cache.reserve(*one.to, one.rows, one.options);
         if (!rows) {
             error why = rows.error();

@@ -60,7 +60,10 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
     /// The state of a sequence without tokens and pages, with the memory of one that has ended. Throws: bad_alloc.
-    [[nodiscard]] std::unique_ptr<sequence_state> fresh() { return spare_.take(size_); }
+    [[nodiscard]] std::unique_ptr<sequence_state> fresh() {
+        require(pages_.pool().pages() > 0, "a cache that was moved from is only destroyed");
+        return spare_.take(size_);
+    }
 
     /// The exact rows that its sequences and leases have.
     [[nodiscard]] residual_leases<PageManager>& residual() noexcept { return residual_; }
@@ -87,14 +90,13 @@ public:
 
     /// Removes a sequence and releases its pages.
     void leave(std::unique_ptr<sequence_state> state) noexcept {
-        const bool leased = state->lease.open;
         undo(*state);
         drop_pages(*state, 0);
         forget_sources(*state);
         state->previous->next = state->next;
         state->next->previous = state->previous;
         --size_;
-        spare_.keep(std::move(state), leased);
+        spare_.keep(std::move(state));
     }
 
     /// Keeps the first `tokens` tokens.
@@ -131,13 +133,7 @@ public:
             undone.dismiss();
             return true;
         }();
-        if (taken)
-            return {};
-        const error full = refuse(state, rows, wanted.pages, codec.page_bytes());
-        if constexpr (requires { pages_.pool().storage().status(); }) // there was room: the storage says why it refused
-            if (const result<void> stored = pages_.pool().storage().status(); !stored)
-                return stored.error();
-        return full;
+        return taken ? result<void>() : refuse_storage(state, rows, wanted.pages, codec.page_bytes());
     }
 
     /// The number of leases that have ended whose rows were of a prompt.
@@ -166,6 +162,15 @@ public:
     [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
                                std::size_t page_bytes) {
         return rows_.refuse(state, rows, pages, page_bytes);
+    }
+    /// The same where there was room for them, and the storage refused. If it says why, that is the error.
+    [[nodiscard]] error refuse_storage(const sequence_state& state, std::size_t rows, std::size_t pages,
+                                       std::size_t page_bytes) {
+        const error full = refuse(state, rows, pages, page_bytes);
+        if constexpr (requires { pages_.pool().storage().status(); })
+            if (const result<void> stored = pages_.pool().storage().status(); !stored)
+                return stored.error();
+        return full;
     }
 
     /// Commits a lease: its first rows are these tokens, the others are released. If the codec encodes whole pages,

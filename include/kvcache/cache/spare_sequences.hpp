@@ -29,11 +29,10 @@ public:
         return made;
     }
 
-    /// Keeps or frees a state. One whose lease was open is kept in any case: the lease still looks at it. Requires: it
-    /// was taken here.
-    void keep(std::unique_ptr<sequence_state> state, bool leased) noexcept {
+    /// Keeps or frees a state. Requires: it was taken here.
+    void keep(std::unique_ptr<sequence_state> state) noexcept {
         state->clear();
-        if (leased || entries_ + state->table.capacity() <= most_) {
+        if (entries_ + state->table.capacity() <= most_) {
             entries_ += state->table.capacity();
             spare_.push_back(std::move(state));
         }

@@ -25,7 +25,7 @@ template <class Cache>
         return error{error_code::out_of_range, "limit",
                      joined({"a limit of ", std::to_string(config.limit.bytes),
                              " bytes is less than one page, which has ", std::to_string(page_bytes)})};
-    constexpr std::size_t records_bytes = 128; // what the cache remembers of a page, at least
+    constexpr std::size_t records_bytes = 256; // what the cache remembers of a page
     const auto machine =
         static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     if (pages > machine / records_bytes)

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/storage/concept.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <functional>
+#include <type_traits>
 #include <utility>
 
 namespace kvcache::inline KVCACHE_ABI::storage {
@@ -17,10 +19,20 @@ namespace kvcache::inline KVCACHE_ABI::storage {
 class block_copy {
 public:
     block_copy() = default;
-    template <std::invocable<page_id, page_id> F>
-    block_copy(F copy) : copy_([copy](page_id from, page_id to, std::size_t) mutable { return copy(from, to); }) {}
-    template <std::invocable<page_id, page_id, std::size_t> F>
-    block_copy(F copy) : copy_(std::move(copy)) {}
+    template <class F>
+        requires(!std::same_as<F, block_copy>)
+    block_copy(F copy) {
+        constexpr bool whole = std::is_invocable_r_v<bool, F&, page_id, page_id>,
+                       rows = std::is_invocable_r_v<bool, F&, page_id, page_id, std::size_t>;
+        static_assert((whole || rows) && std::is_copy_constructible_v<F>,
+                      "external memory's copy is bool(page_id from, page_id to), or has a third parameter, the number "
+                      "of rows in use, and can itself be copied");
+        if constexpr (rows)
+            copy_ = std::move(copy);
+        else if constexpr (whole)
+            if (std::function<bool(page_id, page_id)> both = std::move(copy))
+                copy_ = [both = std::move(both)](page_id from, page_id to, std::size_t) { return both(from, to); };
+    }
 
     [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(copy_); }
     [[nodiscard]] bool operator()(page_id from, page_id to, std::size_t rows) const { return copy_(from, to, rows); }
@@ -31,8 +43,8 @@ private:
 
 /// Pages are blocks of the host's own tensors, numbered from 0: the cache knows which are cached, shared and free, and
 /// reads and writes none of them. The codec of such a cache is codec::external. An entry of a sequence's page table
-/// never changes at a commit, unless `merge` is set. The functions run while the cache is locked, must not call it, and
-/// must not throw.
+/// never changes at a commit, unless `merge` is set. The functions run while the cache is locked and must not call it.
+/// A copy that throws has failed; what the other functions throw is discarded.
 struct external {
     using role = storage_role;
 
@@ -60,7 +72,8 @@ public:
     [[nodiscard]] bool acquire(page_id) noexcept { return true; }
     void release(page_id) noexcept {}
     [[nodiscard]] bool copy(page_id from, page_id to, std::size_t rows) const {
-        failed_ = !host_.copy(from, to, rows);
+        failed_ = true; // also if the host throws
+        detail::ignore_exceptions([&] { failed_ = !host_.copy(from, to, rows); });
         return !failed_;
     }
     /// Errors: io, if the last copy failed, once for each.
@@ -73,11 +86,11 @@ public:
     [[nodiscard]] bool merges() const noexcept { return host_.merge; }
     void on_evict(page_id block) const {
         if (host_.on_evict)
-            host_.on_evict(block);
+            detail::ignore_exceptions([&] { host_.on_evict(block); });
     }
     void on_move(const moved_entry& entry) const {
         if (host_.on_move)
-            host_.on_move(entry);
+            detail::ignore_exceptions([&] { host_.on_move(entry); });
     }
 
 private:
