@@ -6413,18 +6413,18 @@ struct incomplete;
 
 template <class P>
 struct incomplete<codec_role, P> : standard_cache<P>::type {
-    using S = typename state_of<P, page_shape>::type;
-    static constexpr bool opens = !std::is_void_v<S>;
-    static constexpr bool sized = opens && requires(const S s) {
+    using state = typename state_of<P, page_shape>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool sized = opens && requires(const state s) {
         { s.page_bytes() } -> std::same_as<std::size_t>;
         { s.name() } -> std::same_as<std::string>;
     };
     static constexpr bool keys =
-        sized && requires(const S s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
+        sized && requires(const state s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
         { s.keys(page, at, to) } -> std::same_as<const float*>;
     };
     static constexpr bool values =
-        keys && requires(const S s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
+        keys && requires(const state s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
         { s.values(page, at, to) } -> std::same_as<const float*>;
     };
     static_assert(holds_for<opens, P>, "a codec needs: state open(page_shape) const");
@@ -6443,13 +6443,13 @@ struct incomplete<codec_role, P> : standard_cache<P>::type {
 
 template <class P>
 struct incomplete<storage_role, P> : standard_cache<P>::type {
-    using S = typename state_of<P, std::size_t, std::size_t>::type;
-    static constexpr bool opens = !std::is_void_v<S>;
-    static constexpr bool moves = opens && std::movable<S>;
-    static constexpr bool acquires = moves && requires(S s, page_id page) {
+    using state = typename state_of<P, std::size_t, std::size_t>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool moves = opens && std::movable<state>;
+    static constexpr bool acquires = moves && requires(state s, page_id page) {
         { s.acquire(page) } -> std::same_as<bool>;
     };
-    static constexpr bool releases = acquires && requires(S s, page_id page) {
+    static constexpr bool releases = acquires && requires(state s, page_id page) {
         { s.release(page) }
         noexcept;
     };
@@ -6462,9 +6462,9 @@ struct incomplete<storage_role, P> : standard_cache<P>::type {
 
 template <class P>
 struct incomplete<hash_role, P> : standard_cache<P>::type {
-    using S = typename state_of<P, identity>::type;
-    static constexpr bool opens = !std::is_void_v<S>;
-    static constexpr bool roots = opens && requires(const S s) {
+    using state = typename state_of<P, identity>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool roots = opens && requires(const state s) {
         { s.root() } -> std::same_as<digest>;
     };
     static_assert(holds_for<opens, P>, "a hash needs: state open(const identity&) const");
@@ -6475,21 +6475,21 @@ struct incomplete<hash_role, P> : standard_cache<P>::type {
 
 template <class P>
 struct incomplete<index_role, P> : standard_cache<P>::type {
-    using S = typename state_of<P, page_shape, std::size_t>::type;
-    static constexpr bool opens = !std::is_void_v<S>;
-    static constexpr bool matches = opens && requires(const S c, std::span<const token_id> tokens) {
+    using state = typename state_of<P, page_shape, std::size_t>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool matches = opens && requires(const state c, std::span<const token_id> tokens) {
         { c.match(tokens) } -> std::same_as<index_match>;
     };
     static constexpr bool inserts =
-        matches && requires(S s, std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        matches && requires(state s, std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
         s.erase(page);
     };
-    static constexpr bool looks_up = inserts && requires(const S c, page_id page) {
+    static constexpr bool looks_up = inserts && requires(const state c, page_id page) {
         { c.contains(page) } -> std::same_as<bool>;
         { c.leaf(page) } -> std::same_as<bool>;
     };
-    static constexpr bool has_parents = looks_up && requires(const S c, page_id page) {
+    static constexpr bool has_parents = looks_up && requires(const state c, page_id page) {
         { c.parent(page) } -> std::same_as<std::optional<page_id>>;
     };
     static_assert(holds_for<opens, P>, "an index needs: state open(page_shape, std::size_t pages) const");
@@ -6507,13 +6507,13 @@ struct incomplete<index_role, P> : standard_cache<P>::type {
 
 template <class P>
 struct incomplete<eviction_role, P> : standard_cache<P>::type {
-    using S = typename state_of<P, eviction_capacity>::type;
-    static constexpr bool opens = !std::is_void_v<S>;
-    static constexpr bool admits = opens && requires(S s, slot_id slot, const eviction_entry& entry) {
+    using state = typename state_of<P, eviction_capacity>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool admits = opens && requires(state s, slot_id slot, const eviction_entry& entry) {
         s.admit(slot, entry);
     };
-    static constexpr bool touches = admits && requires(S s, slot_id slot) { s.touch(slot); };
-    static constexpr bool erases = touches && requires(S s, slot_id slot) { s.erase(slot); };
+    static constexpr bool touches = admits && requires(state s, slot_id slot) { s.touch(slot); };
+    static constexpr bool erases = touches && requires(state s, slot_id slot) { s.erase(slot); };
     static_assert(holds_for<opens, P>, "an eviction policy needs: state open(eviction_capacity) const");
     static_assert(holds_for < !opens || admits, P >,
                   "an eviction state needs: void admit(slot_id, const eviction_entry&)");
@@ -6533,14 +6533,14 @@ struct incomplete<recompute_role, P> : standard_cache<P>::type {
 
 template <class P>
 struct incomplete<tier_role, P> : standard_cache<P>::type {
-    using S = typename state_of<P>::type;
-    static constexpr bool opens = !std::is_void_v<S>;
-    static constexpr bool moves = opens && std::movable<S>;
-    static constexpr bool reads = moves && requires(S s, const sha256_digest& name, const tier_use& use) {
+    using state = typename state_of<P>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool moves = opens && std::movable<state>;
+    static constexpr bool reads = moves && requires(state s, const sha256_digest& name, const tier_use& use) {
         { s.read(name, use) } -> std::same_as<result<bool>>;
         { s.contains(name) } -> std::same_as<bool>;
     };
-    static constexpr bool writes = reads && requires(S s, const tier_entry& entry, const sha256_digest& name,
+    static constexpr bool writes = reads && requires(state s, const tier_entry& entry, const sha256_digest& name,
                                                      std::span<const std::span<const std::byte>> pieces) {
         { s.put(entry, pieces) } -> std::same_as<result<void>>;
         { s.erase(name) } -> std::same_as<result<void>>;
