@@ -15845,6 +15845,13 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace kvcache::inline KVCACHE_ABI {
 
+namespace detail {
+
+/// Panels of 16 outputs of a strip: as many as a register tile has.
+inline constexpr std::size_t strip_panels = native_lanes == 16 ? 3 : 1;
+
+} // namespace detail
+
 /// Weights of y = W x, packed once for GEMM in strips of outputs. A strip has its inputs in ascending order, and for
 /// each input the weights of all its outputs contiguously, so that a tile reads a strip sequentially. A strip has as
 /// many panels of 16 outputs as a tile: 3 with 16-lane vectors, else 1. The last strip has the remaining panels, padded
@@ -15856,7 +15863,7 @@ template <weight_format Weight>
 class packed_matrix {
 public:
     static constexpr std::size_t panel_width = 16;
-    static constexpr std::size_t strip_panels = detail::native_lanes == 16 ? 3 : 1;
+    static constexpr std::size_t strip_panels = detail::strip_panels;
     static constexpr std::size_t strip_width = strip_panels * panel_width;
 
     /// Panels for this many outputs, and strips.
@@ -16361,11 +16368,44 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-// GEMM of a block of rows with some strips of weights.
+// Outputs [first, last) of a strip.
+struct strip_outputs {
+    std::size_t first, last;
+
+    [[nodiscard]] std::size_t count() const { return last - first; }
+    [[nodiscard]] std::size_t panels() const { return (count() + 15) / 16; }
+};
+
+// How the macrokernel reads the strips of a matrix.
+template <class Matrix>
+struct strip_reader;
+
 template <weight_format Weight>
+struct strip_reader<packed_matrix<Weight>> {
+    using matrix = packed_matrix<Weight>;
+    static constexpr std::size_t input_step = 4;                   // blocks of inputs begin at multiples of it
+    static constexpr bool buffered = !std::same_as<Weight, float>; // weights are widened to a buffer
+    static constexpr bool buffered_by_tile = buffered;             // by the first tile that reads them
+
+    [[nodiscard]] static std::size_t strips(const matrix& w) { return w.strips(); }
+    [[nodiscard]] static strip_outputs outputs(const matrix& w, std::size_t strip) {
+        return {strip * matrix::strip_width, std::min((strip + 1) * matrix::strip_width, w.outputs())};
+    }
+    // Weights of a block of inputs from `k` on, for the first tile, which also widens them to the buffer.
+    [[nodiscard]] static const Weight* first(const matrix& w, std::size_t strip, std::size_t k, std::size_t, float*) {
+        return w.strip(strip) + k * w.width(strip);
+    }
+    // The bytes of such a block, to prefetch.
+    [[nodiscard]] static bytes_ahead bytes(const matrix& w, std::size_t strip, std::size_t k, std::size_t inputs) {
+        return {.base = first(w, strip, k, 0, nullptr), .run = inputs * w.width(strip) * sizeof(Weight)};
+    }
+};
+
+// GEMM of a block of rows with some strips of weights, which a strip_reader reads.
+template <class Matrix>
 class gemm_macrokernel {
 public:
-    gemm_macrokernel(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
+    gemm_macrokernel(const rows_in& x, const Matrix& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
 
     // Few rows: each weight is read once, by tiles as wide as the registers allow.
     void run_few(std::size_t strip, std::size_t last) const {
@@ -16379,11 +16419,14 @@ public:
             run_strip(rows, strip, k, w_.inputs() - k);
     }
 
-    // Number of input blocks of packed rows; blocks are multiples of 4 inputs.
-    [[nodiscard]] std::size_t packed_blocks() const { return (w_.inputs() / 4 * 4 + block_inputs - 1) / block_inputs; }
-    [[nodiscard]] std::size_t packed_input(std::size_t block) const {
-        return w_.inputs() / 4 * block / packed_blocks() * 4;
+    // Number of input blocks of packed rows; blocks are multiples of input_step inputs.
+    [[nodiscard]] std::size_t packed_blocks() const {
+        return (w_.inputs() / input_step * input_step + block_inputs - 1) / block_inputs;
     }
+    [[nodiscard]] std::size_t packed_input(std::size_t block) const {
+        return w_.inputs() / input_step * block / packed_blocks() * input_step;
+    }
+    [[nodiscard]] std::size_t strips() const { return reader::strips(w_); }
 
     // Packs the rows of a tile for one block of inputs.
     void pack_tile(row_range rows, std::size_t tile, std::size_t block, float* packed) const {
@@ -16425,10 +16468,12 @@ public:
     }
 
 private:
-    using matrix = packed_matrix<Weight>;
+    using matrix = Matrix;
+    using reader = strip_reader<Matrix>;
+    static constexpr std::size_t input_step = reader::input_step;
 
     // Weights of a strip, from input `k` on.
-    [[nodiscard]] const Weight* weights(std::size_t strip, std::size_t k) const {
+    [[nodiscard]] const auto* weights(std::size_t strip, std::size_t k) const {
         return w_.strip(strip) + k * w_.width(strip);
     }
 
@@ -16453,30 +16498,33 @@ private:
 
     // Buffer for a strip's weights of a block of inputs, widened to float32.
     struct wide_weights {
-        alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
+        alignas(line_bytes) float data[reader::buffered ? block_inputs * strip_panels * 16 : 1];
     };
 
     // Some tiles with one strip. Prefetches meanwhile: the weights of the next strip in memory, which usually runs
     // next, or after the last strip the next rows.
     void run_packed_strip(const packed_block& rows, std::size_t strip, std::size_t first_tile,
                           std::size_t last_tile) const {
-        const std::size_t output = strip * matrix::strip_width, width = w_.width(strip), inputs = rows.inputs;
-        const bool more = strip + 1 < w_.strips();
+        if (first_tile == last_tile)
+            return;
+        const strip_outputs outputs = reader::outputs(w_, strip);
+        const std::size_t inputs = rows.inputs;
+        const bool more = strip + 1 < strips();
         bytes_ahead ahead = more ? weights_behind(rows, strip) : rows_behind(rows);
         const std::size_t asked = asks_of(rows) * ahead.times * ahead.step; // bytes prefetched by a tile
         wide_weights wide;
+        const auto* const first = reader::first(w_, strip, rows.k, inputs, wide.data);
         for (std::size_t t = first_tile; t < last_tile; ++t) {
             ahead.at = more ? t * asked : rows.tiles.row(t) * x_.stride * sizeof(float);
             with_rows<packed_rows, fewest_rows>(rows.tiles.rows(t), [&]<std::size_t Rows> {
-                with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
+                with_rows<strip_panels>(outputs.panels(), [&]<std::size_t Panels> {
                     const auto run = [&](const auto* from) {
-                        packed_microkernel<Rows, Panels>(rows.numbers + t * inputs * packed_rows, from, wide.data,
-                                                         inputs,
-                                                         y_.data + (rows.row + rows.tiles.row(t)) * y_.stride + output,
-                                                         y_.stride, w_.outputs() - output, rows.k == 0, ahead);
+                        packed_microkernel<Rows, Panels>(
+                            rows.numbers + t * inputs * packed_rows, from, wide.data, inputs,
+                            y_.data + (rows.row + rows.tiles.row(t)) * y_.stride + outputs.first, y_.stride,
+                            outputs.count(), rows.k == 0, ahead);
                     };
-                    std::same_as<Weight, float> || t == first_tile ? run(weights(strip, rows.k))
-                                                                   : run(std::as_const(wide).data);
+                    !reader::buffered_by_tile || t == first_tile ? run(first) : run(std::as_const(wide).data);
                 });
             });
         }
@@ -16487,9 +16535,11 @@ private:
     }
     // The next strip's weights; each tile prefetches a share.
     [[nodiscard]] bytes_ahead weights_behind(const packed_block& rows, std::size_t strip) const {
-        const std::size_t bytes = rows.inputs * w_.width(strip + 1) * sizeof(Weight);
-        const std::size_t asks = asks_of(rows) * rows.tiles.count, times = (bytes / line_bytes + asks - 1) / asks;
-        return {weights(strip + 1, rows.k), 0, bytes / std::max<std::size_t>(1, asks * times), times};
+        bytes_ahead ahead = reader::bytes(w_, strip + 1, rows.k, rows.inputs);
+        const std::size_t asks = asks_of(rows) * rows.tiles.count;
+        ahead.times = (ahead.run / line_bytes + asks - 1) / asks;
+        ahead.step = ahead.run / std::max<std::size_t>(1, asks * ahead.times);
+        return ahead;
     }
     // The rows that are packed next; each tile prefetches those in its place.
     [[nodiscard]] bytes_ahead rows_behind(const packed_block& rows) const {
@@ -16516,13 +16566,74 @@ private:
     }
 
     const rows_in& x_;
-    const packed_matrix<Weight>& w_;
+    const Matrix& w_;
     const rows_out& y_;
 };
 
 } // namespace detail
 
 } // namespace kvcache
+
+// ---- kvcache/kernel/gemm_packed_rows.hpp --------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+// The blocks of rows of a GEMM: multiples of a whole tile, since short tiles leave the FMA pipes idle.
+class row_blocks {
+public:
+    explicit row_blocks(std::size_t rows) : rows_(rows), count_((rows + block_rows - 1) / block_rows) {}
+
+    [[nodiscard]] std::size_t count() const { return count_; }
+    [[nodiscard]] std::size_t begin(std::size_t b) const {
+        return std::min(rows_, (rows_ * b / count_ + packed_rows - 1) / packed_rows * packed_rows);
+    }
+    [[nodiscard]] row_range of(std::size_t b) const { return {begin(b), begin(b + 1)}; }
+
+    // Calls body(row block, first, last) for the jobs [begin, end), where each row block has `jobs` jobs.
+    template <class Body>
+    static void each(std::size_t jobs, std::size_t begin, std::size_t end, Body body) {
+        for (std::size_t last; begin < end; begin = last) {
+            const std::size_t b = begin / jobs;
+            last = std::min(end, (b + 1) * jobs);
+            body(b, begin - b * jobs, last - b * jobs);
+        }
+    }
+
+private:
+    std::size_t rows_, count_;
+};
+
+// Products of packed rows with all strips, for the inputs that are packed. One block of rows and inputs at a time stays
+// in the L2 cache. With several threads, two blocks halve the number of waits.
+template <class Matrix>
+void gemm_of_packed_rows(const rows_in& x, const Matrix& w, const row_blocks& rows,
+                         const gemm_macrokernel<Matrix>& block, thread_pool& threads) {
+    constexpr std::size_t tiles = block_rows / packed_rows;
+    constexpr std::size_t cut = 4; // pieces of a strip at the end of a loop, for load balancing
+    constexpr std::size_t room = block_inputs * block_rows;
+    const std::size_t work = x.rows * w.inputs() * w.outputs(), strips = block.strips();
+    const std::size_t at_once = std::min<std::size_t>(threads.threads() > 1 ? 2 : 1, rows.count());
+    float* const packed = threads.scratch(at_once * room);
+    for (std::size_t first = 0; first < rows.count(); first += at_once) {
+        const std::size_t blocks = std::min(at_once, rows.count() - first);
+        for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
+            threads.parallel_for(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
+                for (std::size_t t = begin; t < end; ++t)
+                    block.pack_tile(rows.of(first + t / tiles), t % tiles, k, packed + t / tiles * room);
+            });
+            threads.parallel_for_strided(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
+                row_blocks::each(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
+                    const float* soon = k + 1 < block.packed_blocks()
+                                            ? block.unpacked(rows.begin(first + b), k + 1)
+                                            : block.unpacked(rows.begin(first + b + at_once), 0);
+                    block.run_packed(block.packed(rows.of(first + b), k, packed + b * room, soon), piece, last, cut);
+                });
+            });
+        }
+    }
+}
+
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/gemm.hpp --------------------------------------------------------------------------------------
 
@@ -16536,7 +16647,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// reading the weights dominates.
 template <weight_format Weight>
 void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, thread_pool& threads) {
-    const detail::gemm_macrokernel<Weight> block(x, w, y);
+    const detail::gemm_macrokernel<packed_matrix<Weight>> block(x, w, y);
     const std::size_t work = x.rows * w.inputs() * w.outputs();
     if (x.rows == 0)
         return;
@@ -16549,48 +16660,12 @@ void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, t
                                      });
         return;
     }
-    const std::size_t row_blocks = (x.rows + detail::block_rows - 1) / detail::block_rows;
-    const auto block_at = [&](std::size_t b) { // multiples of a whole tile: short tiles leave the FMA pipes idle
-        return std::min(x.rows, (x.rows * b / row_blocks + detail::packed_rows - 1) / detail::packed_rows *
-                                    detail::packed_rows);
-    };
-    const auto rows_of = [&](std::size_t b) { return row_range{block_at(b), block_at(b + 1)}; };
-    // Calls body(row block, first, last) for the jobs [begin, end), where each row block has `jobs` jobs.
-    const auto each_block = [&](std::size_t jobs, std::size_t begin, std::size_t end, auto body) {
-        for (std::size_t last; begin < end; begin = last) {
-            const std::size_t b = begin / jobs;
-            last = std::min(end, (b + 1) * jobs);
-            body(b, begin - b * jobs, last - b * jobs);
-        }
-    };
-    // One block of rows and inputs at a time stays in the L2 cache. With several threads, two blocks halve the number
-    // of waits.
-    constexpr std::size_t tiles = detail::block_rows / detail::packed_rows;
-    constexpr std::size_t cut = 4; // pieces of a strip at the end of a loop, for load balancing
-    constexpr std::size_t room = detail::block_inputs * detail::block_rows;
-    const std::size_t at_once = std::min<std::size_t>(threads.threads() > 1 ? 2 : 1, row_blocks);
-    float* const packed = threads.scratch(at_once * room);
-    for (std::size_t first = 0; first < row_blocks; first += at_once) {
-        const std::size_t blocks = std::min(at_once, row_blocks - first);
-        for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
-            threads.parallel_for(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
-                for (std::size_t t = begin; t < end; ++t)
-                    block.pack_tile(rows_of(first + t / tiles), t % tiles, k, packed + t / tiles * room);
-            });
-            threads.parallel_for_strided(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
-                each_block(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
-                    const float* soon = k + 1 < block.packed_blocks()
-                                            ? block.unpacked(block_at(first + b), k + 1)
-                                            : block.unpacked(block_at(first + b + at_once), 0);
-                    block.run_packed(block.packed(rows_of(first + b), k, packed + b * room, soon), piece, last, cut);
-                });
-            });
-        }
-    }
+    const detail::row_blocks rows(x.rows);
+    detail::gemm_of_packed_rows(x, w, rows, block, threads);
     if (const std::size_t k = w.inputs() / 4 * 4; k < w.inputs() || k == 0)
-        threads.parallel_for_strided(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
-            each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
-                block.run_rest(rows_of(b), strip, last, k);
+        threads.parallel_for_strided(rows.count() * strips, 1, work, [&](std::size_t begin, std::size_t end) {
+            detail::row_blocks::each(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+                block.run_rest(rows.of(b), strip, last, k);
             });
         });
 }
