@@ -8,7 +8,7 @@
 #include <kvcache/kernel/entropy_code.hpp>
 #include <kvcache/kernel/exponent_code.hpp>
 #include <kvcache/kvcache.hpp>
-#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/model/load.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
 #include <algorithm>
