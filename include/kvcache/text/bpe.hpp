@@ -19,6 +19,14 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
+/// Rules of a BPE model that is not read from tokenizer.json.
+struct bpe_rules {
+    bool ignore_merges = false; ///< A piece that is a token is that token.
+    bool byte_fallback = false; ///< A character without a token becomes its bytes' tokens, "<0x0A>".
+    bool fuse_unknown = false;  ///< Adjacent unknown characters become one unknown token.
+    std::optional<std::int32_t> unknown = {};
+};
+
 /// Byte-pair encoding: the `model` of tokenizer.json. A piece starts as its characters (unknown ones as bytes or as
 /// the unknown token). Then the adjacent pair with the lowest rank is merged, the leftmost of equals, until no merge
 /// is left. Cost: O(n log n) for a piece of n bytes; a look-up for a piece seen before in the same `run`
@@ -59,6 +67,27 @@ public:
             made.read_merges(at.member("merges"));
         if (!at.failed())
             made.index_characters();
+        return made;
+    }
+
+    /// Builds a model of a vocabulary. `each_merge(tokens, set)` calls set(left, right, merge) at most `count` times,
+    /// with ids of the vocabulary. Requires: the tokens are UTF-8.
+    template <class EachMerge>
+    [[nodiscard]] static basic_bpe of(vocabulary tokens, const bpe_rules& with, std::size_t count,
+                                      EachMerge each_merge) {
+        basic_bpe made;
+        made.vocabulary_ = std::move(tokens);
+        made.ignore_merges_ = with.ignore_merges;
+        made.fuse_unknown_ = with.fuse_unknown;
+        made.unknown_ = with.unknown;
+        if (with.byte_fallback)
+            made.find_byte_tokens();
+        made.merges_ = merge_table(count);
+        each_merge(std::as_const(made.vocabulary_), [&](std::int32_t left, std::int32_t right, merge one) {
+            made.merges_.set(left, right, one);
+            made.index_neighbours(*made.vocabulary_.try_token(one.made));
+        });
+        made.index_characters();
         return made;
     }
 
@@ -117,6 +146,9 @@ private:
                              {"merges to or from \"", missing, "\", which is no token of the vocabulary"});
         }
         merges_.set(*a, *b, {rank, *made});
+        index_neighbours(whole);
+    }
+    void index_neighbours(std::string_view whole) {
         for (std::size_t i = 0; i < whole.size();) {
             const auto c = code_point_at(whole, i);
             i += c.bytes;

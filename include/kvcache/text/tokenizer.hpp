@@ -3,6 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/gguf_header.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/text/tokenizer_config.hpp>
@@ -49,7 +50,8 @@ struct decode_options {
 };
 
 /// Converts text to tokens and back, from a tokenizer.json: byte-level and SentencePiece-style BPE, compatible with
-/// the Hugging Face library `tokenizers`. A cheap copy of one immutable state; any number of threads may use it.
+/// the Hugging Face library `tokenizers`; or from the keys of a GGUF file, compatible with llama.cpp. A cheap copy of
+/// one immutable state; any number of threads may use it.
 ///
 /// A control token is an added token that is special, that is named by tokenizer_config.json or by the chat template
 /// in the directory, or that is written like markup (`<|...|>`, `<s>`, `[INST]`). Text that is not parsed for control
@@ -57,13 +59,16 @@ struct decode_options {
 /// `padding` of the file are not applied.
 class tokenizer {
 public:
-    /// Reads a directory: tokenizer.json, and tokenizer_config.json and chat_template.jinja if present. Errors: a
-    /// file is missing, malformed, or requires an unknown feature; the error names the field. Cost: about half a
-    /// second for 150,000 tokens.
-    KVCACHE_ONCE [[nodiscard]] static result<tokenizer> open(const std::filesystem::path& directory);
+    /// Reads a directory: tokenizer.json, and tokenizer_config.json and chat_template.jinja if present. Or a GGUF file
+    /// (the first part if it is split). Errors: a file is missing, malformed, or requires an unknown feature; the error
+    /// names the field or key. Cost: about half a second for 150,000 tokens.
+    KVCACHE_ONCE [[nodiscard]] static result<tokenizer> open(const std::filesystem::path& path);
 
     /// Reads the text of a tokenizer.json.
     KVCACHE_ONCE [[nodiscard]] static result<tokenizer> parse(std::string_view tokenizer_json, tokenizer_config config);
+
+    /// Reads the keys of a GGUF file, whose name in errors is `file`.
+    KVCACHE_ONCE [[nodiscard]] static result<tokenizer> parse(const gguf_header& header, const std::string& file);
 
     /// Returns the tokens of `text`. Errors: text is not UTF-8; a pattern exceeds its limits. Cost: O(bytes log
     /// bytes) in the worst case; linear for prose.
@@ -89,12 +94,12 @@ public:
     KVCACHE_ONCE [[nodiscard]] bool is_special(token_id token) const;
     /// Returns whether the token is parsed only from text that may contain control tokens.
     KVCACHE_ONCE [[nodiscard]] bool is_control(token_id token) const;
-    /// The tokens named bos_token and eos_token in tokenizer_config.json.
+    /// The tokens named bos_token and eos_token in tokenizer_config.json or by the keys of a GGUF file.
     [[nodiscard]] std::optional<token_id> bos() const { return named("bos_token"); }
     [[nodiscard]] std::optional<token_id> eos() const { return named("eos_token"); }
 
     KVCACHE_ONCE [[nodiscard]] const tokenizer_config& config() const noexcept;
-    /// Returns the XXH3-128 of the bytes of tokenizer.json.
+    /// Returns the XXH3-128 of the bytes of tokenizer.json, or of a GGUF file's keys `tokenizer.ggml.*`.
     KVCACHE_ONCE [[nodiscard]] const kvcache::digest& digest() const noexcept;
 
 private:

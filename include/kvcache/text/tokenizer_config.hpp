@@ -39,6 +39,8 @@ public:
         return found == templates_.end() ? nullptr : &found->second;
     }
 
+    void set_chat_template(std::string name, std::string source) { templates_[std::move(name)] = std::move(source); }
+
     /// Returns whether an added token controls the model, so that user text must not become it.
     KVCACHE_ONCE [[nodiscard]] bool is_control(const text::added_token& token) const;
 

@@ -62,6 +62,18 @@ public:
         return made;
     }
 
+    /// A vocabulary of these strings, with ids in their order; of equal strings the last one is found. Requires: fewer
+    /// than 2^31.
+    [[nodiscard]] static basic_vocabulary of(std::vector<std::string> tokens) {
+        basic_vocabulary made;
+        made.tokens_ = std::move(tokens);
+        made.present_.assign(made.tokens_.size(), true);
+        made.ids_.reserve(made.tokens_.size());
+        for (std::size_t n = 0; n < made.tokens_.size(); ++n)
+            made.ids_.insert_or_assign(made.tokens_[n], static_cast<std::int32_t>(n));
+        return made;
+    }
+
     /// One more than the greatest id.
     [[nodiscard]] std::size_t size() const noexcept { return tokens_.size(); }
     /// Number of tokens.

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/gguf_header.hpp>
+#include <kvcache/core/gguf_path.hpp>
 #include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
+#include <kvcache/core/mapped_file.hpp>
 #include <kvcache/text/added_tokens.hpp>
 #include <kvcache/text/bpe.hpp>
 #include <kvcache/text/bpe_run.hpp>
 #include <kvcache/text/decoder_run.hpp>
+#include <kvcache/text/gguf_tokenizer.hpp>
 #include <kvcache/text/normalizer.hpp>
 #include <kvcache/text/post_processor.hpp>
 #include <kvcache/text/pre_tokenizer.hpp>
@@ -61,15 +65,19 @@ struct tokenizer::state {
     kvcache::digest digest = {};
 
     KVCACHE_LAZY void read(const text::json_reader& at) {
+        if (at.has("version") && at.text("version") != "1.0")
+            at.refuse(error_code::unsupported, "version", {"is \"", at.text("version"), "\"; 1.0 is known"});
+        model = text::bpe::open(at.member("model"));
+        if (!at.failed())
+            read_rest(at);
+    }
+
+    /// Reads all but the model, which is there.
+    KVCACHE_LAZY void read_rest(const text::json_reader& at) {
         static const text::json_document nothing;
         const auto part = [&](const char* name) {
             return at.has(name) ? at.member(name) : text::json_reader(nothing, name, at.problem());
         };
-        if (at.has("version") && at.text("version") != "1.0")
-            at.refuse(error_code::unsupported, "version", {"is \"", at.text("version"), "\"; 1.0 is known"});
-        model = text::bpe::open(at.member("model"));
-        if (at.failed())
-            return;
         size = model.tokens().size();
         if (at.has("added_tokens"))
             added.read(at.member("added_tokens"), model.tokens());
@@ -90,12 +98,19 @@ struct tokenizer::state {
     }
 };
 
-KVCACHE_BODY result<tokenizer> tokenizer::open(const std::filesystem::path& directory) {
+KVCACHE_BODY result<tokenizer> tokenizer::open(const std::filesystem::path& path) {
+    if (detail::is_gguf_path(path)) {
+        const auto file = mapped_file::open(path);
+        if (!file)
+            return file.error();
+        const auto header = gguf_header::parse(file->bytes(), file->name());
+        return header ? parse(*header, file->name()) : result<tokenizer>(header.error());
+    }
     constexpr std::size_t largest = 64u << 20; // the largest that is published has 33 MiB
-    const auto file = read_file(directory / "tokenizer.json", largest);
+    const auto file = read_file(path / "tokenizer.json", largest);
     if (!file)
         return file.error();
-    auto config = tokenizer_config::open(directory);
+    auto config = tokenizer_config::open(path);
     if (!config)
         return config.error();
     return parse(*file, std::move(*config));
@@ -114,6 +129,24 @@ KVCACHE_BODY result<tokenizer> tokenizer::parse(std::string_view tokenizer_json,
     if (auto indexed = made->index(); !indexed)
         return indexed.error();
     made->digest = digest_builder().bytes(std::as_bytes(std::span(tokenizer_json))).finish();
+    return tokenizer(std::move(made));
+}
+
+KVCACHE_BODY result<tokenizer> tokenizer::parse(const gguf_header& header, const std::string& file) {
+    auto keys = text::gguf_tokenizer::open(header, file);
+    if (!keys)
+        return keys.error();
+    auto made = std::make_shared<state>();
+    made->config = std::move(keys->config);
+    made->model = std::move(keys->model);
+    made->digest = keys->digest;
+    std::optional<error> problem;
+    made->read_rest(text::json_reader(keys->rest, "", problem));
+    if (problem) // of two tokens with one string
+        return error{problem->code, "tokenizer.ggml.tokens",
+                     detail::joined({file, ": tokenizer.ggml.tokens: ", problem->message})};
+    if (auto indexed = made->index(); !indexed)
+        return indexed.error();
     return tokenizer(std::move(made));
 }
 
