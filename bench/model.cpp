@@ -5,7 +5,7 @@
 // line is the score.
 
 #include <kvcache/kvcache.hpp>
-#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/model/load.hpp>
 #include <kvcache/testing/random_weights.hpp>
 
 #include <algorithm>

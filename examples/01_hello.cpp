@@ -2,7 +2,7 @@
 // Hello: open a model, open a cache, run the same prompt twice. The second time only one token is computed.
 // test:
 #include <kvcache/kvcache.hpp>
-#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/model/load.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
 #include <iostream>

@@ -6,7 +6,7 @@
 // test: examples/models/worlds-2m
 
 #include <kvcache/kvcache.hpp>
-#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/model/load.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
 #include <array>

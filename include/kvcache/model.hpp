@@ -7,5 +7,5 @@
 #error "kvcache: C++20 is needed; compile with -std=c++20"
 #else
 #include <kvcache/kvcache.hpp>
-#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/model/load.hpp>
 #endif

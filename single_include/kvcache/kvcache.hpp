@@ -15643,10 +15643,11 @@ namespace kvcache::inline KVCACHE_ABI {
 ///                w > L / low_freq_factor     f / factor
 ///                between                     (1 - s) f / factor + s f,
 ///                                            s = (L / w - low_freq_factor) / (high_freq_factor - low_freq_factor)
+///     factors  f / factors[i]
 ///
 /// Dimension i of a head is rotated with dimension i + head_dim / 2.
 struct rope_config {
-    enum class kind { none, linear, llama3 };
+    enum class kind { none, linear, llama3, factors };
 
     double theta = 10000.0;
     kind scaling = kind::none;
@@ -15654,6 +15655,7 @@ struct rope_config {
     double low_freq_factor = 1.0;           ///< For llama3.
     double high_freq_factor = 4.0;          ///< For llama3.
     double original_max_positions = 8192.0; ///< For llama3: context length of the training before scaling.
+    std::vector<float> factors = {};        ///< For factors: one for each pair, (head_dim / 2).
 
     friend bool operator==(const rope_config&, const rope_config&) = default;
 };
@@ -15754,6 +15756,15 @@ inline result<void> model_config::check() const {
     if (rope.scaling == rope_config::kind::llama3 && !(rope.high_freq_factor > rope.low_freq_factor))
         return error{error_code::mismatched, "rope.high_freq_factor",
                      "rope.high_freq_factor must be above rope.low_freq_factor"};
+
+    const std::size_t factors = rope.scaling == rope_config::kind::factors ? head_dim / 2 : 0;
+    if (rope.factors.size() != factors)
+        return error{error_code::mismatched, "rope.factors",
+                     "rope.factors has " + std::to_string(rope.factors.size()) + " numbers; " +
+                         std::to_string(factors) + " are needed"};
+    for (const float one : rope.factors)
+        if (auto fine = detail::check_number("rope.factors", static_cast<double>(one), 1e-6, 1e6); !fine)
+            return fine;
 
     for (const token_id token : bos)
         if (index_of(token) < 0)
@@ -17335,6 +17346,389 @@ inline void gemm(const rows_in& x, const int8_matrix& w, const rows_out& y, Thre
 
 } // namespace kvcache
 
+// ---- kvcache/kernel/block_format.hpp ------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Formats of stored weights, with the type numbers of GGUF. All but the first three are quantised: a row is a sequence
+/// of blocks of integer codes with shared scales.
+enum class block_format : std::uint8_t {
+    f32 = 0,     ///< IEEE binary32.
+    f16 = 1,     ///< IEEE binary16.
+    q4_0 = 2,    ///< 4-bit codes, one scale for 32 weights.
+    q4_1 = 3,    ///< 4-bit codes, a scale and an offset for 32 weights.
+    q5_0 = 6,    ///< 5-bit codes, one scale for 32 weights.
+    q5_1 = 7,    ///< 5-bit codes, a scale and an offset for 32 weights.
+    q8_0 = 8,    ///< 8-bit codes, one scale for 32 weights.
+    q2_k = 10,   ///< 2-bit codes, 4-bit scales and offsets for 16 weights, scales of both for 256.
+    q3_k = 11,   ///< 3-bit codes, 6-bit scales for 16 weights, a scale of them for 256.
+    q4_k = 12,   ///< 4-bit codes, 6-bit scales and offsets for 32 weights, scales of both for 256.
+    q5_k = 13,   ///< 5-bit codes, 6-bit scales and offsets for 32 weights, scales of both for 256.
+    q6_k = 14,   ///< 6-bit codes, 8-bit scales for 16 weights, a scale of them for 256.
+    iq4_nl = 20, ///< 4-bit indices of a table of 16 values, one scale for 32 weights.
+    iq4_xs = 23, ///< The same table, 6-bit scales for 32 weights, a scale of them for 256.
+    bf16 = 30,   ///< The upper half of a binary32.
+    mxfp4 = 39,  ///< OCP MX: 4-bit floats, a power of two for 32 weights.
+};
+
+/// Every block format, by ascending type number.
+inline constexpr std::array block_formats = {
+    block_format::f32,    block_format::f16,    block_format::q4_0, block_format::q4_1,
+    block_format::q5_0,   block_format::q5_1,   block_format::q8_0, block_format::q2_k,
+    block_format::q3_k,   block_format::q4_k,   block_format::q5_k, block_format::q6_k,
+    block_format::iq4_nl, block_format::iq4_xs, block_format::bf16, block_format::mxfp4};
+
+/// Weights and bytes of one block.
+struct block_shape {
+    std::size_t weights = 1;
+    std::size_t bytes = 0;
+};
+
+/// Weights and bytes of one block of a format; a block of a float format is one number.
+[[nodiscard]] constexpr block_shape shape_of(block_format format) noexcept {
+    switch (format) {
+    case block_format::f32:
+        return {1, 4};
+    case block_format::f16:
+    case block_format::bf16:
+        return {1, 2};
+    case block_format::q4_0:
+    case block_format::iq4_nl:
+        return {32, 2 + 16};
+    case block_format::q4_1:
+        return {32, 2 + 2 + 16};
+    case block_format::q5_0:
+        return {32, 2 + 4 + 16};
+    case block_format::q5_1:
+        return {32, 2 + 2 + 4 + 16};
+    case block_format::q8_0:
+        return {32, 2 + 32};
+    case block_format::mxfp4:
+        return {32, 1 + 16};
+    case block_format::q2_k:
+        return {256, 16 + 64 + 2 + 2};
+    case block_format::q3_k:
+        return {256, 32 + 64 + 12 + 2};
+    case block_format::q4_k:
+        return {256, 2 + 2 + 12 + 128};
+    case block_format::q5_k:
+        return {256, 2 + 2 + 12 + 32 + 128};
+    case block_format::q6_k:
+        return {256, 128 + 64 + 16 + 2};
+    case block_format::iq4_xs:
+        return {256, 2 + 2 + 4 + 128};
+    }
+    return {};
+}
+
+/// Name in GGUF, such as "Q4_K".
+[[nodiscard]] constexpr std::string_view name_of(block_format format) noexcept {
+    switch (format) {
+    case block_format::f32:
+        return "F32";
+    case block_format::f16:
+        return "F16";
+    case block_format::bf16:
+        return "BF16";
+    case block_format::q4_0:
+        return "Q4_0";
+    case block_format::q4_1:
+        return "Q4_1";
+    case block_format::q5_0:
+        return "Q5_0";
+    case block_format::q5_1:
+        return "Q5_1";
+    case block_format::q8_0:
+        return "Q8_0";
+    case block_format::q2_k:
+        return "Q2_K";
+    case block_format::q3_k:
+        return "Q3_K";
+    case block_format::q4_k:
+        return "Q4_K";
+    case block_format::q5_k:
+        return "Q5_K";
+    case block_format::q6_k:
+        return "Q6_K";
+    case block_format::iq4_nl:
+        return "IQ4_NL";
+    case block_format::iq4_xs:
+        return "IQ4_XS";
+    case block_format::mxfp4:
+        return "MXFP4";
+    }
+    return "?";
+}
+
+/// The format with this type number in GGUF, or nothing if it is none of block_formats.
+[[nodiscard]] constexpr std::optional<block_format> block_format_of(std::uint32_t number) noexcept {
+    for (const block_format format : block_formats)
+        if (static_cast<std::uint32_t>(format) == number)
+            return format;
+    return std::nullopt;
+}
+
+/// Returns whether a format has integer codes and scales, rather than one float a weight.
+[[nodiscard]] constexpr bool is_quantized(block_format format) noexcept {
+    return shape_of(format).weights > 1;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/little_endian.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The little-endian unsigned integer at offset `at`. Requires: it lies inside `bytes`.
+template <std::unsigned_integral N>
+[[nodiscard]] constexpr N load_little(std::span<const std::byte> bytes, std::size_t at) noexcept {
+    N made = 0;
+    for (std::size_t i = sizeof(N); i > 0; --i)
+        made = static_cast<N>(static_cast<N>(made << (sizeof(N) > 1 ? 8 : 0)) | std::to_integer<N>(bytes[at + i - 1]));
+    return made;
+}
+
+/// Stores an unsigned integer at offset `at`, little-endian. Requires: it lies inside `bytes`.
+template <std::unsigned_integral N>
+constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number) noexcept {
+    for (std::size_t i = 0; i < sizeof(N); ++i)
+        bytes[at + i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/quant_block.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Values of the 4-bit codes of IQ4_NL and IQ4_XS.
+inline constexpr std::array<std::int8_t, 16> iq4_values = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                           1,    13,   25,  38,  53,  69,  89,  113};
+
+/// Twice the values of the 4-bit floats of MXFP4 (E2M1): a sign, 2 exponent bits, 1 fraction bit.
+inline constexpr std::array<std::int8_t, 16> mxfp4_values = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+/// One block of a quantised format, taken apart. A weight is scale * scales[group] * code + offset * offsets[group],
+/// where a group is 16 or 32 adjacent weights. Every product is exact in float32 (11 + 7 + 5 bits at most), so a weight
+/// is rounded once, and neither the order of the products nor contraction changes it.
+struct quant_block {
+    float scale = 0.0f;
+    float offset = -0.0f;                      ///< -0 where a format has no offset: adding it changes nothing.
+    std::array<std::int8_t, 16> scales = {};   ///< (weights / group) 1 where a format has only one scale.
+    std::array<std::uint8_t, 16> offsets = {}; ///< (weights / group) 1 where it has only one offset.
+    std::array<std::int8_t, 256> codes = {};   ///< (weights) Signed values, those of the table where there is one.
+    std::uint32_t group = 32;                  ///< Weights of a group.
+
+    /// Weight `i` of the block.
+    [[nodiscard]] float weight(std::size_t i) const noexcept {
+        const std::size_t g = i / group;
+        const float by = scale * static_cast<float>(scales[g]), shift = offset * static_cast<float>(offsets[g]);
+        return by * static_cast<float>(codes[i]) + shift;
+    }
+};
+
+namespace detail {
+
+using block_bytes = std::span<const std::byte>;
+
+[[nodiscard]] constexpr std::uint32_t byte_at(block_bytes from, std::size_t at) noexcept {
+    return std::to_integer<std::uint32_t>(from[at]);
+}
+[[nodiscard]] constexpr float half_at(block_bytes from, std::size_t at) noexcept {
+    return widen(half{load_little<std::uint16_t>(from, at)});
+}
+
+/// 2^(exponent - 128): half of the power of two that E8M0 stands for, since the values of MXFP4 are doubled. The two
+/// smallest are subnormal.
+[[nodiscard]] constexpr float half_of_e8m0(std::uint32_t exponent) noexcept {
+    return std::bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+}
+
+/// Bits [0, 4) of byte i of each `run` bytes are code i of 2 * run codes, bits [4, 8) are code run + i.
+template <class Value>
+inline void read_nibbles(block_bytes from, std::size_t run, quant_block& to, Value value) noexcept {
+    for (std::size_t i = 0; i < from.size(); ++i) {
+        const std::size_t code = i / run * 2 * run + i % run;
+        to.codes[code] = static_cast<std::int8_t>(value(code, byte_at(from, i) & 15u));
+        to.codes[code + run] = static_cast<std::int8_t>(value(code + run, byte_at(from, i) >> 4));
+    }
+}
+
+/// The eight 6-bit scales and offsets of Q4_K and Q5_K. (12 bytes)
+inline void read_scales_and_offsets(block_bytes from, quant_block& to) noexcept {
+    for (std::size_t i = 0; i < 4; ++i) {
+        const std::uint32_t low = byte_at(from, i), middle = byte_at(from, 4 + i), high = byte_at(from, 8 + i);
+        to.scales[i] = static_cast<std::int8_t>(low & 63u);
+        to.offsets[i] = static_cast<std::uint8_t>(middle & 63u);
+        to.scales[4 + i] = static_cast<std::int8_t>((high & 15u) | (low >> 6) << 4);
+        to.offsets[4 + i] = static_cast<std::uint8_t>(high >> 4 | (middle >> 6) << 4);
+    }
+}
+
+inline void read_q2_k(block_bytes from, quant_block& to) noexcept {
+    to.group = 16;
+    to.scale = half_at(from, 80);
+    to.offset = -half_at(from, 82);
+    for (std::size_t g = 0; g < 16; ++g) {
+        to.scales[g] = static_cast<std::int8_t>(byte_at(from, g) & 15u);
+        to.offsets[g] = static_cast<std::uint8_t>(byte_at(from, g) >> 4);
+    }
+    for (std::size_t i = 0; i < 256; ++i)
+        to.codes[i] = static_cast<std::int8_t>(byte_at(from, 16 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u);
+}
+
+inline void read_q3_k(block_bytes from, quant_block& to) noexcept {
+    to.group = 16;
+    to.scale = half_at(from, 108);
+    for (std::size_t g = 0; g < 16; ++g) {
+        const std::uint32_t low = byte_at(from, 96 + g % 8) >> (g / 8 * 4) & 15u;
+        const std::uint32_t high = byte_at(from, 104 + g % 4) >> (g / 4 * 2) & 3u;
+        to.scales[g] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
+    }
+    for (std::size_t i = 0; i < 256; ++i) {
+        const std::uint32_t low = byte_at(from, 32 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u;
+        const std::uint32_t high = byte_at(from, i % 32) >> (i / 32) & 1u;
+        to.codes[i] = static_cast<std::int8_t>(static_cast<int>(low | high << 2) - 4);
+    }
+}
+
+inline void read_q6_k(block_bytes from, quant_block& to) noexcept {
+    to.group = 16;
+    to.scale = half_at(from, 208);
+    for (std::size_t g = 0; g < 16; ++g)
+        to.scales[g] = static_cast<std::int8_t>(byte_at(from, 192 + g));
+    for (std::size_t i = 0; i < 256; ++i) {
+        const std::uint32_t low = byte_at(from, i / 128 * 64 + i % 64) >> (i / 64 % 2 * 4) & 15u;
+        const std::uint32_t high = byte_at(from, 128 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u;
+        to.codes[i] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
+    }
+}
+
+inline void read_iq4_xs(block_bytes from, quant_block& to) noexcept {
+    to.scale = half_at(from, 0);
+    for (std::size_t g = 0; g < 8; ++g) {
+        const std::uint32_t low = byte_at(from, 4 + g / 2) >> (g % 2 * 4) & 15u;
+        const std::uint32_t high = byte_at(from, 2 + g / 4) >> (g % 4 * 2) & 3u;
+        to.scales[g] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
+    }
+    read_nibbles(from.subspan(8), 16, to, [](std::size_t, std::uint32_t code) { return iq4_values[code]; });
+}
+
+/// Formats with one scale, and perhaps one offset, for 32 weights: codes of 5 bits have their highest bits in four
+/// bytes before the others.
+inline void read_of_32(block_format format, block_bytes from, quant_block& to) noexcept {
+    const bool five = format == block_format::q5_0 || format == block_format::q5_1;
+    const bool shifted = format == block_format::q4_1 || format == block_format::q5_1;
+    to.scale = half_at(from, 0);
+    if (shifted) {
+        to.offset = half_at(from, 2);
+        to.offsets[0] = 1;
+    }
+    const std::size_t at = shifted ? 4 : 2;
+    const std::uint32_t high = five ? load_little<std::uint32_t>(from, at) : 0;
+    const int less = shifted ? 0 : five ? 16 : 8;
+    read_nibbles(from.subspan(at + (five ? 4 : 0)), 16, to, [&](std::size_t i, std::uint32_t code) {
+        if (format == block_format::iq4_nl)
+            return int{iq4_values[code]};
+        return static_cast<int>(code | (high >> i & 1u) << 4) - less;
+    });
+}
+
+inline void read_q4_k_or_q5_k(block_format format, block_bytes from, quant_block& to) noexcept {
+    to.scale = half_at(from, 0);
+    to.offset = -half_at(from, 2);
+    read_scales_and_offsets(from.subspan(4, 12), to);
+    const bool five = format == block_format::q5_k;
+    const auto high = [&](std::size_t i) { return five ? byte_at(from, 16 + i % 32) >> (i / 32) & 1u : 0u; };
+    read_nibbles(from.subspan(five ? 48 : 16), 32, to,
+                 [&](std::size_t i, std::uint32_t code) { return code | high(i) << 4; });
+}
+
+} // namespace detail
+
+/// Takes a block apart. Requires: the format is quantised, and `from` is one block. Cost: scalar code, for loading.
+[[nodiscard]] inline quant_block read_block(block_format format, std::span<const std::byte> from) noexcept {
+    quant_block to;
+    to.scales[0] = 1;
+    switch (format) {
+    case block_format::f32:
+    case block_format::f16:
+    case block_format::bf16:
+        break;
+    case block_format::q4_0:
+    case block_format::q4_1:
+    case block_format::q5_0:
+    case block_format::q5_1:
+    case block_format::iq4_nl:
+        detail::read_of_32(format, from, to);
+        break;
+    case block_format::q8_0:
+        to.scale = detail::half_at(from, 0);
+        for (std::size_t i = 0; i < 32; ++i)
+            to.codes[i] = static_cast<std::int8_t>(detail::byte_at(from, 2 + i));
+        break;
+    case block_format::mxfp4:
+        to.scale = detail::half_of_e8m0(detail::byte_at(from, 0));
+        detail::read_nibbles(from.subspan(1), 16, to,
+                             [](std::size_t, std::uint32_t code) { return mxfp4_values[code]; });
+        break;
+    case block_format::q2_k:
+        detail::read_q2_k(from, to);
+        break;
+    case block_format::q3_k:
+        detail::read_q3_k(from, to);
+        break;
+    case block_format::q4_k:
+    case block_format::q5_k:
+        detail::read_q4_k_or_q5_k(format, from, to);
+        break;
+    case block_format::q6_k:
+        detail::read_q6_k(from, to);
+        break;
+    case block_format::iq4_xs:
+        detail::read_iq4_xs(from, to);
+        break;
+    }
+    return to;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/dequantize.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Widens stored blocks to float32: exactly the numbers of the reference of GGUF (the Python package `gguf`), bit for
+/// bit on every target; a NaN stays NaN, with unspecified bits. blocks: (out.size() / weights, bytes) of
+/// shape_of(format), in file order at any alignment. Requires: `out` is whole blocks, and `blocks` is as many. Cost:
+/// scalar code, for loading and single rows; products read packed blocks.
+inline void dequantize(block_format format, std::span<const std::byte> blocks, std::span<float> out) {
+    const block_shape shape = shape_of(format);
+    expects(out.size() % shape.weights == 0 && blocks.size() == out.size() / shape.weights * shape.bytes,
+            "blocks and their weights are as many");
+    for (std::size_t i = 0; i < out.size(); i += shape.weights) {
+        const auto block = blocks.subspan(i / shape.weights * shape.bytes, shape.bytes);
+        switch (format) {
+        case block_format::f32:
+            out[i] = std::bit_cast<float>(load_little<std::uint32_t>(block, 0));
+            break;
+        case block_format::f16:
+            out[i] = widen(half{load_little<std::uint16_t>(block, 0)});
+            break;
+        case block_format::bf16:
+            out[i] = widen(bfloat16{load_little<std::uint16_t>(block, 0)});
+            break;
+        default: {
+            const quant_block parts = read_block(format, block);
+            for (std::size_t w = 0; w < shape.weights; ++w)
+                out[i + w] = parts.weight(w);
+        }
+        }
+    }
+}
+
+} // namespace kvcache
+
 // ---- kvcache/model/tensor_view.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -17366,31 +17760,53 @@ enum class dtype : std::uint8_t {
 
 /// View of a stored weight, in little-endian bytes without alignment. It owns only its shape; the bytes belong to the
 /// checkpoint.
+///
+/// Weights may be quantised in blocks; a row is whole blocks. The rows of a head may be stored interleaved, as GGUF
+/// files of the llama architecture have them for q and k: row i + j * head_rows / 2 of a head (j is 0 or 1) is stored
+/// as row 2 i + j of it. Every index is that of the weight as it is used, not as it is stored.
 struct tensor_view {
-    kvcache::dtype dtype = kvcache::dtype::f32;
-    std::vector<std::size_t> shape = {};   ///< Outermost first, row-major.
-    std::span<const std::byte> bytes = {}; ///< bytes_of(dtype) times the product of the shape.
+    kvcache::dtype dtype = kvcache::dtype::f32; ///< Format of the numbers; F32 for blocks, which it reads as such.
+    std::vector<std::size_t> shape = {};        ///< Outermost first, row-major.
+    std::span<const std::byte> bytes = {};      ///< All of it, as stored: whole blocks, or bytes_of(dtype) an element.
+    std::optional<block_format> blocks = std::nullopt; ///< Format of quantised weights.
+    std::size_t head_rows = 0;                         ///< Rows of a head that is stored interleaved; 0: none is.
 
     /// Number of elements.
-    [[nodiscard]] std::size_t size() const noexcept { return bytes.size() / bytes_of(dtype); }
+    [[nodiscard]] std::size_t size() const noexcept {
+        if (!blocks)
+            return bytes.size() / bytes_of(dtype);
+        return bytes.size() / shape_of(*blocks).bytes * shape_of(*blocks).weights;
+    }
+
+    /// Rows: the outermost extent. A vector has one element a row.
+    [[nodiscard]] std::size_t rows() const noexcept { return shape.empty() ? 1 : shape[0]; }
+
+    /// Where row `row` is stored: its number among the rows in `bytes`. Requires: row < rows().
+    [[nodiscard]] std::size_t stored_row(std::size_t row) const noexcept {
+        if (head_rows == 0)
+            return row;
+        const std::size_t half = head_rows / 2, in_head = row % head_rows;
+        return row - in_head + 2 * (in_head % half) + in_head / half;
+    }
+
+    /// The bytes of row `row`, as stored: numbers or whole blocks. Requires: row < rows().
+    [[nodiscard]] std::span<const std::byte> row(std::size_t row) const {
+        expects(row < rows(), "a tensor view is read only inside its bytes");
+        const std::size_t each = bytes.size() / rows();
+        return bytes.subspan(stored_row(row) * each, each);
+    }
 
     /// Element `index` in row-major order, exactly converted to float32. Requires: index < size().
     [[nodiscard]] float operator[](std::size_t index) const {
-        expects(index < size(), "a tensor view is read only inside its bytes");
-        switch (dtype) {
-        case kvcache::dtype::f32:
-            return number<kvcache::dtype::f32>(index);
-        case kvcache::dtype::f16:
-            return number<kvcache::dtype::f16>(index);
-        case kvcache::dtype::bf16:
-            return number<kvcache::dtype::bf16>(index);
-        }
-        return 0.0F;
+        float number = 0.0F;
+        read(index, {&number, 1});
+        return number;
     }
 
-    /// The 16 bits of element `index`. Requires: index < size(), and a 16-bit format.
+    /// The 16 bits of element `index`. Requires: index < size(), and a 16-bit format whose rows are in order.
     [[nodiscard]] std::uint16_t bits(std::size_t index) const {
-        expects(index < size() && bytes_of(dtype) == 2, "bits are read inside a view of 16-bit numbers");
+        expects(index < size() && bytes_of(dtype) == 2 && head_rows == 0,
+                "bits are read inside a view of 16-bit numbers");
         return static_cast<std::uint16_t>(halfword(index));
     }
 
@@ -17398,6 +17814,21 @@ struct tensor_view {
     /// size().
     void read(std::size_t first, std::span<float> out) const {
         expects(first <= size() && out.size() <= size() - first, "a tensor view is read only inside its bytes");
+        if (head_rows == 0)
+            return read_stored(first, out);
+        const std::size_t width = size() / rows();
+        while (!out.empty()) {
+            const std::size_t column = first % width, n = std::min(out.size(), width - column);
+            read_stored(stored_row(first / width) * width + column, out.first(n));
+            first += n;
+            out = out.subspan(n);
+        }
+    }
+
+private:
+    void read_stored(std::size_t first, std::span<float> out) const {
+        if (blocks)
+            return read_blocks(first, out);
         switch (dtype) {
         case kvcache::dtype::f32:
             return fill<kvcache::dtype::f32>(first, out);
@@ -17408,7 +17839,30 @@ struct tensor_view {
         }
     }
 
-private:
+    void read_blocks(std::size_t first, std::span<float> out) const {
+        const auto [weights, size] = shape_of(*blocks);
+        std::array<float, 256> part; // of a block that is read in part
+        while (!out.empty()) {
+            const std::size_t skipped = first % weights, begin = first / weights * size;
+            std::size_t n = out.size() / weights * weights;
+            if (skipped == 0 && n != 0) {
+                dequantize(*blocks, bytes.subspan(begin, n / weights * size), out.first(n));
+            } else {
+                n = std::min(out.size(), weights - skipped);
+                dequantize(*blocks, bytes.subspan(begin, size), std::span(part).first(weights));
+                std::copy_n(part.begin() + static_cast<std::ptrdiff_t>(skipped), n, out.begin());
+            }
+            first += n;
+            out = out.subspan(n);
+        }
+    }
+
+    template <kvcache::dtype Type>
+    void fill(std::size_t first, std::span<float> out) const {
+        for (std::size_t i = 0; i != out.size(); ++i)
+            out[i] = number<Type>(first + i);
+    }
+
     template <kvcache::dtype Type>
     [[nodiscard]] float number(std::size_t index) const {
         if constexpr (Type == kvcache::dtype::f32)
@@ -17417,12 +17871,6 @@ private:
             return widen(half{static_cast<std::uint16_t>(halfword(index))});
         else
             return widen(bfloat16{static_cast<std::uint16_t>(halfword(index))});
-    }
-
-    template <kvcache::dtype Type>
-    void fill(std::size_t first, std::span<float> out) const {
-        for (std::size_t i = 0; i != out.size(); ++i)
-            out[i] = number<Type>(first + i);
     }
 
     // Bytes 2 n and 2 n + 1, combined by arithmetic, so that neither alignment nor the machine's byte order matters.
@@ -17456,7 +17904,7 @@ namespace detail {
 [[nodiscard]] inline const std::byte* row_in(std::span<const tensor_view> parts, std::size_t row) {
     for (const tensor_view& part : parts) {
         if (row < part.shape[0])
-            return part.bytes.data() + row * part.shape[1] * bytes_of(part.dtype);
+            return part.row(row).data();
         row -= part.shape[0];
     }
     return nullptr;
@@ -17506,8 +17954,9 @@ inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byt
         outputs += part.shape[0];
     }
     // Bytes are copied as they are; only a big-endian machine has to convert the values.
-    const bool as_stored = std::endian::native == std::endian::little &&
-                           std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format; });
+    const bool as_stored =
+        std::endian::native == std::endian::little &&
+        std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format && !part.blocks; });
     expects(as_stored || format == dtype::f32, "weights are packed as stored or as F32");
     const auto pack = [&](auto* weights) {
         threads.parallel_for(packed_matrix<float>::strips_of(outputs), outputs * parts[0].shape[1],
@@ -18265,10 +18714,12 @@ private:
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Returns the RoPE of a configuration, with its scaling applied to the frequencies (formulas at rope_config).
+/// Requires: the configuration is checked.
 [[nodiscard]] inline rope make_rope(const rope_config& config, std::size_t head_dim) {
     constexpr double two_pi = 6.283185307179586;
     std::vector<double> frequencies = rope::standard_frequencies(head_dim, config.theta);
-    for (double& f : frequencies) {
+    for (std::size_t i = 0; i < frequencies.size(); ++i) {
+        double& f = frequencies[i];
         switch (config.scaling) {
         case rope_config::kind::none:
             break;
@@ -18286,6 +18737,9 @@ namespace kvcache::inline KVCACHE_ABI {
             }
             break;
         }
+        case rope_config::kind::factors:
+            f /= static_cast<double>(config.factors[i]);
+            break;
         }
     }
     return rope(std::move(frequencies));
@@ -18327,6 +18781,7 @@ public:
         case rope_config::kind::none:
         case rope_config::kind::linear:
         case rope_config::kind::llama3:
+        case rope_config::kind::factors:
             return {};
         }
         return error{error_code::unsupported, "rope.scaling",
@@ -18381,7 +18836,7 @@ private:
 
     // The words are for people; the digest of the frequencies is decisive.
     [[nodiscard]] std::string canonical_rope() const {
-        static constexpr const char* kinds[] = {"none", "linear", "llama3"};
+        static constexpr const char* kinds[] = {"none", "linear", "llama3", "factors"};
         digest_builder numbers;
         for (const double f : rope_.frequencies())
             numbers.number(std::bit_cast<std::uint64_t>(f));
@@ -22427,28 +22882,6 @@ private:
     std::vector<std::unique_ptr<slot>> slots_;
     std::size_t bytes_ = 0;
 };
-
-} // namespace kvcache
-
-// ---- kvcache/core/little_endian.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The little-endian unsigned integer at offset `at`. Requires: it lies inside `bytes`.
-template <std::unsigned_integral N>
-[[nodiscard]] constexpr N load_little(std::span<const std::byte> bytes, std::size_t at) noexcept {
-    N made = 0;
-    for (std::size_t i = sizeof(N); i > 0; --i)
-        made = static_cast<N>(static_cast<N>(made << (sizeof(N) > 1 ? 8 : 0)) | std::to_integer<N>(bytes[at + i - 1]));
-    return made;
-}
-
-/// Stores an unsigned integer at offset `at`, little-endian. Requires: it lies inside `bytes`.
-template <std::unsigned_integral N>
-constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number) noexcept {
-    for (std::size_t i = 0; i < sizeof(N); ++i)
-        bytes[at + i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
-}
 
 } // namespace kvcache
 

@@ -3,7 +3,7 @@
 // weights.
 #include <kvcache/core/json.hpp>
 #include <kvcache/kvcache.hpp>
-#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/model/load.hpp>
 #include <kvcache/model/transformer.hpp>
 #include <kvcache/text/tokenizer.hpp>
 

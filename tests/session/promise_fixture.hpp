@@ -3,7 +3,7 @@
 
 #include <kvcache/core/digest.hpp>
 #include <kvcache/kvcache.hpp>
-#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/model/load.hpp>
 #include <kvcache/testing/random_weights.hpp>
 
 #include <cstring>

@@ -23,10 +23,11 @@ namespace kvcache::inline KVCACHE_ABI {
 ///                w > L / low_freq_factor     f / factor
 ///                between                     (1 - s) f / factor + s f,
 ///                                            s = (L / w - low_freq_factor) / (high_freq_factor - low_freq_factor)
+///     factors  f / factors[i]
 ///
 /// Dimension i of a head is rotated with dimension i + head_dim / 2.
 struct rope_config {
-    enum class kind { none, linear, llama3 };
+    enum class kind { none, linear, llama3, factors };
 
     double theta = 10000.0;
     kind scaling = kind::none;
@@ -34,6 +35,7 @@ struct rope_config {
     double low_freq_factor = 1.0;           ///< For llama3.
     double high_freq_factor = 4.0;          ///< For llama3.
     double original_max_positions = 8192.0; ///< For llama3: context length of the training before scaling.
+    std::vector<float> factors = {};        ///< For factors: one for each pair, (head_dim / 2).
 
     friend bool operator==(const rope_config&, const rope_config&) = default;
 };
@@ -134,6 +136,15 @@ inline result<void> model_config::check() const {
     if (rope.scaling == rope_config::kind::llama3 && !(rope.high_freq_factor > rope.low_freq_factor))
         return error{error_code::mismatched, "rope.high_freq_factor",
                      "rope.high_freq_factor must be above rope.low_freq_factor"};
+
+    const std::size_t factors = rope.scaling == rope_config::kind::factors ? head_dim / 2 : 0;
+    if (rope.factors.size() != factors)
+        return error{error_code::mismatched, "rope.factors",
+                     "rope.factors has " + std::to_string(rope.factors.size()) + " numbers; " +
+                         std::to_string(factors) + " are needed"};
+    for (const float one : rope.factors)
+        if (auto fine = detail::check_number("rope.factors", static_cast<double>(one), 1e-6, 1e6); !fine)
+            return fine;
 
     for (const token_id token : bos)
         if (index_of(token) < 0)

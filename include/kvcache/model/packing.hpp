@@ -34,7 +34,7 @@ namespace detail {
 [[nodiscard]] inline const std::byte* row_in(std::span<const tensor_view> parts, std::size_t row) {
     for (const tensor_view& part : parts) {
         if (row < part.shape[0])
-            return part.bytes.data() + row * part.shape[1] * bytes_of(part.dtype);
+            return part.row(row).data();
         row -= part.shape[0];
     }
     return nullptr;
@@ -84,8 +84,9 @@ inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byt
         outputs += part.shape[0];
     }
     // Bytes are copied as they are; only a big-endian machine has to convert the values.
-    const bool as_stored = std::endian::native == std::endian::little &&
-                           std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format; });
+    const bool as_stored =
+        std::endian::native == std::endian::little &&
+        std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format && !part.blocks; });
     expects(as_stored || format == dtype::f32, "weights are packed as stored or as F32");
     const auto pack = [&](auto* weights) {
         threads.parallel_for(packed_matrix<float>::strips_of(outputs), outputs * parts[0].shape[1],

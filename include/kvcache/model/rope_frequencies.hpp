@@ -11,10 +11,12 @@
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Returns the RoPE of a configuration, with its scaling applied to the frequencies (formulas at rope_config).
+/// Requires: the configuration is checked.
 [[nodiscard]] inline rope make_rope(const rope_config& config, std::size_t head_dim) {
     constexpr double two_pi = 6.283185307179586;
     std::vector<double> frequencies = rope::standard_frequencies(head_dim, config.theta);
-    for (double& f : frequencies) {
+    for (std::size_t i = 0; i < frequencies.size(); ++i) {
+        double& f = frequencies[i];
         switch (config.scaling) {
         case rope_config::kind::none:
             break;
@@ -32,6 +34,9 @@ namespace kvcache::inline KVCACHE_ABI {
             }
             break;
         }
+        case rope_config::kind::factors:
+            f /= static_cast<double>(config.factors[i]);
+            break;
         }
     }
     return rope(std::move(frequencies));

@@ -3,10 +3,15 @@
 
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/number_format.hpp>
+#include <kvcache/kernel/block_format.hpp>
+#include <kvcache/kernel/dequantize.hpp>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -40,31 +45,53 @@ enum class dtype : std::uint8_t {
 
 /// View of a stored weight, in little-endian bytes without alignment. It owns only its shape; the bytes belong to the
 /// checkpoint.
+///
+/// Weights may be quantised in blocks; a row is whole blocks. The rows of a head may be stored interleaved, as GGUF
+/// files of the llama architecture have them for q and k: row i + j * head_rows / 2 of a head (j is 0 or 1) is stored
+/// as row 2 i + j of it. Every index is that of the weight as it is used, not as it is stored.
 struct tensor_view {
-    kvcache::dtype dtype = kvcache::dtype::f32;
-    std::vector<std::size_t> shape = {};   ///< Outermost first, row-major.
-    std::span<const std::byte> bytes = {}; ///< bytes_of(dtype) times the product of the shape.
+    kvcache::dtype dtype = kvcache::dtype::f32; ///< Format of the numbers; F32 for blocks, which it reads as such.
+    std::vector<std::size_t> shape = {};        ///< Outermost first, row-major.
+    std::span<const std::byte> bytes = {};      ///< All of it, as stored: whole blocks, or bytes_of(dtype) an element.
+    std::optional<block_format> blocks = std::nullopt; ///< Format of quantised weights.
+    std::size_t head_rows = 0;                         ///< Rows of a head that is stored interleaved; 0: none is.
 
     /// Number of elements.
-    [[nodiscard]] std::size_t size() const noexcept { return bytes.size() / bytes_of(dtype); }
+    [[nodiscard]] std::size_t size() const noexcept {
+        if (!blocks)
+            return bytes.size() / bytes_of(dtype);
+        return bytes.size() / shape_of(*blocks).bytes * shape_of(*blocks).weights;
+    }
+
+    /// Rows: the outermost extent. A vector has one element a row.
+    [[nodiscard]] std::size_t rows() const noexcept { return shape.empty() ? 1 : shape[0]; }
+
+    /// Where row `row` is stored: its number among the rows in `bytes`. Requires: row < rows().
+    [[nodiscard]] std::size_t stored_row(std::size_t row) const noexcept {
+        if (head_rows == 0)
+            return row;
+        const std::size_t half = head_rows / 2, in_head = row % head_rows;
+        return row - in_head + 2 * (in_head % half) + in_head / half;
+    }
+
+    /// The bytes of row `row`, as stored: numbers or whole blocks. Requires: row < rows().
+    [[nodiscard]] std::span<const std::byte> row(std::size_t row) const {
+        expects(row < rows(), "a tensor view is read only inside its bytes");
+        const std::size_t each = bytes.size() / rows();
+        return bytes.subspan(stored_row(row) * each, each);
+    }
 
     /// Element `index` in row-major order, exactly converted to float32. Requires: index < size().
     [[nodiscard]] float operator[](std::size_t index) const {
-        expects(index < size(), "a tensor view is read only inside its bytes");
-        switch (dtype) {
-        case kvcache::dtype::f32:
-            return number<kvcache::dtype::f32>(index);
-        case kvcache::dtype::f16:
-            return number<kvcache::dtype::f16>(index);
-        case kvcache::dtype::bf16:
-            return number<kvcache::dtype::bf16>(index);
-        }
-        return 0.0F;
+        float number = 0.0F;
+        read(index, {&number, 1});
+        return number;
     }
 
-    /// The 16 bits of element `index`. Requires: index < size(), and a 16-bit format.
+    /// The 16 bits of element `index`. Requires: index < size(), and a 16-bit format whose rows are in order.
     [[nodiscard]] std::uint16_t bits(std::size_t index) const {
-        expects(index < size() && bytes_of(dtype) == 2, "bits are read inside a view of 16-bit numbers");
+        expects(index < size() && bytes_of(dtype) == 2 && head_rows == 0,
+                "bits are read inside a view of 16-bit numbers");
         return static_cast<std::uint16_t>(halfword(index));
     }
 
@@ -72,6 +99,21 @@ struct tensor_view {
     /// size().
     void read(std::size_t first, std::span<float> out) const {
         expects(first <= size() && out.size() <= size() - first, "a tensor view is read only inside its bytes");
+        if (head_rows == 0)
+            return read_stored(first, out);
+        const std::size_t width = size() / rows();
+        while (!out.empty()) {
+            const std::size_t column = first % width, n = std::min(out.size(), width - column);
+            read_stored(stored_row(first / width) * width + column, out.first(n));
+            first += n;
+            out = out.subspan(n);
+        }
+    }
+
+private:
+    void read_stored(std::size_t first, std::span<float> out) const {
+        if (blocks)
+            return read_blocks(first, out);
         switch (dtype) {
         case kvcache::dtype::f32:
             return fill<kvcache::dtype::f32>(first, out);
@@ -82,7 +124,30 @@ struct tensor_view {
         }
     }
 
-private:
+    void read_blocks(std::size_t first, std::span<float> out) const {
+        const auto [weights, size] = shape_of(*blocks);
+        std::array<float, 256> part; // of a block that is read in part
+        while (!out.empty()) {
+            const std::size_t skipped = first % weights, begin = first / weights * size;
+            std::size_t n = out.size() / weights * weights;
+            if (skipped == 0 && n != 0) {
+                dequantize(*blocks, bytes.subspan(begin, n / weights * size), out.first(n));
+            } else {
+                n = std::min(out.size(), weights - skipped);
+                dequantize(*blocks, bytes.subspan(begin, size), std::span(part).first(weights));
+                std::copy_n(part.begin() + static_cast<std::ptrdiff_t>(skipped), n, out.begin());
+            }
+            first += n;
+            out = out.subspan(n);
+        }
+    }
+
+    template <kvcache::dtype Type>
+    void fill(std::size_t first, std::span<float> out) const {
+        for (std::size_t i = 0; i != out.size(); ++i)
+            out[i] = number<Type>(first + i);
+    }
+
     template <kvcache::dtype Type>
     [[nodiscard]] float number(std::size_t index) const {
         if constexpr (Type == kvcache::dtype::f32)
@@ -91,12 +156,6 @@ private:
             return widen(half{static_cast<std::uint16_t>(halfword(index))});
         else
             return widen(bfloat16{static_cast<std::uint16_t>(halfword(index))});
-    }
-
-    template <kvcache::dtype Type>
-    void fill(std::size_t first, std::span<float> out) const {
-        for (std::size_t i = 0; i != out.size(); ++i)
-            out[i] = number<Type>(first + i);
     }
 
     // Bytes 2 n and 2 n + 1, combined by arithmetic, so that neither alignment nor the machine's byte order matters.

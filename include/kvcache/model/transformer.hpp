@@ -51,6 +51,7 @@ public:
         case rope_config::kind::none:
         case rope_config::kind::linear:
         case rope_config::kind::llama3:
+        case rope_config::kind::factors:
             return {};
         }
         return error{error_code::unsupported, "rope.scaling",
@@ -105,7 +106,7 @@ private:
 
     // The words are for people; the digest of the frequencies is decisive.
     [[nodiscard]] std::string canonical_rope() const {
-        static constexpr const char* kinds[] = {"none", "linear", "llama3"};
+        static constexpr const char* kinds[] = {"none", "linear", "llama3", "factors"};
         digest_builder numbers;
         for (const double f : rope_.frequencies())
             numbers.number(std::bit_cast<std::uint64_t>(f));

@@ -12,7 +12,7 @@
 #include <kvcache/core/shape.hpp>
 #include <kvcache/kernel/open_threads.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
-#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/model/load.hpp>
 #include <kvcache/session/chat_overflow.hpp>
 #include <kvcache/session/chat_session.hpp>
 #include <kvcache/session/chat_turn.hpp>

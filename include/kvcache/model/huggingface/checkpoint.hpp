@@ -5,10 +5,10 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/core/shown.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
-#include <kvcache/model/huggingface/shown.hpp>
 #include <kvcache/model/tensor_view.hpp>
 
 #include <chrono>

@@ -4,7 +4,7 @@
 #include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/model/huggingface/shown.hpp>
+#include <kvcache/core/shown.hpp>
 
 #include <cstddef>
 #include <cstdint>

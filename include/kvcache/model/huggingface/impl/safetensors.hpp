@@ -3,8 +3,8 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/joined.hpp>
+#include <kvcache/core/shown.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
-#include <kvcache/model/huggingface/shown.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -3,6 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/gguf_path.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/model/transformer.hpp>
 
@@ -36,9 +37,11 @@ struct load_options {
     std::pmr::memory_resource* memory = nullptr; ///< Memory of newly packed weights; null: new and delete.
 };
 
-/// Usual location of the packed weights: inside the model directory.
-KVCACHE_LAZY [[nodiscard]] inline std::filesystem::path packed_path(const std::filesystem::path& directory) {
-    return directory / "model.kvcache-packed";
+/// Usual location of the packed weights of a model: inside its directory, or next to its GGUF file.
+KVCACHE_LAZY [[nodiscard]] inline std::filesystem::path packed_path(const std::filesystem::path& model) {
+    if (detail::is_gguf_path(model))
+        return std::filesystem::path(model) += ".kvcache-packed";
+    return model / "model.kvcache-packed";
 }
 
 /// Outcome of load_options::packed.
@@ -60,41 +63,42 @@ namespace detail {
 
 /// Implementation of load_model(); `progress` may be empty.
 KVCACHE_ONCE [[nodiscard]] result<loaded_model>
-load_and_tell(const std::filesystem::path& directory, const load_options& options,
+load_and_tell(const std::filesystem::path& path, const load_options& options,
               const std::function<void(std::size_t, std::size_t)>& progress);
 
 } // namespace detail
 
-/// Opens a Hugging Face model directory: config.json and model.safetensors, or shards with an index. Weights are
-/// mapped, packed once with all threads, and the files closed. If an earlier start wrote packed weights that still
-/// match the directory, they are mapped directly. Packed weights that do not match are packed again and replaced, and
-/// the report gives the reason. `progress(done, of)` is called after each layer that is packed. Errors: unsupported
-/// configurations, by the field's name; missing, truncated or inconsistent files; out_of_memory.
+/// Opens a model: a Hugging Face directory (config.json and model.safetensors, or shards with an index), or a GGUF file
+/// (the first part if it is split). Weights are mapped, packed once with all threads, and the files closed. If an
+/// earlier start wrote packed weights that still match the model, they are mapped directly. Packed weights that do not
+/// match are packed again and replaced, and the report gives the reason. `progress(done, of)` is called after each
+/// layer that is packed. Errors: unsupported configurations, by the name of the field or key; missing, truncated or
+/// inconsistent files; out_of_memory.
 template <std::invocable<std::size_t, std::size_t> Progress>
-[[nodiscard]] result<loaded_model> load_model(const std::filesystem::path& directory, const load_options& options,
+[[nodiscard]] result<loaded_model> load_model(const std::filesystem::path& path, const load_options& options,
                                               Progress progress) {
-    return detail::load_and_tell(directory, options, [&](std::size_t done, std::size_t of) { progress(done, of); });
+    return detail::load_and_tell(path, options, [&](std::size_t done, std::size_t of) { progress(done, of); });
 }
 
 /// Loads without a report of progress.
-KVCACHE_LAZY [[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& directory,
+KVCACHE_LAZY [[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& path,
                                                                   const load_options& options) {
-    return detail::load_and_tell(directory, options, {});
+    return detail::load_and_tell(path, options, {});
 }
 
 /// Loads with the default options.
 template <std::invocable<std::size_t, std::size_t> Progress>
-[[nodiscard]] result<loaded_model> load_model(const std::filesystem::path& directory, Progress progress) {
-    return load_model(directory, load_options{}, std::move(progress));
+[[nodiscard]] result<loaded_model> load_model(const std::filesystem::path& path, Progress progress) {
+    return load_model(path, load_options{}, std::move(progress));
 }
 
 /// Loads with the default options and without a report of progress.
-KVCACHE_LAZY [[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& directory) {
-    return load_model(directory, load_options{});
+KVCACHE_LAZY [[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& path) {
+    return load_model(path, load_options{});
 }
 
 } // namespace kvcache
 
 #if !KVCACHE_COMPILED
-#include <kvcache/model/huggingface/impl/load.hpp>
+#include <kvcache/model/impl/load.hpp>
 #endif

@@ -6,9 +6,11 @@
 #include <kvcache/kernel/open_threads.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/kernel/tree_hash.hpp>
+#include <kvcache/model/gguf/checkpoint.hpp>
+#include <kvcache/model/gguf/config.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/config.hpp>
-#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/model/load.hpp>
 #include <kvcache/model/packed_file.hpp>
 #include <kvcache/model/weights.hpp>
 
@@ -30,7 +32,7 @@ namespace detail {
 KVCACHE_LAZY [[nodiscard]] inline digest digest_of(const model_config& config) {
     const auto& [architecture, hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions, eps, rope, tied,
                  qkv_bias, output_bias, mlp_bias, qk_norm, bos, eos] = config;
-    const auto& [theta, scaling, factor, low, high, original] = rope;
+    const auto& [theta, scaling, factor, low, high, original, factors] = rope;
     digest_builder builder;
     builder.text("kvcache model config 1").text(architecture);
     for (const std::size_t extent : {hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions})
@@ -38,6 +40,8 @@ KVCACHE_LAZY [[nodiscard]] inline digest digest_of(const model_config& config) {
     for (const double number : {static_cast<double>(eps), theta, factor, low, high, original})
         builder.number(std::bit_cast<std::uint64_t>(number));
     builder.number(static_cast<std::uint64_t>(scaling));
+    for (const float one : factors)
+        builder.number(std::bit_cast<std::uint32_t>(one));
     for (const bool flag : {tied, qkv_bias, output_bias, mlp_bias, qk_norm})
         builder.number(flag ? 1 : 0);
     for (const auto& ids : {bos, eos}) {
@@ -56,9 +60,9 @@ KVCACHE_LAZY [[nodiscard]] inline transformer computing(const load_options& opti
 
 /// Opens the packed weights that an earlier start wrote. Errors: those of packed_file; mismatched, if they belong to
 /// another checkpoint.
-KVCACHE_LAZY [[nodiscard]] inline result<packed_file> open_packed(const load_options& options, const checkpoint& files,
-                                                                  const packed_origin& origin, std::size_t bytes,
-                                                                  thread_pool& threads) {
+template <class Checkpoint>
+[[nodiscard]] result<packed_file> open_packed(const load_options& options, const Checkpoint& files,
+                                              const packed_origin& origin, std::size_t bytes, thread_pool& threads) {
     auto kept = packed_file::open(*options.packed, origin, bytes);
     if (!kept)
         return kept;
@@ -78,73 +82,87 @@ KVCACHE_LAZY [[nodiscard]] inline result<packed_file> open_packed(const load_opt
     return kept;
 }
 
-} // namespace detail
-
-KVCACHE_BODY result<loaded_model> detail::load_and_tell(const std::filesystem::path& directory,
-                                                        const load_options& options,
-                                                        const std::function<void(std::size_t, std::size_t)>& progress) {
-    auto config = read_model_config(directory);
-    if (!config)
-        return config.error();
-    const auto files = checkpoint::open(directory);
-    if (!files)
-        return files.error();
+/// Loads an opened checkpoint of this configuration.
+template <class Checkpoint>
+[[nodiscard]] result<loaded_model> load_from(model_config config, const Checkpoint& files, const load_options& options,
+                                             const std::function<void(std::size_t, std::size_t)>& progress) {
     thread_pool threads = open_threads(options.threads);
 
     load_report report;
     packed_origin origin;
     if (options.packed) {
-        auto layout = weight_layout::plan(weight_groups(*config), *files);
+        auto layout = weight_layout::plan(weight_groups(config), files);
         if (!layout)
             return layout.error();
-        origin.config = detail::digest_of(*config);
+        origin.config = detail::digest_of(config);
         origin.layout = layout->digest();
-        origin.files = files->description(std::chrono::system_clock::now()).value_or(digest{});
-        const auto kept = detail::open_packed(options, *files, origin, layout->bytes(), threads);
+        origin.files = files.description(std::chrono::system_clock::now()).value_or(digest{});
+        const auto kept = detail::open_packed(options, files, origin, layout->bytes(), threads);
         if (kept) {
             report.reused = true;
-            auto weights = weights_in(*config, weight_image(*std::move(layout), kept->payload()));
-            return loaded_model{
-                detail::computing(options, transformer(*std::move(config), std::move(weights)), threads),
-                kept->origin().weights, report};
+            auto weights = weights_in(config, weight_image(*std::move(layout), kept->payload()));
+            return loaded_model{detail::computing(options, transformer(std::move(config), std::move(weights)), threads),
+                                kept->origin().weights, report};
         }
         if (kept.error().code != error_code::not_found)
             report.refused = kept.error();
     }
 
-    if (auto fits = files->holds(*config); !fits)
+    if (auto fits = files.holds(config); !fits)
         return fits.error();
-    files->read_ahead();
+    files.read_ahead();
     // Hashes a tensor while it is in the processor's caches, then drops its pages.
-    checkpoint::contents contents;
+    typename Checkpoint::contents contents;
     const auto packed = [&](const weight_group& group, std::span<const tensor_view> views) {
         for (std::size_t i = 0; i < views.size(); ++i) {
             contents.emplace(group.parts[i].name, tree_hash(views[i].bytes, threads));
-            files->forget(views[i]);
+            files.forget(views[i]);
         }
     };
     const auto image =
-        pack_image(*config, *files, options.memory, threads, packed, [&](std::size_t done, std::size_t of) {
+        pack_image(config, files, options.memory, threads, packed, [&](std::size_t done, std::size_t of) {
             if (progress)
                 progress(done, of);
         });
     if (!image)
         return image.error();
-    const auto weights = files->digest(threads, contents);
+    const auto weights = files.digest(threads, contents);
     if (!weights)
         return weights.error();
     if (options.packed) {
         origin.weights = *weights;
-        if (files->description(std::chrono::system_clock::now()).value_or(digest{}) != origin.files)
+        if (files.description(std::chrono::system_clock::now()).value_or(digest{}) != origin.files)
             origin.files = {}; // the files are being modified
         if (auto kept = packed_file::write(*options.packed, origin, image->bytes(), threads); kept)
             report.kept = true;
         else
             report.not_kept = kept.error();
     }
-    auto loaded = weights_in(*config, *image);
-    return loaded_model{detail::computing(options, transformer(*std::move(config), std::move(loaded)), threads),
+    auto loaded = weights_in(config, *image);
+    return loaded_model{detail::computing(options, transformer(std::move(config), std::move(loaded)), threads),
                         *weights, report};
+}
+
+} // namespace detail
+
+KVCACHE_BODY result<loaded_model> detail::load_and_tell(const std::filesystem::path& path, const load_options& options,
+                                                        const std::function<void(std::size_t, std::size_t)>& progress) {
+    if (is_gguf_path(path)) {
+        const auto file = gguf_checkpoint::open(path);
+        if (!file)
+            return file.error();
+        auto config = read_model_config(*file);
+        if (!config)
+            return config.error();
+        return load_from(*std::move(config), *file, options, progress);
+    }
+    auto config = read_model_config(path);
+    if (!config)
+        return config.error();
+    const auto files = checkpoint::open(path);
+    if (!files)
+        return files.error();
+    return load_from(*std::move(config), *files, options, progress);
 }
 
 } // namespace kvcache

@@ -2,7 +2,7 @@
 #include <kvcache/kvcache.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/config.hpp>
-#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/model/load.hpp>
 #include <kvcache/model/weight_names.hpp>
 #include <kvcache/model/weights.hpp>
 

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/compiled.hpp>
+#include <kvcache/core/digest.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
+#include <kvcache/model/config.hpp>
+#include <kvcache/model/gguf/file.hpp>
+#include <kvcache/model/tensor_view.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Weights and metadata of a model in GGUF: one file, or the parts of a split one (model-00001-of-00003.gguf). Weights
+/// are asked for by their Hugging Face names. Move-only; the views that it returns are valid as long as it lives.
+///
+///     auto weights = kvcache::gguf_checkpoint::open("SmolLM2-135M-Q4_1.gguf");
+///     auto norm = weights->tensor("model.norm.weight", {config.hidden_size});
+class gguf_checkpoint {
+public:
+    /// Maps `file`, and the other parts if it is the first of a split model, and checks them. Errors: those of
+    /// gguf_file::open; mismatched, for a part that is not the first, whose name does not say its number, or that
+    /// disagrees with the first one; not_found, for a missing part; malformed, for a tensor in two parts. Cost: reads
+    /// the headers, no weights.
+    KVCACHE_ONCE [[nodiscard]] static result<gguf_checkpoint> open(const std::filesystem::path& file);
+
+    /// Keys of the (first) file.
+    [[nodiscard]] const gguf_header& header() const noexcept { return parts_.front().header(); }
+    /// Name of the (first) file, as used in errors.
+    KVCACHE_LAZY [[nodiscard]] std::string name() const { return parts_.front().file().name(); }
+
+    /// Returns the tensor with this GGUF name, or null.
+    [[nodiscard]] const gguf_entry* find(std::string_view stored) const {
+        const auto at = tensors_.find(stored);
+        return at == tensors_.end() ? nullptr : at->second;
+    }
+
+    /// Returns the tensor with this Hugging Face name. It must have this shape, outermost first. Rows of q and k that
+    /// the llama architecture stores interleaved are in the order of Hugging Face (tensor_view::head_rows). Errors:
+    /// not_found; mismatched, for the shape; truncated, when the file shrank.
+    KVCACHE_ONCE [[nodiscard]] result<tensor_view> tensor(std::string_view name,
+                                                          std::span<const std::size_t> shape) const;
+    KVCACHE_LAZY [[nodiscard]] result<tensor_view> tensor(std::string_view name,
+                                                          std::initializer_list<std::size_t> shape) const {
+        return tensor(name, std::span<const std::size_t>(shape.begin(), shape.size()));
+    }
+
+    /// Checks that these are exactly the weights of `config`: every weight is present with its shape, and there are no
+    /// others, since an unknown bias, norm or scale would be ignored silently. Errors: those of tensor(); mismatched,
+    /// for an extra tensor.
+    KVCACHE_ONCE [[nodiscard]] result<void> holds(const model_config& config) const;
+
+    /// Digests of tensors' bytes, by Hugging Face name.
+    using contents = std::map<std::string, kvcache::digest, std::less<>>;
+
+    /// Digest of the weights: XXH3-128 over every tensor's GGUF name, format, shape and tree_hash() of its bytes, in
+    /// the order of names. Independent of the split into parts, the metadata and the order inside the files. `known`:
+    /// tree hashes already computed. Errors: truncated, when a file shrank. Cost: reads every weight that is not in
+    /// `known` once, with all threads.
+    KVCACHE_ONCE [[nodiscard]] result<kvcache::digest> digest(thread_pool& threads, const contents& known) const;
+
+    /// Digest of the files' metadata (mapped_file::description()); none if it is unknown for a file. Cost: reads no
+    /// weights.
+    KVCACHE_LAZY [[nodiscard]] std::optional<kvcache::digest>
+    description(std::chrono::system_clock::time_point now) const {
+        digest_builder builder;
+        builder.text("kvcache files 1").number(parts_.size());
+        for (const gguf_file& part : parts_) {
+            const auto described = part.file().description(now);
+            if (!described)
+                return std::nullopt;
+            builder.nested(*described);
+        }
+        return builder.finish();
+    }
+
+    /// Starts reading all files from the disk; returns at once.
+    KVCACHE_LAZY void read_ahead() const noexcept {
+        for (const gguf_file& part : parts_)
+            part.file().read_ahead();
+    }
+
+    /// Drops the pages of a tensor that has been read from this process's memory: mapped_file::forget().
+    KVCACHE_LAZY void forget(const tensor_view& tensor) const noexcept {
+        for (const gguf_file& part : parts_) {
+            const std::span<const std::byte> all = part.file().bytes();
+            if (!std::less<>()(tensor.bytes.data(), all.data()) &&
+                std::less<>()(tensor.bytes.data(), all.data() + all.size()))
+                part.file().forget(tensor.bytes);
+        }
+    }
+
+private:
+    gguf_checkpoint() = default;
+
+    /// Adds a part. Errors: malformed, for a tensor that another part has.
+    KVCACHE_ONCE [[nodiscard]] result<void> add(gguf_file part);
+
+    std::vector<gguf_file> parts_;
+    std::map<std::string_view, const gguf_entry*> tensors_; // into parts_, whose vectors keep their buffers
+    std::size_t head_rows_ = 0;                             // of q and k, if they are interleaved
+};
+
+} // namespace kvcache
+
+#if !KVCACHE_COMPILED
+#include <kvcache/model/gguf/impl/checkpoint.hpp>
+#endif

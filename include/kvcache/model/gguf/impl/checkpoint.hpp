@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/gguf_fields.hpp>
+#include <kvcache/core/joined.hpp>
+#include <kvcache/core/shown.hpp>
+#include <kvcache/kernel/tree_hash.hpp>
+#include <kvcache/model/gguf/checkpoint.hpp>
+#include <kvcache/model/gguf/names.hpp>
+#include <kvcache/model/weight_names.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <filesystem>
+#include <initializer_list>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace kvcache::inline KVCACHE_ABI {
+
+namespace detail {
+
+/// Name of a part of a split model: "model-00002-of-00003.gguf".
+struct gguf_part_name {
+    std::string stem = {}; ///< "model"
+    std::size_t number = 0;
+    std::size_t count = 0;
+
+    /// Five digits, as the format writes them.
+    KVCACHE_LAZY [[nodiscard]] static std::string digits(std::size_t number) {
+        const std::string text = std::to_string(number);
+        return std::string(text.size() < 5 ? 5 - text.size() : 0, '0') + text;
+    }
+    KVCACHE_LAZY [[nodiscard]] std::string text() const {
+        return joined({stem, "-", digits(number), "-of-", digits(count), ".gguf"});
+    }
+    /// Reads a name; count is 0 if it is not one of a part.
+    KVCACHE_LAZY [[nodiscard]] static gguf_part_name of(const std::string& name) {
+        constexpr std::size_t tail = std::string_view("-00001-of-00003.gguf").size();
+        gguf_part_name made;
+        if (name.size() < tail)
+            return made;
+        const char* at = name.data() + name.size() - tail;
+        std::from_chars(at + 1, at + 6, made.number);
+        std::from_chars(at + 10, at + 15, made.count);
+        made.stem = name.substr(0, name.size() - tail);
+        return made.text() == name ? made : gguf_part_name{};
+    }
+};
+
+/// Rows of a head of q and k if the architecture stores them interleaved; else, and without the keys, 0.
+KVCACHE_LAZY [[nodiscard]] inline std::size_t gguf_head_rows(const gguf_header& header) {
+    gguf_fields fields(header, "");
+    if (fields.text("general.architecture") != "llama")
+        return 0;
+    const std::size_t heads = fields.count("llama.attention.head_count", 0);
+    const std::size_t shared = heads == 0 ? 0 : fields.count("llama.embedding_length", 0) / heads;
+    return fields.count("llama.attention.key_length", shared);
+}
+
+} // namespace detail
+
+KVCACHE_BODY result<void> gguf_checkpoint::add(gguf_file part) {
+    for (const gguf_entry& entry : part.entries())
+        if (!tensors_.emplace(entry.name, &entry).second)
+            return error{error_code::malformed, detail::shown(entry.name),
+                         detail::joined({part.file().name(), ": ", detail::shown(entry.name),
+                                         ": the tensor is in another part too"})};
+    parts_.push_back(std::move(part));
+    return {};
+}
+
+KVCACHE_BODY result<gguf_checkpoint> gguf_checkpoint::open(const std::filesystem::path& file) {
+    auto first = gguf_file::open(file);
+    if (!first)
+        return first.error();
+    const std::string name = first->file().name();
+    const auto refuse = [&](error_code code, const std::string& part, const std::string& field,
+                            std::initializer_list<std::string_view> words) {
+        return error{code, field, detail::joined({part, ": ", field, ": ", detail::joined(words)})};
+    };
+    detail::gguf_fields fields(first->header(), name);
+    const std::size_t count = fields.count("split.count", 0), number = fields.count("split.no", 0);
+    const std::size_t tensors = fields.count("split.tensors.count", 0);
+    if (fields.problem())
+        return *fields.problem();
+
+    gguf_checkpoint opened;
+    opened.head_rows_ = detail::gguf_head_rows(first->header());
+    auto part_name = detail::gguf_part_name::of(name);
+    if (count > 1) {
+        if (part_name.count != count || part_name.number != number + 1)
+            return refuse(error_code::mismatched, name, "split.no",
+                          {"the file says that it is part ", std::to_string(number + 1), " of ", std::to_string(count),
+                           ", but its name does not"});
+        if (number != 0) {
+            part_name.number = 1;
+            return refuse(error_code::mismatched, name, "split.no",
+                          {"it is a later part of a split model; open ", part_name.text()});
+        }
+    }
+    if (auto added = opened.add(*std::move(first)); !added)
+        return added.error();
+    for (std::size_t i = 1; i < count; ++i) {
+        part_name.number = i + 1;
+        auto part = gguf_file::open(file.parent_path() / part_name.text());
+        if (!part)
+            return part.error();
+        detail::gguf_fields said(part->header(), part_name.text());
+        if (said.count("split.count", 0) != count || said.count("split.no", 0) != i)
+            return refuse(
+                error_code::mismatched, part_name.text(), "split.no",
+                {"the file does not say that it is part ", std::to_string(i + 1), " of ", std::to_string(count)});
+        if (auto added = opened.add(*std::move(part)); !added)
+            return added.error();
+    }
+    if (count > 1 && tensors != opened.tensors_.size())
+        return refuse(error_code::mismatched, name, "split.tensors.count",
+                      {"it is ", std::to_string(tensors), "; the parts have ", std::to_string(opened.tensors_.size()),
+                       " tensors"});
+    return opened;
+}
+
+KVCACHE_BODY result<tensor_view> gguf_checkpoint::tensor(std::string_view name,
+                                                         std::span<const std::size_t> shape) const {
+    const std::string stored = gguf_name(name);
+    const auto refuse = [&](error_code code, std::initializer_list<std::string_view> words) {
+        return error{code, stored, detail::joined({this->name(), ": ", stored, ": ", detail::joined(words)})};
+    };
+    const gguf_entry* entry = find(stored);
+    if (entry == nullptr)
+        return refuse(error_code::not_found, {"the tensor is not in the file"});
+    const auto text_of = [](std::span<const std::size_t> extents) {
+        std::string text;
+        for (const std::size_t extent : extents)
+            text += (text.empty() ? "(" : ", ") + std::to_string(extent);
+        return text + ")";
+    };
+    if (!std::ranges::equal(entry->shape, shape))
+        return refuse(error_code::mismatched,
+                      {"its shape is ", text_of(entry->shape), "; the configuration needs ", text_of(shape)});
+    for (const gguf_file& part : parts_)
+        if (auto whole = part.file().intact(); !whole)
+            return whole.error();
+    tensor_view view{.shape = entry->shape, .bytes = entry->bytes};
+    if (entry->format == block_format::f16)
+        view.dtype = dtype::f16;
+    else if (entry->format == block_format::bf16)
+        view.dtype = dtype::bf16;
+    else if (entry->format != block_format::f32)
+        view.blocks = entry->format;
+    if (stored.find(".attn_q.") != stored.npos || stored.find(".attn_k.") != stored.npos) {
+        if (head_rows_ % 2 != 0 || (head_rows_ != 0 && view.rows() % head_rows_ != 0))
+            return refuse(error_code::mismatched,
+                          {"its rows are not whole heads of ", std::to_string(head_rows_), " rows"});
+        view.head_rows = head_rows_;
+    }
+    return view;
+}
+
+KVCACHE_BODY result<void> gguf_checkpoint::holds(const model_config& config) const {
+    std::set<std::string, std::less<>> needed;
+    for (const weight_name& weight : weights_of(config)) {
+        if (auto found = tensor(weight.name, weight.shape); !found)
+            return found.error();
+        needed.insert(gguf_name(weight.name));
+    }
+    if (config.rope.scaling == rope_config::kind::factors)
+        needed.insert("rope_freqs.weight");
+    for (const auto& item : tensors_)
+        if (!needed.contains(item.first))
+            return error{error_code::mismatched, detail::shown(item.first),
+                         detail::joined({name(), ": ", detail::shown(item.first),
+                                         ": the configuration has no use for this tensor"})};
+    return {};
+}
+
+KVCACHE_BODY result<kvcache::digest> gguf_checkpoint::digest(thread_pool& threads, const contents& known) const {
+    for (const gguf_file& part : parts_)
+        if (auto whole = part.file().intact(); !whole)
+            return whole.error();
+    std::map<std::string, kvcache::digest, std::less<>> read;
+    for (const auto& [name, hash] : known)
+        read.emplace(gguf_name(name), hash);
+    digest_builder builder;
+    builder.text("kvcache gguf weights 1").number(tensors_.size());
+    for (const auto& [name, entry] : tensors_) {
+        builder.text(name).text(name_of(entry->format)).number(entry->shape.size());
+        for (const std::size_t extent : entry->shape)
+            builder.number(extent);
+        const auto found = read.find(name);
+        builder.nested(found != read.end() ? found->second : tree_hash(entry->bytes, threads));
+    }
+    return builder.finish();
+}
+
+} // namespace kvcache

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/model/gguf/impl/checkpoint.hpp>
+#include <kvcache/model/gguf/impl/config.hpp>
+#include <kvcache/model/gguf/impl/file.hpp>
