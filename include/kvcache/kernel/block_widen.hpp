@@ -50,8 +50,9 @@ void widen_panel(const std::byte* panel, std::size_t k, std::size_t inputs, floa
 /// Panels of a single row that are computed together: enough chains to hide the latency of a multiply-add.
 inline constexpr std::size_t row_panels = 4;
 
-/// Bytes that a single row prefetches ahead in each panel, about the latency of memory.
-inline constexpr std::size_t blocks_ahead = 2048;
+/// Bytes that a single row prefetches ahead in each panel, about the latency of memory; but the same place of the next
+/// panels where that is less than `panels_ahead`, since short panels end too soon.
+inline constexpr std::size_t blocks_ahead = 4096, panels_ahead = 128 << 10;
 
 /// Product of one row with Panels panels of a strip, from panel `panel` on: each output one chain of fused
 /// multiply-adds over ascending inputs. x: (inputs), y: (last - first) of the strip
@@ -63,6 +64,7 @@ void multiply_row(const float* x, const block_strip& strip, std::size_t panel, s
     KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = native_floats(0.0f);
     const std::byte* block = strip.panel(panel);
     const std::size_t next = strip.panel_bytes;
+    const std::size_t ahead = Panels * next < panels_ahead ? Panels * next : blocks_ahead;
     for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
         for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
             const std::byte* codes = block + layout.head_bytes() + step * layout.step_bytes();
@@ -90,7 +92,7 @@ void multiply_row(const float* x, const block_strip& strip, std::size_t panel, s
             }
             for (std::size_t p = 0; p < Panels; ++p)
                 for (std::size_t line = 0; line < layout.step_bytes(); line += 64)
-                    prefetch_soon(codes + p * next, blocks_ahead + line);
+                    prefetch_soon(codes + p * next, ahead + line);
             x += 32;
         }
     }
