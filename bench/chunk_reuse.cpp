@@ -13,6 +13,7 @@
 
 #include "../examples/support/guarded.hpp"
 #include "chunks/arms.hpp"
+#include "chunks/facts.hpp"
 #include "chunks/plot.hpp"
 #include "chunks/presets.hpp"
 #include "chunks/quality.hpp"
@@ -26,7 +27,9 @@ namespace {
 
 struct flags {
     std::vector<std::string> parts{"speed", "presets", "quality"}, kinds{"two", "refer"};
-    std::string model = "examples/models/worlds-2m", text, json, svg;
+    std::string model = "examples/models/worlds-2m", text, facts, json, svg;
+
+    [[nodiscard]] bool notes() const { return text.empty() && facts.empty(); }
     std::size_t threads = 1, rounds = 2, orders = 3, chunks = 8, size = 512, questions = 40;
 };
 
@@ -108,9 +111,11 @@ int run(const flags& f) {
     if (wanted("quality")) {
         bench::chunk_quality quality(
             f.model, f.threads, f.text.empty() ? "<|im_end|>" : "", [&](const kvcache::tokenizer& words) {
+                if (!f.facts.empty())
+                    return bench::questions_about_facts(f.facts, {f.chunks, f.size, f.orders, f.questions}, words);
                 return f.text.empty()
                            ? bench::questions_about_notes(f.model, f.kinds, f.orders, words)
-                           : bench::questions_about_text(f.text, f.chunks, f.size, f.orders, f.questions, words);
+                           : bench::questions_about_text(f.text, {f.chunks, f.size, f.orders, f.questions}, words);
             });
         std::vector<bench::chunk_row> rows;
         const auto ask = [&](const char* name, auto policy, bool bottom_right = false) {
@@ -125,7 +130,7 @@ int run(const flags& f) {
         ask("head 8", kvcache::recompute::chunk_head{.rows = 8, .page_aligned = false});
         ask("boundary 2", kvcache::recompute::chunk_boundary{.rows = 2});
         ask("boundary 4", kvcache::recompute::chunk_boundary{.rows = 4});
-        if (!f.text.empty()) { // longer documents
+        if (!f.notes()) { // longer documents
             ask("head 16", kvcache::recompute::chunk_head{.rows = 16, .page_aligned = false});
             ask("boundary 8", kvcache::recompute::chunk_boundary{.rows = 8});
             ask("boundary 16", kvcache::recompute::chunk_boundary{.rows = 16});
@@ -154,6 +159,8 @@ int program(int count, char** words) {
     app.add_option("--model", f.model, "A directory with a model, and questions.jsonl or see --text")
         ->capture_default_str();
     app.add_option("--text", f.text, "Asks the model to go on behind --chunks pieces of this text, of --size tokens");
+    app.add_option("--facts", f.facts,
+                   "Asks a model of ChatML for facts in --chunks passages of this text, of about --size tokens");
     app.add_option("--questions", f.questions, "At most so many about the text")
         ->check(CLI::Range(1, 100000))
         ->capture_default_str();

@@ -179,14 +179,13 @@ public:
             asked.size() > 0 ? asked.right(loaded.model, threads, kv::codec::f32{}, page_tokens) : 0.0;
         std::printf("%s: perplexity %.4f, %zu questions, %.1f %% answered with f32 pages\n", set.c_str(),
                     base.perplexity, asked.size(), 100.0 * answered);
-        for_codecs([&](const std::string& name, const std::string& type) {
+        // One row: a codec with the model, or float32 pages with other weights.
+        const auto compare = [&](const std::string& name, const kv::transformer& model, const auto& codec) {
             if (!wanted(name))
                 return;
             bench::quality_sum sum;
             for (std::size_t i = 0; i < windows.size(); ++i)
-                sum.add(exact[i],
-                        bench::logits_of_window(loaded.model, threads, *any::named(type), windows[i], page_tokens),
-                        windows[i]);
+                sum.add(exact[i], bench::logits_of_window(model, threads, codec, windows[i], page_tokens), windows[i]);
             const auto made = sum.mean();
             std::printf("%-34s perplexity %9.4f (%+.3f %%)  KL %.3g  same token %.2f %%\n", name.c_str(),
                         made.perplexity, 100.0 * (made.perplexity / base.perplexity - 1.0), made.divergence,
@@ -200,9 +199,12 @@ public:
                 return;
             row["questions"] = asked.size();
             row["accuracy_f32"] = answered;
-            row["accuracy"] = asked.right(loaded.model, threads, *any::named(type), page_tokens);
+            row["accuracy"] = asked.right(model, threads, codec, page_tokens);
             std::printf("%-34s %.1f %% answered\n", "", 100.0 * row["accuracy"].get<double>());
-        });
+        };
+        for_codecs(
+            [&](const std::string& name, const std::string& type) { compare(name, loaded.model, *any::named(type)); });
+        compare("weights in int8", loaded.model.in_int8(threads), kv::codec::f32{});
     }
 
     void write() const {

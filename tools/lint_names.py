@@ -43,7 +43,8 @@ def prose(text: str, is_code: bool, is_library: bool) -> list[tuple[int, str]]:
         text = re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), text, flags=re.S | re.M)
         return [(number, re.sub(r"`[^`]*`|\([^)\s]*\)", "", line)) for number, line in enumerate(text.splitlines(), 1)]
     texts = ("//", "/*", '"') if is_library else ("//", "/*")
-    found = [(one.start(), one[0]) for one in TOKEN.finditer(text) if one[0].startswith(texts)]
+    is_name = re.compile(r'"\w*"').fullmatch  # of a format or a function, such as "floor"
+    found = [(one.start(), one[0]) for one in TOKEN.finditer(text) if one[0].startswith(texts) and not is_name(one[0])]
     found += [(one.start(), one[1]) for one in TITLE.finditer(text)]
     return [(text.count("\n", 0, at) + 1, words) for at, words in found]
 

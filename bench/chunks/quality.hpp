@@ -78,7 +78,7 @@ public:
             }
             said += static_cast<double>(logits.rows());
             divergence.push_back(sum / static_cast<double>(logits.rows()));
-            right += words_.decode(greedy(here.runner.exact(), filled.sequence, filled.logits), {}) == one.answer;
+            right += one.right(words_.decode(greedy(here.runner.exact(), filled.sequence, filled.logits), {}));
         }
         const auto n = static_cast<double>(asked_.size());
         row.ttft_ms = warm.median();
@@ -118,7 +118,7 @@ private:
             one.exact_logits = answer_logits(runner, filled.sequence, filled.logits, one.exact_answer);
             if (one.answer.empty())
                 one.answer = words_.decode(one.exact_answer, {});
-            full_right_ += words_.decode(one.exact_answer, {}) == one.answer;
+            full_right_ += one.right(words_.decode(one.exact_answer, {}));
         }
     }
 

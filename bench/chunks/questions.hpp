@@ -25,8 +25,13 @@ struct question {
     std::vector<tokens> documents;
     tokens prompt, prompt_elsewhere; ///< The same question with two document orders.
     std::string answer;              ///< The expected answer; empty: the exact run's answer.
+    bool answer_within = false;      ///< A reply is right if it holds the answer; else it must be the answer.
     tokens exact_answer;
     kvcache::matrix exact_logits; // (answer, vocabulary)
+
+    [[nodiscard]] bool right(const std::string& reply) const {
+        return answer_within ? reply.find(answer) != std::string::npos : reply == answer;
+    }
 };
 
 /// Groups of documents that keep their order inside the group when the groups are shuffled.
@@ -68,7 +73,8 @@ inline void shuffle(question& one, document_groups groups, const tokens& head, c
         const auto item = nlohmann::json::parse(line);
         if (std::ranges::find(kinds, item.at("kind").get<std::string>()) == kinds.end() || !item.at("history").empty())
             continue;
-        question one{{}, {}, {}, item.at("answer"), {}, {}};
+        question one;
+        one.answer = item.at("answer");
         document_groups groups;
         for (const std::string text : item.at("documents")) {
             if (groups.empty() || !leans(text))
@@ -88,12 +94,18 @@ inline void shuffle(question& one, document_groups groups, const tokens& head, c
     return made;
 }
 
-/// Returns questions for any model: `chunks` chunks of `size` tokens of a text, in random order, followed by the text
-/// after the last chunk, a quarter of a chunk, to continue. The next question begins after that. Throws: runtime_error.
-[[nodiscard]] inline std::vector<question> questions_about_text(const std::filesystem::path& file, std::size_t chunks,
-                                                                std::size_t size, std::size_t orders,
-                                                                std::size_t most_questions,
+/// How many questions a text gives, and how large they are.
+struct question_sizes {
+    std::size_t chunks = 8, tokens = 512; ///< Chunks of a question, and tokens of each.
+    std::size_t orders = 3;               ///< Orders of the chunks in which each question is asked.
+    std::size_t questions = 40;           ///< At most so many.
+};
+
+/// Returns questions for any model: `chunks` chunks of a text, in random order, followed by the text after the last
+/// chunk, a quarter of a chunk, to continue. The next question begins after that. Throws: runtime_error.
+[[nodiscard]] inline std::vector<question> questions_about_text(const std::filesystem::path& file, question_sizes sizes,
                                                                 const kvcache::tokenizer& words) {
+    const auto [chunks, size, orders, most_questions] = sizes;
     std::ifstream in(file, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(in), {}};
     if (!in)

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""kvcache beside its peers: the same random weights, in turn, on the same machine.
+"""kvcache beside its peers: the same weights, in turn, on the same machine: random ones, or those of a GGUF file (--gguf), which
+this library runs in the forms of --dtypes: blocks, exact; blocks-int8, with int8 activations. Without a peer's path, a GGUF file is run by
+llama-cpp-python too, if this Python has it.
 
 Each part can run alone, a round and a number of threads at a time, so that a shared machine can be had in short turns:
 --state keeps the samples and later rounds add to it, --report prints the tables of all that it holds.
@@ -14,6 +16,7 @@ Each part can run alone, a round and a number of threads at a time, so that a sh
     agree      whether llama-server says the same tokens; nothing is timed
 """
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -47,6 +50,8 @@ class Turn:
         """One round of our program; its rows become the samples ours/DTYPE/NAME/tTHREADS and .../limit. Beside the peers'
         q8_0 our int8 weights, made of the F32 ones."""
         stored, dtype, more = ("f32", "int8", ["--int8"]) if self.dtype == "q8_0" else (self.dtype, self.dtype, [])
+        if self.f.gguf and self.dtype == "blocks-int8":
+            more = ["--int8"]
         if not self.f.program or "hf-" + stored not in self.paths:
             return
         with tempfile.NamedTemporaryFile(suffix=".json") as rows:
@@ -67,6 +72,8 @@ class Turn:
     def speed(self) -> None:
         for depth in self.f.depths:
             self.ours("prefill,generation", depth)
+            if self.f.python_peer:
+                self.python_peer(depth)
             if not self.f.llama_bench:
                 continue
             text = run([self.f.llama_bench, "-m", self.paths["gguf-" + self.dtype], "-t", self.threads, "-d", depth,
@@ -75,6 +82,12 @@ class Turn:
                 name = f"prefill_{PROMPT}" if test["n_prompt"] else "generation"
                 for value in test["samples_ts"]:
                     self.theirs("llama-bench f16" if test["flash_attn"] else "llama-bench f16 plain")(f"{name}_d{depth}", value)
+
+    def python_peer(self, depth: int) -> None:
+        text = run([sys.executable, Path(__file__).with_name("python_peer.py"), self.paths["gguf-" + self.dtype], self.threads,
+                    PROMPT, STEPS, depth])
+        for row in map(json.loads, text.splitlines()):
+            self.theirs(row["who"])(row["name"], row["value"])
 
     def past(self, depth: int) -> list[int]:
         return Ids(weights.SHAPES[self.f.shape].vocabulary, 2048)(depth)
@@ -159,7 +172,8 @@ def main() -> None:
     parse.add_argument("--llama-arguments", default="", help="more settings for llama-bench, in one word")
     parse.add_argument("--models", type=Path, default=Path("build/compare"), help="where the weights are written")
     parse.add_argument("--shape", choices=weights.SHAPES, default="smollm2-135m")
-    parse.add_argument("--dtypes", default="f32,bf16", help="f32, bf16, and of the peers' q8_0")
+    parse.add_argument("--gguf", type=Path, help="a model file for all, in place of random weights")
+    parse.add_argument("--dtypes", help="f32, bf16, and of the peers' q8_0 (f32,bf16); of a GGUF file: blocks, blocks-int8 (both)")
     parse.add_argument("--threads", type=numbers, default=[1, 2])
     parse.add_argument("--depths", type=numbers, default=[0, 2048, 8192])
     parse.add_argument("--pages", type=lambda text: text.split(","), default=["f16", "f32"], help="of llama-server")
@@ -172,10 +186,12 @@ def main() -> None:
     f = parse.parse_args()
     if unknown := set(f.parts) - set(PARTS):
         parse.error(f"there is no part {', '.join(sorted(unknown))}")
-    state, dtypes = State(f.state), f.dtypes.split(",")
+    state, dtypes = State(f.state), (f.dtypes or ("blocks,blocks-int8" if f.gguf else "f32,bf16")).split(",")
+    f.python_peer = bool(f.gguf and not f.llama_bench and not f.llama_server and importlib.util.find_spec("llama_cpp"))
     if not f.report:
-        paths = weights.write_all(f.models, f.shape, dtypes)
-        given = {"speed": f.llama_bench, "served": f.llama_server, "chat": f.llama_server, "shared": f.llama_server,
+        paths = ({f"{kind}-{dtype}": f.gguf for kind in ("hf", "gguf") for dtype in dtypes} if f.gguf
+                 else weights.write_all(f.models, f.shape, dtypes))
+        given = {"speed": f.llama_bench or f.python_peer, "served": f.llama_server, "chat": f.llama_server, "shared": f.llama_server,
                  "documents": f.llama_server, "zero": f.program, "quant": f.quant, "agree": f.program and f.llama_server}
         parts = f.parts or [part for part in PARTS if given[part]]
         for round_ in range(f.rounds):

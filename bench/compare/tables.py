@@ -1,7 +1,7 @@
 """What a state holds, as tables: ours, theirs, and the ratio; above 1 is in our favour."""
 from state import State
 
-WEIGHTS = {"f32": "f32", "bf16": "bf16", "int8": "q8_0"}  # ours: theirs
+WEIGHTS = {"f32": "f32", "bf16": "bf16", "int8": "q8_0", "blocks": "blocks", "blocks-int8": "blocks-int8"}  # ours: theirs
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -34,8 +34,8 @@ def speed_rows(state: State, what: str, flags) -> list[list[str]]:
             for t in flags.threads:
                 name = f"{what}_d{depth}/t{t}"
                 value, limit = state.median(f"ours/{ours}/{name}"), state.median(f"ours/{ours}/{name}/limit")
-                f16 = state.best_rate([f"{who} f16{how}/{theirs}/{name}" for who in ("llama-bench", "llama-server")
-                                       for how in ("", " plain")])  # with flash attention, and without
+                f16 = state.best_rate([f"{who} f16{how}/{theirs}/{name}" for how in ("", " plain")
+                                       for who in ("llama-bench", "llama-server", "llama-cpp-python")])  # with flash attention, and without
                 f32 = state.median(f"llama-server f32/{theirs}/{name}")
                 if value or f16:
                     rows.append([ours, str(depth), str(t), number(value), number(limit),

@@ -15856,6 +15856,13 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace kvcache::inline KVCACHE_ABI {
 
+namespace detail {
+
+/// Panels of 16 outputs of a strip: as many as a register tile has.
+inline constexpr std::size_t strip_panels = native_lanes == 16 ? 3 : 1;
+
+} // namespace detail
+
 /// Weights of y = W x, packed once for GEMM in strips of outputs. A strip has its inputs in ascending order, and for
 /// each input the weights of all its outputs contiguously, so that a tile reads a strip sequentially. A strip has as
 /// many panels of 16 outputs as a tile: 3 with 16-lane vectors, else 1. The last strip has the remaining panels, padded
@@ -15867,7 +15874,7 @@ template <weight_format Weight>
 class packed_matrix {
 public:
     static constexpr std::size_t panel_width = 16;
-    static constexpr std::size_t strip_panels = detail::native_lanes == 16 ? 3 : 1;
+    static constexpr std::size_t strip_panels = detail::strip_panels;
     static constexpr std::size_t strip_width = strip_panels * panel_width;
 
     /// Panels for this many outputs, and strips.
@@ -16372,11 +16379,44 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-// GEMM of a block of rows with some strips of weights.
+// Outputs [first, last) of a strip.
+struct strip_outputs {
+    std::size_t first, last;
+
+    [[nodiscard]] std::size_t count() const { return last - first; }
+    [[nodiscard]] std::size_t panels() const { return (count() + 15) / 16; }
+};
+
+// How the macrokernel reads the strips of a matrix.
+template <class Matrix>
+struct strip_reader;
+
 template <weight_format Weight>
+struct strip_reader<packed_matrix<Weight>> {
+    using matrix = packed_matrix<Weight>;
+    static constexpr std::size_t input_step = 4;                   // blocks of inputs begin at multiples of it
+    static constexpr bool buffered = !std::same_as<Weight, float>; // weights are widened to a buffer
+    static constexpr bool buffered_by_tile = buffered;             // by the first tile that reads them
+
+    [[nodiscard]] static std::size_t strips(const matrix& w) { return w.strips(); }
+    [[nodiscard]] static strip_outputs outputs(const matrix& w, std::size_t strip) {
+        return {strip * matrix::strip_width, std::min((strip + 1) * matrix::strip_width, w.outputs())};
+    }
+    // Weights of a block of inputs from `k` on, for the first tile, which also widens them to the buffer.
+    [[nodiscard]] static const Weight* first(const matrix& w, std::size_t strip, std::size_t k, std::size_t, float*) {
+        return w.strip(strip) + k * w.width(strip);
+    }
+    // The bytes of such a block, to prefetch.
+    [[nodiscard]] static bytes_ahead bytes(const matrix& w, std::size_t strip, std::size_t k, std::size_t inputs) {
+        return {.base = first(w, strip, k, 0, nullptr), .run = inputs * w.width(strip) * sizeof(Weight)};
+    }
+};
+
+// GEMM of a block of rows with some strips of weights, which a strip_reader reads.
+template <class Matrix>
 class gemm_macrokernel {
 public:
-    gemm_macrokernel(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
+    gemm_macrokernel(const rows_in& x, const Matrix& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
 
     // Few rows: each weight is read once, by tiles as wide as the registers allow.
     void run_few(std::size_t strip, std::size_t last) const {
@@ -16390,11 +16430,14 @@ public:
             run_strip(rows, strip, k, w_.inputs() - k);
     }
 
-    // Number of input blocks of packed rows; blocks are multiples of 4 inputs.
-    [[nodiscard]] std::size_t packed_blocks() const { return (w_.inputs() / 4 * 4 + block_inputs - 1) / block_inputs; }
-    [[nodiscard]] std::size_t packed_input(std::size_t block) const {
-        return w_.inputs() / 4 * block / packed_blocks() * 4;
+    // Number of input blocks of packed rows; blocks are multiples of input_step inputs.
+    [[nodiscard]] std::size_t packed_blocks() const {
+        return (w_.inputs() / input_step * input_step + block_inputs - 1) / block_inputs;
     }
+    [[nodiscard]] std::size_t packed_input(std::size_t block) const {
+        return w_.inputs() / input_step * block / packed_blocks() * input_step;
+    }
+    [[nodiscard]] std::size_t strips() const { return reader::strips(w_); }
 
     // Packs the rows of a tile for one block of inputs.
     void pack_tile(row_range rows, std::size_t tile, std::size_t block, float* packed) const {
@@ -16436,10 +16479,12 @@ public:
     }
 
 private:
-    using matrix = packed_matrix<Weight>;
+    using matrix = Matrix;
+    using reader = strip_reader<Matrix>;
+    static constexpr std::size_t input_step = reader::input_step;
 
     // Weights of a strip, from input `k` on.
-    [[nodiscard]] const Weight* weights(std::size_t strip, std::size_t k) const {
+    [[nodiscard]] const auto* weights(std::size_t strip, std::size_t k) const {
         return w_.strip(strip) + k * w_.width(strip);
     }
 
@@ -16464,30 +16509,33 @@ private:
 
     // Buffer for a strip's weights of a block of inputs, widened to float32.
     struct wide_weights {
-        alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
+        alignas(line_bytes) float data[reader::buffered ? block_inputs * strip_panels * 16 : 1];
     };
 
     // Some tiles with one strip. Prefetches meanwhile: the weights of the next strip in memory, which usually runs
     // next, or after the last strip the next rows.
     void run_packed_strip(const packed_block& rows, std::size_t strip, std::size_t first_tile,
                           std::size_t last_tile) const {
-        const std::size_t output = strip * matrix::strip_width, width = w_.width(strip), inputs = rows.inputs;
-        const bool more = strip + 1 < w_.strips();
+        if (first_tile == last_tile)
+            return;
+        const strip_outputs outputs = reader::outputs(w_, strip);
+        const std::size_t inputs = rows.inputs;
+        const bool more = strip + 1 < strips();
         bytes_ahead ahead = more ? weights_behind(rows, strip) : rows_behind(rows);
         const std::size_t asked = asks_of(rows) * ahead.times * ahead.step; // bytes prefetched by a tile
         wide_weights wide;
+        const auto* const first = reader::first(w_, strip, rows.k, inputs, wide.data);
         for (std::size_t t = first_tile; t < last_tile; ++t) {
             ahead.at = more ? t * asked : rows.tiles.row(t) * x_.stride * sizeof(float);
             with_rows<packed_rows, fewest_rows>(rows.tiles.rows(t), [&]<std::size_t Rows> {
-                with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
+                with_rows<strip_panels>(outputs.panels(), [&]<std::size_t Panels> {
                     const auto run = [&](const auto* from) {
-                        packed_microkernel<Rows, Panels>(rows.numbers + t * inputs * packed_rows, from, wide.data,
-                                                         inputs,
-                                                         y_.data + (rows.row + rows.tiles.row(t)) * y_.stride + output,
-                                                         y_.stride, w_.outputs() - output, rows.k == 0, ahead);
+                        packed_microkernel<Rows, Panels>(
+                            rows.numbers + t * inputs * packed_rows, from, wide.data, inputs,
+                            y_.data + (rows.row + rows.tiles.row(t)) * y_.stride + outputs.first, y_.stride,
+                            outputs.count(), rows.k == 0, ahead);
                     };
-                    std::same_as<Weight, float> || t == first_tile ? run(weights(strip, rows.k))
-                                                                   : run(std::as_const(wide).data);
+                    !reader::buffered_by_tile || t == first_tile ? run(first) : run(std::as_const(wide).data);
                 });
             });
         }
@@ -16498,9 +16546,11 @@ private:
     }
     // The next strip's weights; each tile prefetches a share.
     [[nodiscard]] bytes_ahead weights_behind(const packed_block& rows, std::size_t strip) const {
-        const std::size_t bytes = rows.inputs * w_.width(strip + 1) * sizeof(Weight);
-        const std::size_t asks = asks_of(rows) * rows.tiles.count, times = (bytes / line_bytes + asks - 1) / asks;
-        return {weights(strip + 1, rows.k), 0, bytes / std::max<std::size_t>(1, asks * times), times};
+        bytes_ahead ahead = reader::bytes(w_, strip + 1, rows.k, rows.inputs);
+        const std::size_t asks = asks_of(rows) * rows.tiles.count;
+        ahead.times = (ahead.run / line_bytes + asks - 1) / asks;
+        ahead.step = ahead.run / std::max<std::size_t>(1, asks * ahead.times);
+        return ahead;
     }
     // The rows that are packed next; each tile prefetches those in its place.
     [[nodiscard]] bytes_ahead rows_behind(const packed_block& rows) const {
@@ -16527,13 +16577,74 @@ private:
     }
 
     const rows_in& x_;
-    const packed_matrix<Weight>& w_;
+    const Matrix& w_;
     const rows_out& y_;
 };
 
 } // namespace detail
 
 } // namespace kvcache
+
+// ---- kvcache/kernel/gemm_packed_rows.hpp --------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+// The blocks of rows of a GEMM: multiples of a whole tile, since short tiles leave the FMA pipes idle.
+class row_blocks {
+public:
+    explicit row_blocks(std::size_t rows) : rows_(rows), count_((rows + block_rows - 1) / block_rows) {}
+
+    [[nodiscard]] std::size_t count() const { return count_; }
+    [[nodiscard]] std::size_t begin(std::size_t b) const {
+        return std::min(rows_, (rows_ * b / count_ + packed_rows - 1) / packed_rows * packed_rows);
+    }
+    [[nodiscard]] row_range of(std::size_t b) const { return {begin(b), begin(b + 1)}; }
+
+    // Calls body(row block, first, last) for the jobs [begin, end), where each row block has `jobs` jobs.
+    template <class Body>
+    static void each(std::size_t jobs, std::size_t begin, std::size_t end, Body body) {
+        for (std::size_t last; begin < end; begin = last) {
+            const std::size_t b = begin / jobs;
+            last = std::min(end, (b + 1) * jobs);
+            body(b, begin - b * jobs, last - b * jobs);
+        }
+    }
+
+private:
+    std::size_t rows_, count_;
+};
+
+// Products of packed rows with all strips, for the inputs that are packed. One block of rows and inputs at a time stays
+// in the L2 cache. With several threads, two blocks halve the number of waits.
+template <class Matrix>
+void gemm_of_packed_rows(const rows_in& x, const Matrix& w, const row_blocks& rows,
+                         const gemm_macrokernel<Matrix>& block, thread_pool& threads) {
+    constexpr std::size_t tiles = block_rows / packed_rows;
+    constexpr std::size_t cut = 4; // pieces of a strip at the end of a loop, for load balancing
+    constexpr std::size_t room = block_inputs * block_rows;
+    const std::size_t work = x.rows * w.inputs() * w.outputs(), strips = block.strips();
+    const std::size_t at_once = std::min<std::size_t>(threads.threads() > 1 ? 2 : 1, rows.count());
+    float* const packed = threads.scratch(at_once * room);
+    for (std::size_t first = 0; first < rows.count(); first += at_once) {
+        const std::size_t blocks = std::min(at_once, rows.count() - first);
+        for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
+            threads.parallel_for(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
+                for (std::size_t t = begin; t < end; ++t)
+                    block.pack_tile(rows.of(first + t / tiles), t % tiles, k, packed + t / tiles * room);
+            });
+            threads.parallel_for_strided(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
+                row_blocks::each(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
+                    const float* soon = k + 1 < block.packed_blocks()
+                                            ? block.unpacked(rows.begin(first + b), k + 1)
+                                            : block.unpacked(rows.begin(first + b + at_once), 0);
+                    block.run_packed(block.packed(rows.of(first + b), k, packed + b * room, soon), piece, last, cut);
+                });
+            });
+        }
+    }
+}
+
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/gemm.hpp --------------------------------------------------------------------------------------
 
@@ -16547,7 +16658,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// reading the weights dominates.
 template <weight_format Weight>
 void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, thread_pool& threads) {
-    const detail::gemm_macrokernel<Weight> block(x, w, y);
+    const detail::gemm_macrokernel<packed_matrix<Weight>> block(x, w, y);
     const std::size_t work = x.rows * w.inputs() * w.outputs();
     if (x.rows == 0)
         return;
@@ -16560,48 +16671,12 @@ void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, t
                                      });
         return;
     }
-    const std::size_t row_blocks = (x.rows + detail::block_rows - 1) / detail::block_rows;
-    const auto block_at = [&](std::size_t b) { // multiples of a whole tile: short tiles leave the FMA pipes idle
-        return std::min(x.rows, (x.rows * b / row_blocks + detail::packed_rows - 1) / detail::packed_rows *
-                                    detail::packed_rows);
-    };
-    const auto rows_of = [&](std::size_t b) { return row_range{block_at(b), block_at(b + 1)}; };
-    // Calls body(row block, first, last) for the jobs [begin, end), where each row block has `jobs` jobs.
-    const auto each_block = [&](std::size_t jobs, std::size_t begin, std::size_t end, auto body) {
-        for (std::size_t last; begin < end; begin = last) {
-            const std::size_t b = begin / jobs;
-            last = std::min(end, (b + 1) * jobs);
-            body(b, begin - b * jobs, last - b * jobs);
-        }
-    };
-    // One block of rows and inputs at a time stays in the L2 cache. With several threads, two blocks halve the number
-    // of waits.
-    constexpr std::size_t tiles = detail::block_rows / detail::packed_rows;
-    constexpr std::size_t cut = 4; // pieces of a strip at the end of a loop, for load balancing
-    constexpr std::size_t room = detail::block_inputs * detail::block_rows;
-    const std::size_t at_once = std::min<std::size_t>(threads.threads() > 1 ? 2 : 1, row_blocks);
-    float* const packed = threads.scratch(at_once * room);
-    for (std::size_t first = 0; first < row_blocks; first += at_once) {
-        const std::size_t blocks = std::min(at_once, row_blocks - first);
-        for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
-            threads.parallel_for(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
-                for (std::size_t t = begin; t < end; ++t)
-                    block.pack_tile(rows_of(first + t / tiles), t % tiles, k, packed + t / tiles * room);
-            });
-            threads.parallel_for_strided(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
-                each_block(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
-                    const float* soon = k + 1 < block.packed_blocks()
-                                            ? block.unpacked(block_at(first + b), k + 1)
-                                            : block.unpacked(block_at(first + b + at_once), 0);
-                    block.run_packed(block.packed(rows_of(first + b), k, packed + b * room, soon), piece, last, cut);
-                });
-            });
-        }
-    }
+    const detail::row_blocks rows(x.rows);
+    detail::gemm_of_packed_rows(x, w, rows, block, threads);
     if (const std::size_t k = w.inputs() / 4 * 4; k < w.inputs() || k == 0)
-        threads.parallel_for_strided(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
-            each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
-                block.run_rest(rows_of(b), strip, last, k);
+        threads.parallel_for_strided(rows.count() * strips, 1, work, [&](std::size_t begin, std::size_t end) {
+            detail::row_blocks::each(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+                block.run_rest(rows.of(b), strip, last, k);
             });
         });
 }
@@ -17422,7 +17497,7 @@ constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/quant_block.hpp -------------------------------------------------------------------------------
+// ---- kvcache/kernel/block_layout.hpp ------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
@@ -17433,22 +17508,110 @@ inline constexpr std::array<std::int8_t, 16> iq4_values = {-127, -104, -83, -65,
 /// Twice the values of the 4-bit floats of MXFP4 (E2M1): a sign, 2 exponent bits, 1 fraction bit.
 inline constexpr std::array<std::int8_t, 16> mxfp4_values = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-/// One block of a quantised format, taken apart. A weight is scale * scales[group] * code + offset * offsets[group],
-/// where a group is 16 or 32 adjacent weights. Every product is exact in float32 (11 + 7 + 5 bits at most), so a weight
+/// What a block of a quantised format consists of, and its place in a packed panel of 16 outputs (block_matrix).
+///
+/// A packed block of 16 outputs is: the scales (16, binary16; 16 bytes of exponents for MXFP4); the offsets, if any
+/// (16, binary16); for nested scales and each group, the scales (16, int8) and the offsets, if any (16, uint8); then
+/// for every 32 inputs the low bits of the codes and the high bits. Codes are in quads, four inputs of each of 16
+/// outputs: a byte has the low bits of the same place in 8 / low_bits adjacent quads, lowest bits first, and likewise
+/// the high bits. So a shift and a mask give the operand of a dot-product instruction, (16, 4).
+struct block_layout {
+    /// Values of codes: the code less `zero`, or a table.
+    enum class values : std::uint8_t { linear, iq4, mxfp4 };
+
+    std::uint8_t low_bits = 4;
+    std::uint8_t high_bits = 0;
+    std::uint8_t zero = 0;   ///< The code of the level 0; for a table, what makes every level positive.
+    std::uint8_t group = 32; ///< Weights that share a scale.
+    bool nested = false;     ///< Groups have integer scales, times the scale of a block of 256.
+    bool offset = false;     ///< Weights have an offset.
+    values table = values::linear;
+
+    /// Level of a code.
+    [[nodiscard]] constexpr int level(std::uint8_t code) const noexcept {
+        return table == values::linear ? code - zero : table == values::iq4 ? iq4_values[code] : mxfp4_values[code];
+    }
+
+    /// Inputs of a block.
+    [[nodiscard]] constexpr std::size_t weights() const noexcept { return nested ? 256 : 32; }
+    /// Groups of a block.
+    [[nodiscard]] constexpr std::size_t groups() const noexcept { return weights() / group; }
+    /// Bytes of the scales of one group of 16 outputs, where they are nested.
+    [[nodiscard]] constexpr std::size_t group_bytes() const noexcept { return nested ? offset ? 32 : 16 : 0; }
+    /// Bytes of the scales and offsets of 16 outputs that are not nested.
+    [[nodiscard]] constexpr std::size_t scale_bytes() const noexcept {
+        return table == values::mxfp4 ? 16 : offset ? 64 : 32;
+    }
+    /// Bytes before the codes of a packed block.
+    [[nodiscard]] constexpr std::size_t head_bytes() const noexcept { return scale_bytes() + groups() * group_bytes(); }
+    /// Bytes of the packed codes of 32 inputs and 16 outputs.
+    [[nodiscard]] constexpr std::size_t step_bytes() const noexcept { return (low_bits + high_bits) * std::size_t{64}; }
+    /// Bytes of a packed block of 16 outputs.
+    [[nodiscard]] constexpr std::size_t packed_bytes() const noexcept {
+        return head_bytes() + weights() / 32 * step_bytes();
+    }
+};
+
+/// Layout of a quantised format.
+[[nodiscard]] constexpr block_layout layout_of(block_format format) noexcept {
+    using values = block_layout::values;
+    switch (format) {
+    case block_format::f32:
+    case block_format::f16:
+    case block_format::bf16:
+        break;
+    case block_format::q4_0:
+        return {.zero = 8};
+    case block_format::q4_1:
+        return {.offset = true};
+    case block_format::q5_0:
+        return {.high_bits = 1, .zero = 16};
+    case block_format::q5_1:
+        return {.high_bits = 1, .offset = true};
+    case block_format::q8_0:
+        return {.low_bits = 8, .zero = 128};
+    case block_format::q2_k:
+        return {.low_bits = 2, .group = 16, .nested = true, .offset = true};
+    case block_format::q3_k:
+        return {.low_bits = 2, .high_bits = 1, .zero = 4, .group = 16, .nested = true};
+    case block_format::q4_k:
+        return {.nested = true, .offset = true};
+    case block_format::q5_k:
+        return {.high_bits = 1, .nested = true, .offset = true};
+    case block_format::q6_k:
+        return {.high_bits = 2, .zero = 32, .group = 16, .nested = true};
+    case block_format::iq4_nl:
+        return {.zero = 127, .table = values::iq4};
+    case block_format::iq4_xs:
+        return {.zero = 127, .nested = true, .table = values::iq4};
+    case block_format::mxfp4:
+        return {.zero = 12, .table = values::mxfp4};
+    }
+    return {};
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/quant_block.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// One block of a quantised format, taken apart. A weight is scale * scales[group] * level + offset * offsets[group],
+/// where the level is the value of its code. Every product is exact in float32 (11 + 7 + 5 bits at most), so a weight
 /// is rounded once, and neither the order of the products nor contraction changes it.
 struct quant_block {
+    block_layout layout = {};
     float scale = 0.0f;
     float offset = -0.0f;                      ///< -0 where a format has no offset: adding it changes nothing.
     std::array<std::int8_t, 16> scales = {};   ///< (weights / group) 1 where a format has only one scale.
     std::array<std::uint8_t, 16> offsets = {}; ///< (weights / group) 1 where it has only one offset.
-    std::array<std::int8_t, 256> codes = {};   ///< (weights) Signed values, those of the table where there is one.
-    std::uint32_t group = 32;                  ///< Weights of a group.
+    std::array<std::uint8_t, 256> codes = {};  ///< (weights)
 
     /// Weight `i` of the block.
     [[nodiscard]] float weight(std::size_t i) const noexcept {
-        const std::size_t g = i / group;
+        const std::size_t g = i / layout.group;
         const float by = scale * static_cast<float>(scales[g]), shift = offset * static_cast<float>(offsets[g]);
-        return by * static_cast<float>(codes[i]) + shift;
+        return by * static_cast<float>(layout.level(codes[i])) + shift;
     }
 };
 
@@ -17470,13 +17633,13 @@ using block_bytes = std::span<const std::byte>;
 }
 
 /// Bits [0, 4) of byte i of each `run` bytes are code i of 2 * run codes, bits [4, 8) are code run + i.
-template <class Value>
-inline void read_nibbles(block_bytes from, std::size_t run, quant_block& to, Value value) noexcept {
-    for (std::size_t i = 0; i < from.size(); ++i) {
-        const std::size_t code = i / run * 2 * run + i % run;
-        to.codes[code] = static_cast<std::int8_t>(value(code, byte_at(from, i) & 15u));
-        to.codes[code + run] = static_cast<std::int8_t>(value(code + run, byte_at(from, i) >> 4));
-    }
+inline void read_nibbles(block_bytes from, std::size_t run, quant_block& to) noexcept {
+    for (std::size_t first = 0; first < from.size(); first += run)
+        for (std::size_t i = 0; i < run; ++i) {
+            const std::uint32_t two = byte_at(from, first + i);
+            to.codes[2 * first + i] = static_cast<std::uint8_t>(two & 15u);
+            to.codes[2 * first + run + i] = static_cast<std::uint8_t>(two >> 4);
+        }
 }
 
 /// The eight 6-bit scales and offsets of Q4_K and Q5_K. (12 bytes)
@@ -17491,7 +17654,6 @@ inline void read_scales_and_offsets(block_bytes from, quant_block& to) noexcept 
 }
 
 inline void read_q2_k(block_bytes from, quant_block& to) noexcept {
-    to.group = 16;
     to.scale = half_at(from, 80);
     to.offset = -half_at(from, 82);
     for (std::size_t g = 0; g < 16; ++g) {
@@ -17499,11 +17661,10 @@ inline void read_q2_k(block_bytes from, quant_block& to) noexcept {
         to.offsets[g] = static_cast<std::uint8_t>(byte_at(from, g) >> 4);
     }
     for (std::size_t i = 0; i < 256; ++i)
-        to.codes[i] = static_cast<std::int8_t>(byte_at(from, 16 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u);
+        to.codes[i] = static_cast<std::uint8_t>(byte_at(from, 16 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u);
 }
 
 inline void read_q3_k(block_bytes from, quant_block& to) noexcept {
-    to.group = 16;
     to.scale = half_at(from, 108);
     for (std::size_t g = 0; g < 16; ++g) {
         const std::uint32_t low = byte_at(from, 96 + g % 8) >> (g / 8 * 4) & 15u;
@@ -17513,19 +17674,18 @@ inline void read_q3_k(block_bytes from, quant_block& to) noexcept {
     for (std::size_t i = 0; i < 256; ++i) {
         const std::uint32_t low = byte_at(from, 32 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u;
         const std::uint32_t high = byte_at(from, i % 32) >> (i / 32) & 1u;
-        to.codes[i] = static_cast<std::int8_t>(static_cast<int>(low | high << 2) - 4);
+        to.codes[i] = static_cast<std::uint8_t>(low | high << 2);
     }
 }
 
 inline void read_q6_k(block_bytes from, quant_block& to) noexcept {
-    to.group = 16;
     to.scale = half_at(from, 208);
     for (std::size_t g = 0; g < 16; ++g)
         to.scales[g] = static_cast<std::int8_t>(byte_at(from, 192 + g));
     for (std::size_t i = 0; i < 256; ++i) {
         const std::uint32_t low = byte_at(from, i / 128 * 64 + i % 64) >> (i / 64 % 2 * 4) & 15u;
         const std::uint32_t high = byte_at(from, 128 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u;
-        to.codes[i] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
+        to.codes[i] = static_cast<std::uint8_t>(low | high << 4);
     }
 }
 
@@ -17536,37 +17696,36 @@ inline void read_iq4_xs(block_bytes from, quant_block& to) noexcept {
         const std::uint32_t high = byte_at(from, 2 + g / 4) >> (g % 4 * 2) & 3u;
         to.scales[g] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
     }
-    read_nibbles(from.subspan(8), 16, to, [](std::size_t, std::uint32_t code) { return iq4_values[code]; });
+    read_nibbles(from.subspan(8), 16, to);
 }
 
 /// Formats with one scale, and perhaps one offset, for 32 weights: codes of 5 bits have their highest bits in four
 /// bytes before the others.
-inline void read_of_32(block_format format, block_bytes from, quant_block& to) noexcept {
-    const bool five = format == block_format::q5_0 || format == block_format::q5_1;
-    const bool shifted = format == block_format::q4_1 || format == block_format::q5_1;
+inline void read_of_32(block_bytes from, quant_block& to) noexcept {
     to.scale = half_at(from, 0);
-    if (shifted) {
-        to.offset = half_at(from, 2);
+    std::size_t at = 2;
+    if (to.layout.offset) {
+        to.offset = half_at(from, at);
         to.offsets[0] = 1;
+        at += 2;
     }
-    const std::size_t at = shifted ? 4 : 2;
-    const std::uint32_t high = five ? load_little<std::uint32_t>(from, at) : 0;
-    const int less = shifted ? 0 : five ? 16 : 8;
-    read_nibbles(from.subspan(at + (five ? 4 : 0)), 16, to, [&](std::size_t i, std::uint32_t code) {
-        if (format == block_format::iq4_nl)
-            return int{iq4_values[code]};
-        return static_cast<int>(code | (high >> i & 1u) << 4) - less;
-    });
+    if (to.layout.high_bits == 0)
+        return read_nibbles(from.subspan(at), 16, to);
+    const auto high = load_little<std::uint32_t>(from, at);
+    read_nibbles(from.subspan(at + 4), 16, to);
+    for (std::size_t i = 0; i < 32; ++i)
+        to.codes[i] = static_cast<std::uint8_t>(to.codes[i] | (high >> i & 1u) << 4);
 }
 
-inline void read_q4_k_or_q5_k(block_format format, block_bytes from, quant_block& to) noexcept {
+inline void read_q4_k_or_q5_k(block_bytes from, quant_block& to) noexcept {
     to.scale = half_at(from, 0);
     to.offset = -half_at(from, 2);
     read_scales_and_offsets(from.subspan(4, 12), to);
-    const bool five = format == block_format::q5_k;
-    const auto high = [&](std::size_t i) { return five ? byte_at(from, 16 + i % 32) >> (i / 32) & 1u : 0u; };
-    read_nibbles(from.subspan(five ? 48 : 16), 32, to,
-                 [&](std::size_t i, std::uint32_t code) { return code | high(i) << 4; });
+    if (to.layout.high_bits == 0)
+        return read_nibbles(from.subspan(16), 32, to);
+    read_nibbles(from.subspan(48), 32, to);
+    for (std::size_t i = 0; i < 256; ++i)
+        to.codes[i] = static_cast<std::uint8_t>(to.codes[i] | (byte_at(from, 16 + i % 32) >> (i / 32) & 1u) << 4);
 }
 
 } // namespace detail
@@ -17574,6 +17733,7 @@ inline void read_q4_k_or_q5_k(block_format format, block_bytes from, quant_block
 /// Takes a block apart. Requires: the format is quantised, and `from` is one block. Cost: scalar code, for loading.
 [[nodiscard]] inline quant_block read_block(block_format format, std::span<const std::byte> from) noexcept {
     quant_block to;
+    to.layout = layout_of(format);
     to.scales[0] = 1;
     switch (format) {
     case block_format::f32:
@@ -17585,17 +17745,16 @@ inline void read_q4_k_or_q5_k(block_format format, block_bytes from, quant_block
     case block_format::q5_0:
     case block_format::q5_1:
     case block_format::iq4_nl:
-        detail::read_of_32(format, from, to);
+        detail::read_of_32(from, to);
         break;
     case block_format::q8_0:
         to.scale = detail::half_at(from, 0);
         for (std::size_t i = 0; i < 32; ++i)
-            to.codes[i] = static_cast<std::int8_t>(detail::byte_at(from, 2 + i));
+            to.codes[i] = static_cast<std::uint8_t>(detail::byte_at(from, 2 + i) ^ 128u);
         break;
     case block_format::mxfp4:
         to.scale = detail::half_of_e8m0(detail::byte_at(from, 0));
-        detail::read_nibbles(from.subspan(1), 16, to,
-                             [](std::size_t, std::uint32_t code) { return mxfp4_values[code]; });
+        detail::read_nibbles(from.subspan(1), 16, to);
         break;
     case block_format::q2_k:
         detail::read_q2_k(from, to);
@@ -17605,7 +17764,7 @@ inline void read_q4_k_or_q5_k(block_format format, block_bytes from, quant_block
         break;
     case block_format::q4_k:
     case block_format::q5_k:
-        detail::read_q4_k_or_q5_k(format, from, to);
+        detail::read_q4_k_or_q5_k(from, to);
         break;
     case block_format::q6_k:
         detail::read_q6_k(from, to);

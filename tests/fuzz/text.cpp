@@ -26,7 +26,7 @@ void named(const Result& result) {
 }
 
 void render(std::string_view source) {
-    const auto chat = kvcache::chat_template::parse_any(source, {{"bos_token", "<s>"}, {"eos_token", "</s>"}});
+    const auto chat = kvcache::chat_template::parse(source, {{"bos_token", "<s>"}, {"eos_token", "</s>"}});
     named(chat);
     if (!chat)
         return;

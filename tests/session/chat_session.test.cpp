@@ -34,7 +34,7 @@ const kv::chat_format& form() {
 
 // The same model with another template.
 kv::chat_format written(const std::string& form_text) {
-    auto writes = kv::chat_template::parse_any(form_text, {});
+    auto writes = kv::chat_template::parse(form_text, {});
     REQUIRE(writes.has_value());
     return {form().words, *writes};
 }

@@ -134,7 +134,7 @@ TEST_CASE("each part of a chat can be replaced") {
     auto words = kv::tokenizer::open(worlds);
     REQUIRE(words.has_value());
     const auto bare =
-        kv::chat_template::parse_any("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {});
+        kv::chat_template::parse("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {});
     REQUIRE(bare.has_value());
     const kv::identity id{.adapter = "mine", .tenant = "salt"};
     auto chat = kv::open_chat(

@@ -136,7 +136,7 @@ TEST_CASE("a hostile template ends in an error that names its limit, with bounde
         INFO(source.substr(0, 400));
         std::string message;
         const std::size_t most = peak_of([&] {
-            const auto chat = kv::chat_template::parse_any(source, {});
+            const auto chat = kv::chat_template::parse(source, {});
             if (!chat) {
                 message = chat.error().message;
                 return;
@@ -155,7 +155,7 @@ TEST_CASE("a template's memory for marked text is bounded as well") {
     const auto messages = kv::json::array({{{"role", "user"}, {"content", std::string(1000, 'u')}}});
     for (const char* body : {"{% set n.s = n.s ~ n.s %}", "{% set n.s = n.s | join('x') %}",
                              "{% set n.s = n.s.replace('u', 'ux') %}", "{% set n.s = n.s | tojson %}"}) {
-        const auto chat = kv::chat_template::parse_any(
+        const auto chat = kv::chat_template::parse(
             "{% set n = namespace(s=messages[0].content) %}" + looped("30", body) + "{{ n.s }}", {});
         REQUIRE(chat);
         std::string message;
@@ -212,7 +212,7 @@ TEST_CASE("a long conversation fits the limits of every real template") {
     const auto file = text_tests::read(path);
     for (const auto& c : file["cases"]) {
         INFO(c["name"].get<std::string>());
-        const auto chat = kv::chat_template::parse_any(
+        const auto chat = kv::chat_template::parse(
             c["template"].get<std::string>(),
             {{"bos_token", c["bos_token"].get<std::string>()}, {"eos_token", c["eos_token"].get<std::string>()}});
         REQUIRE(chat);

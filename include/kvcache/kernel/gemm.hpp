@@ -4,6 +4,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/kernel/gemm_macrokernel.hpp>
 #include <kvcache/kernel/gemm_microkernel.hpp>
+#include <kvcache/kernel/gemm_packed_rows.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
 #include <kvcache/kernel/simd.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
@@ -22,7 +23,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// reading the weights dominates.
 template <weight_format Weight>
 void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, thread_pool& threads) {
-    const detail::gemm_macrokernel<Weight> block(x, w, y);
+    const detail::gemm_macrokernel<packed_matrix<Weight>> block(x, w, y);
     const std::size_t work = x.rows * w.inputs() * w.outputs();
     if (x.rows == 0)
         return;
@@ -35,48 +36,12 @@ void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, t
                                      });
         return;
     }
-    const std::size_t row_blocks = (x.rows + detail::block_rows - 1) / detail::block_rows;
-    const auto block_at = [&](std::size_t b) { // multiples of a whole tile: short tiles leave the FMA pipes idle
-        return std::min(x.rows, (x.rows * b / row_blocks + detail::packed_rows - 1) / detail::packed_rows *
-                                    detail::packed_rows);
-    };
-    const auto rows_of = [&](std::size_t b) { return row_range{block_at(b), block_at(b + 1)}; };
-    // Calls body(row block, first, last) for the jobs [begin, end), where each row block has `jobs` jobs.
-    const auto each_block = [&](std::size_t jobs, std::size_t begin, std::size_t end, auto body) {
-        for (std::size_t last; begin < end; begin = last) {
-            const std::size_t b = begin / jobs;
-            last = std::min(end, (b + 1) * jobs);
-            body(b, begin - b * jobs, last - b * jobs);
-        }
-    };
-    // One block of rows and inputs at a time stays in the L2 cache. With several threads, two blocks halve the number
-    // of waits.
-    constexpr std::size_t tiles = detail::block_rows / detail::packed_rows;
-    constexpr std::size_t cut = 4; // pieces of a strip at the end of a loop, for load balancing
-    constexpr std::size_t room = detail::block_inputs * detail::block_rows;
-    const std::size_t at_once = std::min<std::size_t>(threads.threads() > 1 ? 2 : 1, row_blocks);
-    float* const packed = threads.scratch(at_once * room);
-    for (std::size_t first = 0; first < row_blocks; first += at_once) {
-        const std::size_t blocks = std::min(at_once, row_blocks - first);
-        for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
-            threads.parallel_for(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
-                for (std::size_t t = begin; t < end; ++t)
-                    block.pack_tile(rows_of(first + t / tiles), t % tiles, k, packed + t / tiles * room);
-            });
-            threads.parallel_for_strided(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
-                each_block(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
-                    const float* soon = k + 1 < block.packed_blocks()
-                                            ? block.unpacked(block_at(first + b), k + 1)
-                                            : block.unpacked(block_at(first + b + at_once), 0);
-                    block.run_packed(block.packed(rows_of(first + b), k, packed + b * room, soon), piece, last, cut);
-                });
-            });
-        }
-    }
+    const detail::row_blocks rows(x.rows);
+    detail::gemm_of_packed_rows(x, w, rows, block, threads);
     if (const std::size_t k = w.inputs() / 4 * 4; k < w.inputs() || k == 0)
-        threads.parallel_for_strided(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
-            each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
-                block.run_rest(rows_of(b), strip, last, k);
+        threads.parallel_for_strided(rows.count() * strips, 1, work, [&](std::size_t begin, std::size_t end) {
+            detail::row_blocks::each(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+                block.run_rest(rows.of(b), strip, last, k);
             });
         });
 }

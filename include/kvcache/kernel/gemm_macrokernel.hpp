@@ -17,11 +17,44 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-// GEMM of a block of rows with some strips of weights.
+// Outputs [first, last) of a strip.
+struct strip_outputs {
+    std::size_t first, last;
+
+    [[nodiscard]] std::size_t count() const { return last - first; }
+    [[nodiscard]] std::size_t panels() const { return (count() + 15) / 16; }
+};
+
+// How the macrokernel reads the strips of a matrix.
+template <class Matrix>
+struct strip_reader;
+
 template <weight_format Weight>
+struct strip_reader<packed_matrix<Weight>> {
+    using matrix = packed_matrix<Weight>;
+    static constexpr std::size_t input_step = 4;                   // blocks of inputs begin at multiples of it
+    static constexpr bool buffered = !std::same_as<Weight, float>; // weights are widened to a buffer
+    static constexpr bool buffered_by_tile = buffered;             // by the first tile that reads them
+
+    [[nodiscard]] static std::size_t strips(const matrix& w) { return w.strips(); }
+    [[nodiscard]] static strip_outputs outputs(const matrix& w, std::size_t strip) {
+        return {strip * matrix::strip_width, std::min((strip + 1) * matrix::strip_width, w.outputs())};
+    }
+    // Weights of a block of inputs from `k` on, for the first tile, which also widens them to the buffer.
+    [[nodiscard]] static const Weight* first(const matrix& w, std::size_t strip, std::size_t k, std::size_t, float*) {
+        return w.strip(strip) + k * w.width(strip);
+    }
+    // The bytes of such a block, to prefetch.
+    [[nodiscard]] static bytes_ahead bytes(const matrix& w, std::size_t strip, std::size_t k, std::size_t inputs) {
+        return {.base = first(w, strip, k, 0, nullptr), .run = inputs * w.width(strip) * sizeof(Weight)};
+    }
+};
+
+// GEMM of a block of rows with some strips of weights, which a strip_reader reads.
+template <class Matrix>
 class gemm_macrokernel {
 public:
-    gemm_macrokernel(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
+    gemm_macrokernel(const rows_in& x, const Matrix& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
 
     // Few rows: each weight is read once, by tiles as wide as the registers allow.
     void run_few(std::size_t strip, std::size_t last) const {
@@ -35,11 +68,14 @@ public:
             run_strip(rows, strip, k, w_.inputs() - k);
     }
 
-    // Number of input blocks of packed rows; blocks are multiples of 4 inputs.
-    [[nodiscard]] std::size_t packed_blocks() const { return (w_.inputs() / 4 * 4 + block_inputs - 1) / block_inputs; }
-    [[nodiscard]] std::size_t packed_input(std::size_t block) const {
-        return w_.inputs() / 4 * block / packed_blocks() * 4;
+    // Number of input blocks of packed rows; blocks are multiples of input_step inputs.
+    [[nodiscard]] std::size_t packed_blocks() const {
+        return (w_.inputs() / input_step * input_step + block_inputs - 1) / block_inputs;
     }
+    [[nodiscard]] std::size_t packed_input(std::size_t block) const {
+        return w_.inputs() / input_step * block / packed_blocks() * input_step;
+    }
+    [[nodiscard]] std::size_t strips() const { return reader::strips(w_); }
 
     // Packs the rows of a tile for one block of inputs.
     void pack_tile(row_range rows, std::size_t tile, std::size_t block, float* packed) const {
@@ -81,10 +117,12 @@ public:
     }
 
 private:
-    using matrix = packed_matrix<Weight>;
+    using matrix = Matrix;
+    using reader = strip_reader<Matrix>;
+    static constexpr std::size_t input_step = reader::input_step;
 
     // Weights of a strip, from input `k` on.
-    [[nodiscard]] const Weight* weights(std::size_t strip, std::size_t k) const {
+    [[nodiscard]] const auto* weights(std::size_t strip, std::size_t k) const {
         return w_.strip(strip) + k * w_.width(strip);
     }
 
@@ -109,30 +147,33 @@ private:
 
     // Buffer for a strip's weights of a block of inputs, widened to float32.
     struct wide_weights {
-        alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
+        alignas(line_bytes) float data[reader::buffered ? block_inputs * strip_panels * 16 : 1];
     };
 
     // Some tiles with one strip. Prefetches meanwhile: the weights of the next strip in memory, which usually runs
     // next, or after the last strip the next rows.
     void run_packed_strip(const packed_block& rows, std::size_t strip, std::size_t first_tile,
                           std::size_t last_tile) const {
-        const std::size_t output = strip * matrix::strip_width, width = w_.width(strip), inputs = rows.inputs;
-        const bool more = strip + 1 < w_.strips();
+        if (first_tile == last_tile)
+            return;
+        const strip_outputs outputs = reader::outputs(w_, strip);
+        const std::size_t inputs = rows.inputs;
+        const bool more = strip + 1 < strips();
         bytes_ahead ahead = more ? weights_behind(rows, strip) : rows_behind(rows);
         const std::size_t asked = asks_of(rows) * ahead.times * ahead.step; // bytes prefetched by a tile
         wide_weights wide;
+        const auto* const first = reader::first(w_, strip, rows.k, inputs, wide.data);
         for (std::size_t t = first_tile; t < last_tile; ++t) {
             ahead.at = more ? t * asked : rows.tiles.row(t) * x_.stride * sizeof(float);
             with_rows<packed_rows, fewest_rows>(rows.tiles.rows(t), [&]<std::size_t Rows> {
-                with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
+                with_rows<strip_panels>(outputs.panels(), [&]<std::size_t Panels> {
                     const auto run = [&](const auto* from) {
-                        packed_microkernel<Rows, Panels>(rows.numbers + t * inputs * packed_rows, from, wide.data,
-                                                         inputs,
-                                                         y_.data + (rows.row + rows.tiles.row(t)) * y_.stride + output,
-                                                         y_.stride, w_.outputs() - output, rows.k == 0, ahead);
+                        packed_microkernel<Rows, Panels>(
+                            rows.numbers + t * inputs * packed_rows, from, wide.data, inputs,
+                            y_.data + (rows.row + rows.tiles.row(t)) * y_.stride + outputs.first, y_.stride,
+                            outputs.count(), rows.k == 0, ahead);
                     };
-                    std::same_as<Weight, float> || t == first_tile ? run(weights(strip, rows.k))
-                                                                   : run(std::as_const(wide).data);
+                    !reader::buffered_by_tile || t == first_tile ? run(first) : run(std::as_const(wide).data);
                 });
             });
         }
@@ -143,9 +184,11 @@ private:
     }
     // The next strip's weights; each tile prefetches a share.
     [[nodiscard]] bytes_ahead weights_behind(const packed_block& rows, std::size_t strip) const {
-        const std::size_t bytes = rows.inputs * w_.width(strip + 1) * sizeof(Weight);
-        const std::size_t asks = asks_of(rows) * rows.tiles.count, times = (bytes / line_bytes + asks - 1) / asks;
-        return {weights(strip + 1, rows.k), 0, bytes / std::max<std::size_t>(1, asks * times), times};
+        bytes_ahead ahead = reader::bytes(w_, strip + 1, rows.k, rows.inputs);
+        const std::size_t asks = asks_of(rows) * rows.tiles.count;
+        ahead.times = (ahead.run / line_bytes + asks - 1) / asks;
+        ahead.step = ahead.run / std::max<std::size_t>(1, asks * ahead.times);
+        return ahead;
     }
     // The rows that are packed next; each tile prefetches those in its place.
     [[nodiscard]] bytes_ahead rows_behind(const packed_block& rows) const {
@@ -172,7 +215,7 @@ private:
     }
 
     const rows_in& x_;
-    const packed_matrix<Weight>& w_;
+    const Matrix& w_;
     const rows_out& y_;
 };
 

@@ -15,6 +15,13 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
+namespace detail {
+
+/// Panels of 16 outputs of a strip: as many as a register tile has.
+inline constexpr std::size_t strip_panels = native_lanes == 16 ? 3 : 1;
+
+} // namespace detail
+
 /// Weights of y = W x, packed once for GEMM in strips of outputs. A strip has its inputs in ascending order, and for
 /// each input the weights of all its outputs contiguously, so that a tile reads a strip sequentially. A strip has as
 /// many panels of 16 outputs as a tile: 3 with 16-lane vectors, else 1. The last strip has the remaining panels, padded
@@ -26,7 +33,7 @@ template <weight_format Weight>
 class packed_matrix {
 public:
     static constexpr std::size_t panel_width = 16;
-    static constexpr std::size_t strip_panels = detail::native_lanes == 16 ? 3 : 1;
+    static constexpr std::size_t strip_panels = detail::strip_panels;
     static constexpr std::size_t strip_width = strip_panels * panel_width;
 
     /// Panels for this many outputs, and strips.

@@ -4,6 +4,7 @@
 #include <kvcache/core/little_endian.hpp>
 #include <kvcache/core/number_format.hpp>
 #include <kvcache/kernel/block_format.hpp>
+#include <kvcache/kernel/block_layout.hpp>
 
 #include <array>
 #include <bit>
@@ -13,29 +14,22 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Values of the 4-bit codes of IQ4_NL and IQ4_XS.
-inline constexpr std::array<std::int8_t, 16> iq4_values = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                                           1,    13,   25,  38,  53,  69,  89,  113};
-
-/// Twice the values of the 4-bit floats of MXFP4 (E2M1): a sign, 2 exponent bits, 1 fraction bit.
-inline constexpr std::array<std::int8_t, 16> mxfp4_values = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
-/// One block of a quantised format, taken apart. A weight is scale * scales[group] * code + offset * offsets[group],
-/// where a group is 16 or 32 adjacent weights. Every product is exact in float32 (11 + 7 + 5 bits at most), so a weight
+/// One block of a quantised format, taken apart. A weight is scale * scales[group] * level + offset * offsets[group],
+/// where the level is the value of its code. Every product is exact in float32 (11 + 7 + 5 bits at most), so a weight
 /// is rounded once, and neither the order of the products nor contraction changes it.
 struct quant_block {
+    block_layout layout = {};
     float scale = 0.0f;
     float offset = -0.0f;                      ///< -0 where a format has no offset: adding it changes nothing.
     std::array<std::int8_t, 16> scales = {};   ///< (weights / group) 1 where a format has only one scale.
     std::array<std::uint8_t, 16> offsets = {}; ///< (weights / group) 1 where it has only one offset.
-    std::array<std::int8_t, 256> codes = {};   ///< (weights) Signed values, those of the table where there is one.
-    std::uint32_t group = 32;                  ///< Weights of a group.
+    std::array<std::uint8_t, 256> codes = {};  ///< (weights)
 
     /// Weight `i` of the block.
     [[nodiscard]] float weight(std::size_t i) const noexcept {
-        const std::size_t g = i / group;
+        const std::size_t g = i / layout.group;
         const float by = scale * static_cast<float>(scales[g]), shift = offset * static_cast<float>(offsets[g]);
-        return by * static_cast<float>(codes[i]) + shift;
+        return by * static_cast<float>(layout.level(codes[i])) + shift;
     }
 };
 
@@ -57,13 +51,13 @@ using block_bytes = std::span<const std::byte>;
 }
 
 /// Bits [0, 4) of byte i of each `run` bytes are code i of 2 * run codes, bits [4, 8) are code run + i.
-template <class Value>
-inline void read_nibbles(block_bytes from, std::size_t run, quant_block& to, Value value) noexcept {
-    for (std::size_t i = 0; i < from.size(); ++i) {
-        const std::size_t code = i / run * 2 * run + i % run;
-        to.codes[code] = static_cast<std::int8_t>(value(code, byte_at(from, i) & 15u));
-        to.codes[code + run] = static_cast<std::int8_t>(value(code + run, byte_at(from, i) >> 4));
-    }
+inline void read_nibbles(block_bytes from, std::size_t run, quant_block& to) noexcept {
+    for (std::size_t first = 0; first < from.size(); first += run)
+        for (std::size_t i = 0; i < run; ++i) {
+            const std::uint32_t two = byte_at(from, first + i);
+            to.codes[2 * first + i] = static_cast<std::uint8_t>(two & 15u);
+            to.codes[2 * first + run + i] = static_cast<std::uint8_t>(two >> 4);
+        }
 }
 
 /// The eight 6-bit scales and offsets of Q4_K and Q5_K. (12 bytes)
@@ -78,7 +72,6 @@ inline void read_scales_and_offsets(block_bytes from, quant_block& to) noexcept 
 }
 
 inline void read_q2_k(block_bytes from, quant_block& to) noexcept {
-    to.group = 16;
     to.scale = half_at(from, 80);
     to.offset = -half_at(from, 82);
     for (std::size_t g = 0; g < 16; ++g) {
@@ -86,11 +79,10 @@ inline void read_q2_k(block_bytes from, quant_block& to) noexcept {
         to.offsets[g] = static_cast<std::uint8_t>(byte_at(from, g) >> 4);
     }
     for (std::size_t i = 0; i < 256; ++i)
-        to.codes[i] = static_cast<std::int8_t>(byte_at(from, 16 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u);
+        to.codes[i] = static_cast<std::uint8_t>(byte_at(from, 16 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u);
 }
 
 inline void read_q3_k(block_bytes from, quant_block& to) noexcept {
-    to.group = 16;
     to.scale = half_at(from, 108);
     for (std::size_t g = 0; g < 16; ++g) {
         const std::uint32_t low = byte_at(from, 96 + g % 8) >> (g / 8 * 4) & 15u;
@@ -100,19 +92,18 @@ inline void read_q3_k(block_bytes from, quant_block& to) noexcept {
     for (std::size_t i = 0; i < 256; ++i) {
         const std::uint32_t low = byte_at(from, 32 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u;
         const std::uint32_t high = byte_at(from, i % 32) >> (i / 32) & 1u;
-        to.codes[i] = static_cast<std::int8_t>(static_cast<int>(low | high << 2) - 4);
+        to.codes[i] = static_cast<std::uint8_t>(low | high << 2);
     }
 }
 
 inline void read_q6_k(block_bytes from, quant_block& to) noexcept {
-    to.group = 16;
     to.scale = half_at(from, 208);
     for (std::size_t g = 0; g < 16; ++g)
         to.scales[g] = static_cast<std::int8_t>(byte_at(from, 192 + g));
     for (std::size_t i = 0; i < 256; ++i) {
         const std::uint32_t low = byte_at(from, i / 128 * 64 + i % 64) >> (i / 64 % 2 * 4) & 15u;
         const std::uint32_t high = byte_at(from, 128 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u;
-        to.codes[i] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
+        to.codes[i] = static_cast<std::uint8_t>(low | high << 4);
     }
 }
 
@@ -123,37 +114,36 @@ inline void read_iq4_xs(block_bytes from, quant_block& to) noexcept {
         const std::uint32_t high = byte_at(from, 2 + g / 4) >> (g % 4 * 2) & 3u;
         to.scales[g] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
     }
-    read_nibbles(from.subspan(8), 16, to, [](std::size_t, std::uint32_t code) { return iq4_values[code]; });
+    read_nibbles(from.subspan(8), 16, to);
 }
 
 /// Formats with one scale, and perhaps one offset, for 32 weights: codes of 5 bits have their highest bits in four
 /// bytes before the others.
-inline void read_of_32(block_format format, block_bytes from, quant_block& to) noexcept {
-    const bool five = format == block_format::q5_0 || format == block_format::q5_1;
-    const bool shifted = format == block_format::q4_1 || format == block_format::q5_1;
+inline void read_of_32(block_bytes from, quant_block& to) noexcept {
     to.scale = half_at(from, 0);
-    if (shifted) {
-        to.offset = half_at(from, 2);
+    std::size_t at = 2;
+    if (to.layout.offset) {
+        to.offset = half_at(from, at);
         to.offsets[0] = 1;
+        at += 2;
     }
-    const std::size_t at = shifted ? 4 : 2;
-    const std::uint32_t high = five ? load_little<std::uint32_t>(from, at) : 0;
-    const int less = shifted ? 0 : five ? 16 : 8;
-    read_nibbles(from.subspan(at + (five ? 4 : 0)), 16, to, [&](std::size_t i, std::uint32_t code) {
-        if (format == block_format::iq4_nl)
-            return int{iq4_values[code]};
-        return static_cast<int>(code | (high >> i & 1u) << 4) - less;
-    });
+    if (to.layout.high_bits == 0)
+        return read_nibbles(from.subspan(at), 16, to);
+    const auto high = load_little<std::uint32_t>(from, at);
+    read_nibbles(from.subspan(at + 4), 16, to);
+    for (std::size_t i = 0; i < 32; ++i)
+        to.codes[i] = static_cast<std::uint8_t>(to.codes[i] | (high >> i & 1u) << 4);
 }
 
-inline void read_q4_k_or_q5_k(block_format format, block_bytes from, quant_block& to) noexcept {
+inline void read_q4_k_or_q5_k(block_bytes from, quant_block& to) noexcept {
     to.scale = half_at(from, 0);
     to.offset = -half_at(from, 2);
     read_scales_and_offsets(from.subspan(4, 12), to);
-    const bool five = format == block_format::q5_k;
-    const auto high = [&](std::size_t i) { return five ? byte_at(from, 16 + i % 32) >> (i / 32) & 1u : 0u; };
-    read_nibbles(from.subspan(five ? 48 : 16), 32, to,
-                 [&](std::size_t i, std::uint32_t code) { return code | high(i) << 4; });
+    if (to.layout.high_bits == 0)
+        return read_nibbles(from.subspan(16), 32, to);
+    read_nibbles(from.subspan(48), 32, to);
+    for (std::size_t i = 0; i < 256; ++i)
+        to.codes[i] = static_cast<std::uint8_t>(to.codes[i] | (byte_at(from, 16 + i % 32) >> (i / 32) & 1u) << 4);
 }
 
 } // namespace detail
@@ -161,6 +151,7 @@ inline void read_q4_k_or_q5_k(block_format format, block_bytes from, quant_block
 /// Takes a block apart. Requires: the format is quantised, and `from` is one block. Cost: scalar code, for loading.
 [[nodiscard]] inline quant_block read_block(block_format format, std::span<const std::byte> from) noexcept {
     quant_block to;
+    to.layout = layout_of(format);
     to.scales[0] = 1;
     switch (format) {
     case block_format::f32:
@@ -172,17 +163,16 @@ inline void read_q4_k_or_q5_k(block_format format, block_bytes from, quant_block
     case block_format::q5_0:
     case block_format::q5_1:
     case block_format::iq4_nl:
-        detail::read_of_32(format, from, to);
+        detail::read_of_32(from, to);
         break;
     case block_format::q8_0:
         to.scale = detail::half_at(from, 0);
         for (std::size_t i = 0; i < 32; ++i)
-            to.codes[i] = static_cast<std::int8_t>(detail::byte_at(from, 2 + i));
+            to.codes[i] = static_cast<std::uint8_t>(detail::byte_at(from, 2 + i) ^ 128u);
         break;
     case block_format::mxfp4:
         to.scale = detail::half_of_e8m0(detail::byte_at(from, 0));
-        detail::read_nibbles(from.subspan(1), 16, to,
-                             [](std::size_t, std::uint32_t code) { return mxfp4_values[code]; });
+        detail::read_nibbles(from.subspan(1), 16, to);
         break;
     case block_format::q2_k:
         detail::read_q2_k(from, to);
@@ -192,7 +182,7 @@ inline void read_q4_k_or_q5_k(block_format format, block_bytes from, quant_block
         break;
     case block_format::q4_k:
     case block_format::q5_k:
-        detail::read_q4_k_or_q5_k(format, from, to);
+        detail::read_q4_k_or_q5_k(from, to);
         break;
     case block_format::q6_k:
         detail::read_q6_k(from, to);

@@ -67,14 +67,11 @@ public:
     /// Returns the template in the tokenizer's directory. The usual `name` is "default".
     KVCACHE_ONCE [[nodiscard]] static result<chat_template> open(const tokenizer& words, const std::string& name);
 
-    /// Parses a template. `special_tokens` defines "bos_token", "eos_token" and so on. Errors: the template belongs
-    /// to no known family, or uses an unsupported feature.
+    /// Parses a template of any family. `special_tokens` defines "bos_token", "eos_token" and so on. Errors: malformed
+    /// for bytes that are not UTF-8; unsupported for syntax, a filter or a test that the interpreter lacks, with its
+    /// line and name.
     KVCACHE_ONCE [[nodiscard]] static result<chat_template>
     parse(std::string_view source, const std::map<std::string, std::string>& special_tokens);
-
-    /// Like parse, for a template of any family.
-    KVCACHE_ONCE [[nodiscard]] static result<chat_template>
-    parse_any(std::string_view source, const std::map<std::string, std::string>& special_tokens);
 
     KVCACHE_ONCE [[nodiscard]] chat_family family() const noexcept;
 

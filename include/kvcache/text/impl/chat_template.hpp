@@ -125,15 +125,6 @@ KVCACHE_BODY result<chat_template> chat_template::open(const tokenizer& words, c
 
 KVCACHE_BODY result<chat_template> chat_template::parse(std::string_view source,
                                                         const std::map<std::string, std::string>& special_tokens) {
-    const chat_family family = detail::family_of(source);
-    if (family == chat_family::other)
-        return error{error_code::unsupported, "chat_template",
-                     "the template is of no known family (ChatML, Llama-2, Llama-3, Zephyr, Mistral, Phi-3, Gemma)"};
-    return parse_any(source, special_tokens);
-}
-
-KVCACHE_BODY result<chat_template> chat_template::parse_any(std::string_view source,
-                                                            const std::map<std::string, std::string>& special_tokens) {
     constexpr std::size_t longest = 1u << 20;
     if (source.size() > longest)
         return error{error_code::unsupported, "chat_template", "the template is longer than a mebibyte"};

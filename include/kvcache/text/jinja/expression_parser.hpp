@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/text/jinja/filters.hpp>
 #include <kvcache/text/jinja/lexer.hpp>
-#include <kvcache/text/jinja/literal.hpp>
+#include <kvcache/text/jinja/primary_parser.hpp>
 #include <kvcache/text/jinja/syntax.hpp>
-#include <kvcache/text/jinja/token_cursor.hpp>
+#include <kvcache/text/jinja/value_tests.hpp>
 
 #include <algorithm>
 #include <array>
@@ -18,33 +19,67 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Parses expressions from tokens, with Jinja's operator precedence.
-template <class...>
-class basic_expression_parser : protected token_cursor {
+template <class... None>
+class basic_expression_parser : protected primary_parser<basic_expression_parser<None...>> {
+    using base = primary_parser<basic_expression_parser<None...>>;
+    friend base;
+
 public:
-    using token_cursor::token_cursor;
+    using base::base;
 
 protected:
+    using typename base::level;
+
+    using base::ahead;
+    using base::current;
+    using base::deeper;
+    using base::expect_name;
+    using base::hold;
+    using base::is_name;
+    using base::is_sign;
+    using base::join;
+    using base::make;
+    using base::parse_arguments;
+    using base::parse_postfix;
+    using base::parse_primary;
+    using base::take;
+    using base::take_name;
+    using base::take_sign;
+
     [[nodiscard]] expression_pointer parse_expression() {
         const level here = deeper();
         auto chosen = parse_or();
         while (take_name("if")) {
             auto condition = parse_or();
             expression_pointer otherwise;
-            if (take_name("else"))
+            if (take_name("else")) {
+                ++conditions_;
                 otherwise = parse_expression();
+                --conditions_;
+            }
             chosen =
                 join(expression_kind::condition, "", std::move(condition), std::move(chosen), std::move(otherwise));
         }
         return chosen;
     }
-    /// Parses one expression, or several separated by commas as one list, like a Python tuple.
+    /// Parses one expression, or several separated by commas as a tuple.
     [[nodiscard]] expression_pointer parse_tuple() {
         auto first = parse_expression();
         if (!is_sign(","))
             return first;
-        auto made = join(expression_kind::sequence, "", std::move(first));
+        auto made = join(expression_kind::tuple, "", std::move(first));
         while (take_sign(",") && current().kind != token_kind::end_block && current().kind != token_kind::end_print)
             hold(*made, made->parts.emplace_back(parse_expression()));
+        return made;
+    }
+    /// Parses a filter's name and arguments.
+    [[nodiscard]] expression_pointer parse_filter(expression_pointer of) {
+        auto name = expect_name();
+        if (conditions_ == 0 && !find_filter(name))
+            refuse({"line ", std::to_string(current().line), ": the filter \"", name, "\" is not known"});
+        auto made = join(expression_kind::filter, std::move(name), std::move(of));
+        if (is_sign("("))
+            parse_arguments(*made);
         return made;
     }
     [[nodiscard]] expression_pointer parse_or() {
@@ -53,6 +88,10 @@ protected:
             left = join(expression_kind::binary, "or", std::move(left), parse_and());
         return left;
     }
+
+    /// The number of conditions around the current token. Under one, an unknown filter or test is an error only once
+    /// it is called, as in Jinja.
+    std::size_t conditions_ = 0;
 
 private:
     [[nodiscard]] expression_pointer parse_and() {
@@ -109,13 +148,17 @@ private:
         return left;
     }
     [[nodiscard]] expression_pointer parse_product() {
-        auto left = parse_unary(true);
+        auto left = parse_power();
         while (is_sign("*") || is_sign("/") || is_sign("//") || is_sign("%")) {
             auto sign = take().text;
-            left = join(expression_kind::binary, std::move(sign), std::move(left), parse_unary(true));
+            left = join(expression_kind::binary, std::move(sign), std::move(left), parse_power());
         }
-        if (is_sign("**"))
-            refuse({"line ", std::to_string(current().line), ": the operator ** is not known"});
+        return left;
+    }
+    [[nodiscard]] expression_pointer parse_power() {
+        auto left = parse_unary(true);
+        while (take_sign("**"))
+            left = join(expression_kind::binary, "**", std::move(left), parse_unary(true));
         return left;
     }
     [[nodiscard]] expression_pointer parse_unary(bool with_filters) {
@@ -130,138 +173,10 @@ private:
         return with_filters ? parse_filters(std::move(made)) : std::move(made);
     }
 
-    [[nodiscard]] expression_pointer parse_primary() {
-        const token t = take();
-        switch (t.kind) {
-        case token_kind::name:
-        case token_kind::integer:
-        case token_kind::number:
-            if (auto constant = literal(t))
-                return make_constant(std::move(*constant));
-            return make(expression_kind::name, t.text);
-        case token_kind::string: {
-            std::string text = t.text;
-            while (current().kind == token_kind::string)
-                text += take().text;
-            return make_constant(std::string_view(text));
-        }
-        case token_kind::sign:
-            if (t.text == "(")
-                return parse_parentheses();
-            if (t.text == "[")
-                return parse_items("]", expression_kind::sequence);
-            if (t.text == "{")
-                return parse_items("}", expression_kind::mapping);
-            break;
-        default:
-            break;
-        }
-        refuse({"line ", std::to_string(t.line), ": \"", t.text, "\" stands where a value is expected"});
-    }
-    [[nodiscard]] expression_pointer make_constant(value constant) {
-        auto made = make(expression_kind::constant);
-        made->constant = std::move(constant);
-        return made;
-    }
-    [[nodiscard]] expression_pointer parse_parentheses() {
-        if (take_sign(")"))
-            return make(expression_kind::sequence);
-        auto first = parse_expression();
-        if (take_sign(")"))
-            return first;
-        auto made = join(expression_kind::sequence, "", std::move(first));
-        while (!take_sign(")")) {
-            expect_sign(",");
-            if (!is_sign(")"))
-                hold(*made, made->parts.emplace_back(parse_expression()));
-        }
-        return made;
-    }
-    [[nodiscard]] expression_pointer parse_items(std::string_view close, expression_kind kind) {
-        auto made = make(kind);
-        while (!take_sign(close)) {
-            if (!made->parts.empty()) {
-                expect_sign(",");
-                if (take_sign(close))
-                    break;
-            }
-            hold(*made, made->parts.emplace_back(parse_expression()));
-            if (kind == expression_kind::mapping) {
-                expect_sign(":");
-                hold(*made, made->parts.emplace_back(parse_expression()));
-            }
-        }
-        return made;
-    }
-
-    [[nodiscard]] expression_pointer parse_postfix(expression_pointer made) {
-        while (true) {
-            if (take_sign(".")) {
-                if (current().kind == token_kind::integer) {
-                    auto index = parse_primary();
-                    made = join(expression_kind::item, "", std::move(made), std::move(index));
-                } else {
-                    auto name = expect_name();
-                    made = join(expression_kind::attribute, std::move(name), std::move(made));
-                }
-            } else if (take_sign("[")) {
-                made = parse_subscript(std::move(made));
-            } else if (is_sign("(")) {
-                made = join(expression_kind::call, "", std::move(made));
-                parse_arguments(*made);
-            } else {
-                return made;
-            }
-        }
-    }
-    [[nodiscard]] expression_pointer parse_subscript(expression_pointer of) {
-        std::array<expression_pointer, 3> bounds;
-        std::size_t n = 0;
-        bool slice = false;
-        while (!take_sign("]")) {
-            if (take_sign(":")) {
-                slice = true;
-                if (++n == bounds.size())
-                    unexpected("]");
-            } else {
-                if (bounds[n])
-                    unexpected("]");
-                bounds[n] = parse_expression();
-            }
-        }
-        if (slice)
-            return join(expression_kind::slice, "", std::move(of), std::move(bounds[0]), std::move(bounds[1]),
-                        std::move(bounds[2]));
-        if (!bounds[0])
-            unexpected("an index");
-        return join(expression_kind::item, "", std::move(of), std::move(bounds[0]));
-    }
-    void parse_arguments(expression& into) {
-        expect_sign("(");
-        bool first = true;
-        while (!take_sign(")")) {
-            if (!std::exchange(first, false)) {
-                expect_sign(",");
-                if (take_sign(")"))
-                    break;
-            }
-            if (current().kind == token_kind::name && ahead().kind == token_kind::sign && ahead().text == "=") {
-                auto name = take().text;
-                take();
-                hold(into, into.named_arguments.emplace_back(std::move(name), parse_expression()).second);
-            } else {
-                hold(into, into.arguments.emplace_back(parse_expression()));
-            }
-        }
-    }
-
     [[nodiscard]] expression_pointer parse_filters(expression_pointer made) {
         while (true) {
             if (take_sign("|")) {
-                auto name = expect_name();
-                made = join(expression_kind::filter, std::move(name), std::move(made));
-                if (is_sign("("))
-                    parse_arguments(*made);
+                made = parse_filter(std::move(made));
             } else if (take_name("is")) {
                 made = parse_test(std::move(made));
             } else if (is_sign("(") || is_sign("[") || is_sign(".")) {
@@ -274,6 +189,8 @@ private:
     [[nodiscard]] expression_pointer parse_test(expression_pointer of) {
         const bool negated = take_name("not");
         auto name = expect_name();
+        if (conditions_ == 0 && !find_test(name))
+            refuse({"line ", std::to_string(current().line), ": the test \"", name, "\" is not known"});
         auto made = join(expression_kind::test, std::move(name), std::move(of));
         const auto kind = current().kind;
         const bool word = kind == token_kind::name && !is_name("else") && !is_name("or") && !is_name("and") &&

@@ -15,6 +15,14 @@ struct failure {
     error reason = {};
 };
 
+/// Returns the failure with the line of the template in its message, unless it has one or a line does not matter.
+KVCACHE_LAZY [[nodiscard]] inline failure at_line(failure f, std::size_t line) {
+    const bool known = f.reason.message.starts_with("line ") || f.reason.code == error_code::cancelled;
+    if (f.reason.field == "chat_template" && !known)
+        f.reason.message = kvcache::detail::joined({"line ", std::to_string(line), ": ", f.reason.message});
+    return f;
+}
+
 /// Throws `failure` with error_code::unsupported; the message is the joined words.
 KVCACHE_LAZY [[noreturn]] inline void refuse(std::initializer_list<std::string_view> words) {
     throw failure{{error_code::unsupported, "chat_template", kvcache::detail::joined(words)}};

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <kvcache/text/jinja/access.hpp>
-#include <kvcache/text/jinja/filters.hpp>
-#include <kvcache/text/jinja/operators.hpp>
+#include <kvcache/text/jinja/evaluator.hpp>
 #include <kvcache/text/jinja/scope.hpp>
 #include <kvcache/text/jinja/syntax.hpp>
 
-#include <array>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
@@ -22,44 +21,43 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Renders a template. Work, memory, depth and output are limited, so a hostile template ends in an error.
-template <class...>
-class basic_interpreter {
+template <class... None>
+class basic_interpreter : evaluator<basic_interpreter<None...>> {
+    using base = evaluator<basic_interpreter<None...>>;
+    friend base;
+
 public:
     /// `now`, if given, is the date of strftime_now; without it the function is undefined.
     basic_interpreter(std::map<std::string, value, std::less<>> names, std::optional<std::tm> now, budget& spent)
-        : spent_(&spent), scope_(std::make_shared<scope>()), now_(now) {
+        : base(now, spent) {
         scope_->names = std::move(names);
         for (const char* function : {"raise_exception", "range", "namespace", "dict"})
             scope_->names.emplace(function, bound_function{function, nullptr});
-        if (now_)
+        if (now)
             scope_->names.emplace("strftime_now", bound_function{"strftime_now", nullptr});
     }
 
     /// Renders a template body. Throws: failure.
     [[nodiscard]] tagged_text run(const block& body) {
-        run_block(body);
+        try {
+            run_block(body);
+        } catch (failure& f) {
+            throw at_line(std::move(f), line_);
+        }
         return std::move(out_);
     }
 
 private:
+    using base::arguments_of;
+    using base::body_;
+    using base::call;
+    using base::eval;
+    using base::line_;
+    using base::scope_;
+    using base::spent_;
+    using typename base::step;
+
     enum class flow { on, leave, next };
-
-    /// Pays for a step, and counts the depth of the call stack.
-    class step {
-    public:
-        explicit step(basic_interpreter& in) : in_(&in) {
-            constexpr std::size_t deepest = 1500;
-            in.spent_->work(32);
-            if (++in.depth_ > deepest)
-                refuse("its macros call each other without end");
-        }
-        step(const step&) = delete;
-        step& operator=(const step&) = delete;
-        ~step() { --in_->depth_; }
-
-    private:
-        basic_interpreter* in_;
-    };
 
     void write(const tagged_text& more) { append(out_, more, *spent_); }
 
@@ -71,7 +69,7 @@ private:
     }
 
     flow run_statement(const statement& s) {
-        const step here(*this);
+        const step here(*this, s.line);
         switch (s.kind) {
         case statement_kind::data:
             spent_->text(s.text.size());
@@ -91,8 +89,16 @@ private:
             scope_->assign(s.targets, eval(*s.values[0]), *spent_);
             return flow::on;
         case statement_kind::set_block:
-            scope_->assign(s.targets, captured(s.bodies[0]), *spent_);
+            scope_->assign(s.targets, filtered_body(s), *spent_);
             return flow::on;
+        case statement_kind::filter:
+            write(text_of(filtered_body(s), *spent_));
+            return flow::on;
+        case statement_kind::call:
+            call_with_block(s);
+            return flow::on;
+        case statement_kind::with:
+            return run_with(s);
         case statement_kind::macro:
             spent_->text(256 + s.text.size()); // it keeps the memory of its scope
             scope_->names[s.text] = std::make_shared<const macro>(macro{&s, scope_});
@@ -101,8 +107,6 @@ private:
             return flow::leave;
         case statement_kind::next:
             return flow::next;
-        case statement_kind::group:
-            return run_block(s.bodies[0]);
         }
         return flow::on;
     }
@@ -111,6 +115,35 @@ private:
         tagged_text before = std::exchange(out_, {});
         run_block(body);
         return std::exchange(out_, std::move(before));
+    }
+
+    /// Returns the text of a block after its filters.
+    [[nodiscard]] value filtered_body(const statement& s) {
+        {
+            const inner_scope one(*this, nullptr);
+            body_ = captured(s.bodies[0]);
+        }
+        return eval(*s.values[0]); // reads body_ first
+    }
+
+    flow run_with(const statement& s) {
+        list values;
+        spent_->items(2 * s.values.size());
+        for (const auto& v : s.values)
+            values.push_back(eval(*v));
+        const inner_scope one(*this, nullptr);
+        for (std::size_t i = 0; i < values.size(); ++i)
+            scope_->assign({s.targets[i]}, values[i], *spent_);
+        return run_block(s.bodies[0]);
+    }
+
+    void call_with_block(const statement& s) {
+        const expression& e = *s.values[0];
+        const value what = eval(*e.parts[0]);
+        arguments args = arguments_of(e, "");
+        spent_->text(256);
+        args.named.emplace_back("caller", std::make_shared<const macro>(macro{&s, scope_}));
+        write(text_of(call(what, std::move(args)), *spent_));
     }
 
     /// Enters an inner scope for its own lifetime.
@@ -144,121 +177,20 @@ private:
             over = std::move(kept);
         }
         const list& items = *over.as_list();
+        std::optional<value> last;
         if (items.empty())
             return s.bodies.size() > 1 ? run_block(s.bodies[1]) : flow::on;
         for (std::size_t i = 0; i < items.size(); ++i) {
-            const step here(*this);
+            const step here(*this, s.line);
             const inner_scope one(*this, nullptr);
             scope_->assign(s.targets, items[i], *spent_);
             scope_->items = &items;
             scope_->at = i;
+            scope_->last = &last;
             if (run_block(s.bodies[0]) == flow::leave)
                 break;
         }
         return flow::on;
-    }
-
-    [[nodiscard]] value eval(const expression& e) {
-        const step here(*this);
-        switch (e.kind) {
-        case expression_kind::constant:
-            return e.constant;
-        case expression_kind::name: {
-            if (const value* found = scope_->find(e.text, *spent_))
-                return *found;
-            spent_->text(e.text.size());
-            return value::undefined{e.text};
-        }
-        case expression_kind::sequence: {
-            list items;
-            spent_->items(2 * e.parts.size());
-            for (const auto& part : e.parts)
-                items.push_back(eval(*part));
-            return items;
-        }
-        case expression_kind::mapping: {
-            mapping made;
-            spent_->items(8 * e.parts.size());
-            for (std::size_t i = 0; i < e.parts.size(); i += 2)
-                made.set(text_of(eval(*e.parts[i]), *spent_), eval(*e.parts[i + 1]), *spent_);
-            return made;
-        }
-        case expression_kind::attribute:
-            return attribute_of(eval(*e.parts[0]), e.text, *spent_);
-        case expression_kind::item:
-            return item_of(eval(*e.parts[0]), eval(*e.parts[1]), *spent_);
-        case expression_kind::slice: {
-            std::array<value, 3> bounds{value::none{}, value::none{}, value::none{}};
-            for (std::size_t i = 0; i < bounds.size(); ++i)
-                if (e.parts[i + 1])
-                    bounds[i] = eval(*e.parts[i + 1]);
-            return slice_of(eval(*e.parts[0]), bounds, *spent_);
-        }
-        case expression_kind::call:
-            return call(eval(*e.parts[0]), arguments_of(e, ""));
-        case expression_kind::filter:
-            return filtered(eval(*e.parts[0]), arguments_of(e, e.text), *spent_);
-        case expression_kind::test:
-            return passes(eval(*e.parts[0]), arguments_of(e, e.text), *spent_);
-        case expression_kind::unary:
-            return unary(e);
-        case expression_kind::binary:
-            return binary(e);
-        case expression_kind::comparison:
-            return comparison(e);
-        case expression_kind::condition:
-            if (eval(*e.parts[0]).truth())
-                return eval(*e.parts[1]);
-            return e.parts[2] ? eval(*e.parts[2]) : value(value::undefined{"the value without else"});
-        }
-        return {};
-    }
-
-    [[nodiscard]] arguments arguments_of(const expression& e, std::string name) {
-        arguments made;
-        spent_->items(2 * e.arguments.size() + name.size() / 32);
-        made.of = std::move(name);
-        for (const auto& a : e.arguments)
-            made.values.push_back(eval(*a));
-        for (const auto& [key, a] : e.named_arguments) {
-            spent_->text(64 + key.size());
-            made.named.emplace_back(key, eval(*a));
-        }
-        return made;
-    }
-
-    [[nodiscard]] value unary(const expression& e) {
-        const value v = eval(*e.parts[0]);
-        return e.text == "not" ? value(!v.truth()) : with_sign(e.text, v);
-    }
-
-    [[nodiscard]] value binary(const expression& e) {
-        value left = eval(*e.parts[0]);
-        if (e.text == "and" || e.text == "or")
-            return left.truth() == (e.text == "or") ? left : eval(*e.parts[1]);
-        const value right = eval(*e.parts[1]);
-        return combined(e.text, left, right, *spent_);
-    }
-
-    [[nodiscard]] value comparison(const expression& e) {
-        value left = eval(*e.parts[0]);
-        for (std::size_t i = 0; i < e.operators.size(); ++i) {
-            value right = eval(*e.parts[i + 1]);
-            if (!holds(e.operators[i], left, right, *spent_))
-                return false;
-            left = std::move(right);
-        }
-        return true;
-    }
-
-    [[nodiscard]] value call(const value& what, arguments args) {
-        if (const auto* m = std::get_if<value::macro_pointer>(&what.held()))
-            return call_macro(**m, args);
-        const auto* f = std::get_if<value::function_pointer>(&what.held());
-        if (!f)
-            mistake({operand(what), " is not a function"});
-        args.of = (*f)->name;
-        return (*f)->self ? call_method(*(*f)->self, args, *spent_) : call_function(args);
     }
 
     [[nodiscard]] value call_macro(const macro& m, const arguments& args) {
@@ -274,25 +206,40 @@ private:
                                                  : parameters[i].second ? eval(*parameters[i].second)
                                                                         : value(value::undefined{parameters[i].first});
         }
-        if (args.values.size() > parameters.size())
-            mistake({"the macro ", m.made_by->text, " is called with too many arguments"});
+        take_more(*m.made_by, args);
         return captured(m.made_by->bodies[0]);
     }
 
-    [[nodiscard]] value call_function(const arguments& args) {
-        if (args.of == "raise_exception")
-            throw failure{{error_code::mismatched, "messages",
-                           "the chat template says: " + text_of(args.at(0, "message"), *spent_).bytes}};
-        if (args.of == "strftime_now")
-            return date_text(args, *now_, *spent_);
-        return args.of == "range" ? range(args, *spent_) : dict(args, *spent_);
+    /// Gives a macro the arguments that are none of its parameters: `varargs`, `kwargs` and `caller`.
+    void take_more(const statement& made_by, const arguments& args) {
+        const auto& parameters = made_by.parameters;
+        list varargs;
+        for (std::size_t i = parameters.size(); i < args.values.size(); ++i) {
+            spent_->items(1);
+            varargs.push_back(args.values[i]);
+        }
+        if (!varargs.empty() && !made_by.takes_varargs)
+            mistake({"the macro \"", made_by.text, "\" is called with too many arguments"});
+        mapping kwargs;
+        for (const auto& [name, v] : args.named) {
+            spent_->work(32 * parameters.size());
+            if (std::ranges::find(parameters, name, [](const auto& p) -> const std::string& { return p.first; }) !=
+                parameters.end())
+                continue;
+            if (name == "caller")
+                scope_->names[name] = v;
+            else if (!made_by.takes_kwargs)
+                mistake({"the macro \"", made_by.text, "\" has no argument \"", name, "\""});
+            else
+                kwargs.set({name, {}}, v, *spent_);
+        }
+        if (made_by.takes_varargs)
+            scope_->names["varargs"] = value(std::move(varargs), list_kind::tuple);
+        if (made_by.takes_kwargs)
+            scope_->names["kwargs"] = std::move(kwargs);
     }
 
-    budget* spent_;
-    std::shared_ptr<scope> scope_;
-    std::optional<std::tm> now_;
     tagged_text out_;
-    std::size_t depth_ = 0;
 };
 using interpreter = basic_interpreter<>;
 

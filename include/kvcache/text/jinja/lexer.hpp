@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/text/jinja/value.hpp>
+#include <kvcache/core/abi.hpp>
+#include <kvcache/text/jinja/failure.hpp>
+#include <kvcache/text/jinja/numeral.hpp>
+#include <kvcache/text/jinja/string_literal.hpp>
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -101,11 +102,8 @@ private:
         std::string text = source_.substr(at_, open - at_);
         const char kind = source_[open + 1];
         const char control = open + 2 < source_.size() ? source_[open + 2] : '\0';
-        if (control == '-')
-            while (!text.empty() && is_space(text.back()))
-                text.pop_back();
-        else if (control != '+' && kind != '{')
-            strip_line_start(text);
+        if (control == '-' || kind != '{')
+            strip_before(text, control);
         if (!text.empty())
             add(token_kind::data, std::move(text));
         advance(open - at_ + 2 + (control == '-' || control == '+' ? 1 : 0));
@@ -116,6 +114,14 @@ private:
         inside(kind == '{' ? "}}" : "%}", kind == '{');
     }
 
+    /// Removes the white space that a block whose sign of control is this removes from the text before it.
+    void strip_before(std::string& text, char control) const {
+        if (control == '-')
+            while (!text.empty() && is_space(text.back()))
+                text.pop_back();
+        else if (control != '+')
+            strip_line_start(text);
+    }
     void strip_line_start(std::string& text) const {
         const auto newline = text.rfind('\n');
         const std::size_t begin = newline == std::string::npos ? 0 : newline + 1;
@@ -140,20 +146,50 @@ private:
     void comment() {
         const auto close = source_.find("#}", at_);
         if (close == std::string::npos)
-            refuse({"a comment that begins on line ", std::to_string(line_), " does not end"});
+            refuse({"line ", std::to_string(line_), ": a comment does not end"});
         const char control = close > at_ ? source_[close - 1] : '\0';
         advance(close + 2 - at_);
         after_tag(control, true);
     }
 
-    /// Rejects a raw block; this Jinja subset has none. Returns false for any other block. Throws: failure.
+    /// Returns the index after white space and `word` from `at` on, or npos if the word does not stand there.
+    [[nodiscard]] std::size_t after_word(std::size_t at, std::string_view word) const {
+        while (at < source_.size() && is_space(source_[at]))
+            ++at;
+        return std::string_view(source_).substr(at).starts_with(word) ? at + word.size() : std::string::npos;
+    }
+    /// Returns the index after white space, a sign that controls it, and the end of a block from `at` on, or npos.
+    [[nodiscard]] std::size_t after_end(std::size_t at) const {
+        for (const std::string_view end : {"%}", "-%}", "+%}"})
+            if (const std::size_t found = at == std::string::npos ? at : after_word(at, end);
+                found != std::string::npos)
+                return found;
+        return std::string::npos;
+    }
+
+    /// Reads a raw block, whose text is no template. Returns false for any other block. Throws: failure.
     [[nodiscard]] bool raw() {
-        std::size_t i = at_;
-        while (i < source_.size() && is_space(source_[i]))
-            ++i;
-        if (std::string_view(source_).substr(i, 3) != "raw" || (i + 3 < source_.size() && is_letter(source_[i + 3])))
+        const std::size_t begin = after_end(after_word(at_, "raw"));
+        if (begin == std::string::npos)
             return false;
-        refuse({"a raw block on line ", std::to_string(line_), " is not known"});
+        for (std::size_t open = source_.find("{%", begin); open != std::string::npos;
+             open = source_.find("{%", open + 1)) {
+            const char control = open + 2 < source_.size() ? source_[open + 2] : '\0';
+            const std::size_t tag = open + (control == '-' || control == '+' ? 3 : 2);
+            const std::size_t end = after_end(after_word(tag, "endraw"));
+            if (end == std::string::npos)
+                continue;
+            advance(begin - at_);
+            after_tag(source_[begin - 3], false);
+            std::string text = source_.substr(std::min(at_, open), open - std::min(at_, open));
+            strip_before(text, control);
+            if (!text.empty())
+                add(token_kind::data, std::move(text));
+            advance(end - at_);
+            after_tag(source_[end - 3], true);
+            return true;
+        }
+        refuse({"line ", std::to_string(line_), ": a raw block does not end"});
     }
 
     void inside(std::string_view close, bool print) {
@@ -163,7 +199,7 @@ private:
             while (at_ < source_.size() && is_space(source_[at_]))
                 advance(1);
             if (at_ == source_.size())
-                refuse("a tag is not closed at the end");
+                refuse({"line ", std::to_string(line_), ": a tag is not closed at the end"});
             const char c = source_[at_];
             const bool controlled =
                 (c == '-' || c == '+') && std::string_view(source_).substr(at_ + 1).starts_with(close);
@@ -175,7 +211,7 @@ private:
             if (c == '(' || c == '[' || c == '{')
                 ++depth;
             if ((c == ')' || c == ']' || c == '}') && depth-- == 0)
-                refuse({"a ", std::string(1, c), " on line ", std::to_string(line_), " closes nothing"});
+                refuse({"line ", std::to_string(line_), ": a ", std::string(1, c), " closes nothing"});
             one();
         }
     }
@@ -185,7 +221,7 @@ private:
         if (is_letter(c))
             return run_of(token_kind::name, [](char x) { return is_letter(x) || is_digit(x); });
         if (is_digit(c))
-            return numeral();
+            return number();
         if (c == '\'' || c == '"')
             return string(c);
         constexpr std::array<std::string_view, 6> doubled{"==", "!=", ">=", "<=", "//", "**"};
@@ -195,7 +231,7 @@ private:
                 return advance(2);
             }
         if (std::string_view("+-/*%~[](){}<>=.:|,").find(c) == std::string_view::npos)
-            refuse({"the character ", std::string(1, c), " on line ", std::to_string(line_), " is not known"});
+            refuse({"line ", std::to_string(line_), ": the character ", std::string(1, c), " is not known"});
         add(token_kind::sign, std::string(1, c));
         advance(1);
     }
@@ -209,60 +245,26 @@ private:
         advance(end - at_);
     }
 
-    void numeral() {
-        std::size_t end = at_;
-        while (end < source_.size() && is_digit(source_[end]))
-            ++end;
-        const bool fraction = end + 1 < source_.size() && source_[end] == '.' && is_digit(source_[end + 1]);
-        if (fraction)
-            for (++end; end < source_.size() && is_digit(source_[end]);)
-                ++end;
-        add(fraction ? token_kind::number : token_kind::integer, source_.substr(at_, end - at_));
-        advance(end - at_);
+    void number() {
+        const numeral found = numeral_at(std::string_view(source_).substr(at_));
+        std::string digits = source_.substr(at_, found.bytes);
+        std::erase(digits, '_');
+        add(found.fraction ? token_kind::number : token_kind::integer, std::move(digits));
+        advance(found.bytes);
     }
 
     void string(char quote) {
-        std::string made;
-        std::size_t i = at_ + 1;
-        for (; i < source_.size() && source_[i] != quote; ++i) {
-            if (source_[i] != '\\' || i + 1 == source_.size())
-                made.push_back(source_[i]);
-            else
-                escape(made, ++i);
+        std::size_t end = at_ + 1;
+        while (end < source_.size() && source_[end] != quote)
+            end += source_[end] == '\\' ? 2 : 1;
+        if (end >= source_.size())
+            refuse({"line ", std::to_string(line_), ": a string does not end"});
+        try {
+            add(token_kind::string, unescaped(std::string_view(source_).substr(at_ + 1, end - at_ - 1)));
+        } catch (failure& f) {
+            throw at_line(std::move(f), line_);
         }
-        if (i >= source_.size())
-            refuse({"a string that begins on line ", std::to_string(line_), " does not end"});
-        add(token_kind::string, std::move(made));
-        advance(i + 1 - at_);
-    }
-
-    /// Reads an escape whose letter is at `i`. Effects: `i` is at its last character afterwards.
-    void escape(std::string& out, std::size_t& i) const {
-        constexpr std::string_view letters = "nrtabfv\\'\"";
-        constexpr std::string_view meanings = "\n\r\t\a\b\f\v\\'\"";
-        const char c = source_[i];
-        if (const auto n = letters.find(c); n != std::string_view::npos) {
-            out.push_back(meanings[n]);
-            return;
-        }
-        if (c == '\n')
-            return;
-        const std::size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
-        if (digits == 0) {
-            if (is_digit(c))
-                refuse({"an octal escape on line ", std::to_string(line_), " is not known"});
-            out.push_back('\\');
-            out.push_back(c);
-            return;
-        }
-        std::uint32_t code = 0;
-        const auto hex = std::string_view(source_).substr(std::min(i + 1, source_.size()), digits);
-        const auto [end, problem] = std::from_chars(hex.data(), hex.data() + hex.size(), code, 16);
-        if (problem != std::errc{} || end != hex.data() + digits || code > 0x10ffff ||
-            (code >= 0xd800 && code < 0xe000))
-            refuse({"an escape on line ", std::to_string(line_), " is no character"});
-        append_utf8(out, code);
-        i += digits;
+        advance(end + 1 - at_);
     }
 
     std::string source_;

@@ -16,9 +16,15 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 /// is too large.
 KVCACHE_LAZY [[nodiscard]] inline std::optional<value> literal(const token& t) {
     if (t.kind == token_kind::integer) {
+        constexpr std::string_view letters = "xXoObB";
+        const auto base = t.text.size() > 2 ? letters.find(t.text[1]) : std::string_view::npos;
+        const std::size_t from = base == std::string_view::npos ? 0 : 2;
+        const int radix = from == 0 ? 10 : base < 2 ? 16 : base < 4 ? 8 : 2;
+        const char* const end = t.text.data() + t.text.size();
         std::int64_t n = 0;
-        if (std::from_chars(t.text.data(), t.text.data() + t.text.size(), n).ec != std::errc{})
-            refuse({"the number ", t.text, " is too large"});
+        if (const auto read = std::from_chars(t.text.data() + from, end, n, radix);
+            read.ec != std::errc{} || read.ptr != end)
+            refuse({"line ", std::to_string(t.line), ": the number ", t.text, " is too large, or none"});
         return value(n);
     }
     if (t.kind == token_kind::number) {

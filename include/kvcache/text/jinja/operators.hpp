@@ -3,11 +3,16 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/access.hpp>
+#include <kvcache/text/jinja/formatting.hpp>
+#include <kvcache/text/jinja/markup.hpp>
 #include <kvcache/text/jinja/value.hpp>
 #include <kvcache/text/jinja/writing.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -39,41 +44,96 @@ KVCACHE_LAZY [[nodiscard]] inline value whole_numbers(const std::string& sign, s
     return made;
 }
 
-/// left sign right, for the signs + - * / // % ~.
+/// left ** right, for numbers.
+KVCACHE_LAZY [[nodiscard]] inline value power(double a, double b, std::optional<std::int64_t> x,
+                                              std::optional<std::int64_t> y) {
+    if (a == 0 && b < 0)
+        mistake("zero has no negative power");
+    if (!x || !y || *y < 0) {
+        const double made = std::pow(a, b);
+        if (std::isnan(made) && !std::isnan(a) && !std::isnan(b))
+            mistake("a power is not a real number");
+        return made;
+    }
+    std::int64_t made = 1;
+    for (std::int64_t i = 0; i < *y && made != 0; ++i) {
+        if (*x == 1 || *x == -1)
+            return *x == 1 || *y % 2 == 0 ? std::int64_t{1} : std::int64_t{-1};
+        if (__builtin_mul_overflow(made, *x, &made))
+            mistake("a number is too large");
+    }
+    return made;
+}
+
+/// left sign right, for numbers.
+KVCACHE_LAZY [[nodiscard]] inline value numbers(const std::string& sign, const value& left, const value& right) {
+    const auto x = left.as_integer();
+    const auto y = right.as_integer();
+    if (x && y && sign != "/" && sign != "**")
+        return whole_numbers(sign, *x, *y);
+    const double a = *left.as_number();
+    const double b = *right.as_number();
+    if (sign == "**")
+        return power(a, b, x, y);
+    if (b == 0 && (sign == "/" || sign == "//" || sign == "%"))
+        mistake("a number is divided by zero");
+    if (sign == "%") {
+        const double rest = std::fmod(a, b);
+        return rest != 0 && (rest < 0) != (b < 0) ? rest + b : std::copysign(rest, rest == 0 ? b : rest);
+    }
+    return sign == "+" ? a + b : sign == "-" ? a - b : sign == "*" ? a * b : sign == "/" ? a / b : std::floor(a / b);
+}
+
+/// A text or a list, so many times. Throws: failure.
+KVCACHE_LAZY [[nodiscard]] inline value repeated(const value& v, std::int64_t times, budget& spent) {
+    const auto* items = v.as_list();
+    const std::size_t size = items ? items->size() : v.as_text()->bytes.size();
+    const std::size_t count = times < 0 || size == 0 ? 0 : static_cast<std::size_t>(times);
+    if (count > (std::size_t{1} << 26))
+        refuse("it repeats something more than 67108864 times");
+    if (!items) {
+        check_length(size * std::min(count, (std::size_t{1} << 27) / std::max<std::size_t>(size, 1) + 1));
+        tagged_text made;
+        for (std::size_t i = 0; i < count; ++i)
+            append(made, *v.as_text(), spent);
+        return text_like(v, std::move(made));
+    }
+    list made;
+    for (std::size_t i = 0; i < count; ++i) {
+        spent.items(2 * size);
+        made.insert(made.end(), items->begin(), items->end());
+    }
+    return {std::move(made), v.kind()};
+}
+
+/// left sign right, for the signs + - * / // % ** ~.
 KVCACHE_LAZY [[nodiscard]] inline value combined(const std::string& sign, const value& left, const value& right,
                                                  budget& spent) {
-    if (sign == "~") {
-        tagged_text made = text_of(left, spent);
-        append(made, text_of(right, spent), spent);
-        return made;
+    if (sign == "~" || (sign == "+" && left.as_text() && right.as_text())) {
+        const bool markup = sign == "+" && (left.is_markup() || right.is_markup());
+        tagged_text made = markup ? escaped_text(left, spent) : text_of(left, spent);
+        append(made, markup ? escaped_text(right, spent) : text_of(right, spent), spent);
+        return markup ? value::markup(std::move(made)) : value(std::move(made));
     }
-    if (sign == "+" && left.as_text() && right.as_text()) {
-        tagged_text made = text_of(left, spent);
-        append(made, *right.as_text(), spent);
-        return made;
-    }
-    if (sign == "+" && left.as_list() && right.as_list()) {
+    if (left.as_number() && right.as_number())
+        return numbers(sign, left, right);
+    if (sign == "%" && left.as_text())
+        return percent_formatted(left, right, spent);
+    const auto repeats = [](const value& v, const value& times) {
+        return (v.as_text() || (v.as_list() && v.kind() < list_kind::view)) && times.as_integer();
+    };
+    if (sign == "*" && repeats(left, right))
+        return repeated(left, *right.as_integer(), spent);
+    if (sign == "*" && repeats(right, left))
+        return repeated(right, *left.as_integer(), spent);
+    if (sign == "+" && left.as_list() && right.as_list() && left.kind() == right.kind() &&
+        left.kind() < list_kind::view) {
         spent.items(left.as_list()->size() + right.as_list()->size());
         list made = *left.as_list();
         made.insert(made.end(), right.as_list()->begin(), right.as_list()->end());
-        return made;
+        return {std::move(made), left.kind()};
     }
-    const auto x = left.as_integer();
-    const auto y = right.as_integer();
-    if (x && y && sign != "/")
-        return whole_numbers(sign, *x, *y);
-    const auto a = left.as_number();
-    const auto b = right.as_number();
-    if (!a || !b)
-        mistake({operand(left), " ", sign, " ", operand(right), " has no value"});
-    if (*b == 0 && (sign == "/" || sign == "//" || sign == "%"))
-        mistake("a number is divided by zero");
-    return sign == "+"    ? *a + *b
-           : sign == "-"  ? *a - *b
-           : sign == "*"  ? *a * *b
-           : sign == "/"  ? *a / *b
-           : sign == "//" ? std::floor(*a / *b)
-                          : *a - std::floor(*a / *b) * *b;
+    mistake({operand(left), " ", sign, " ", operand(right), " has no value"});
 }
 
 /// sign v, for the signs + and -.

@@ -21,10 +21,14 @@ public:
 
     /// Parses the template. Throws: failure.
     [[nodiscard]] block run() {
-        block made = parse_until({});
-        if (current().kind != token_kind::end)
-            unexpected("text");
-        return made;
+        try {
+            block made = parse_until({});
+            if (current().kind != token_kind::end)
+                unexpected("text");
+            return made;
+        } catch (failure& f) {
+            throw at_line(std::move(f), current().line);
+        }
     }
 
 private:
@@ -95,11 +99,16 @@ private:
             end_block();
             return made;
         }
+        if (name == "call")
+            return parse_call();
+        if (name == "filter")
+            return parse_filter_block();
+        if (name == "with")
+            return parse_with();
         if (name == "generation") { // marks text of the assistant; it does not change the text
-            auto made = make_statement(statement_kind::group);
+            auto made = make_statement(statement_kind::with);
             end_block();
-            made->bodies.push_back(parse_until({"endgeneration"}));
-            end_of("endgeneration");
+            made->bodies.push_back(parse_body("endgeneration"));
             return made;
         }
         refuse({"line ", std::to_string(current().line), ": the statement \"", name, "\" is not known"});
@@ -109,6 +118,7 @@ private:
         auto made = make_statement(statement_kind::branch);
         made->values.push_back(parse_tuple());
         end_block();
+        ++conditions_;
         while (true) {
             made->bodies.push_back(parse_until({"elif", "else", "endif"}));
             if (take_name("elif")) {
@@ -121,6 +131,7 @@ private:
                 made->bodies.push_back(parse_until({"endif"}));
             }
             end_of("endif");
+            --conditions_;
             return made;
         }
     }
@@ -145,7 +156,7 @@ private:
             unexpected("in");
         made->values.push_back(parse_or());
         if (take_sign(",")) { // a tuple without parentheses
-            auto items = make(expression_kind::sequence);
+            auto items = make(expression_kind::tuple);
             hold(*items, items->parts.emplace_back(std::move(made->values[0])));
             do {
                 hold(*items, items->parts.emplace_back(parse_or()));
@@ -168,33 +179,92 @@ private:
     [[nodiscard]] std::unique_ptr<statement> parse_set() {
         auto made = make_statement(statement_kind::set);
         made->targets = parse_targets();
-        if (made->targets.size() == 1 && take_sign("."))
-            made->targets[0] += "." + expect_name();
+        if (made->targets.size() == 1 && take_sign(".")) {
+            made->targets[0] += ".";
+            made->targets[0] += expect_name();
+        }
         if (take_sign("=")) {
             made->values.push_back(parse_tuple());
             end_block();
             return made;
         }
         made->kind = statement_kind::set_block;
+        auto text = make(expression_kind::body);
+        while (take_sign("|"))
+            text = parse_filter(std::move(text));
+        made->values.push_back(std::move(text));
         end_block();
-        made->bodies.push_back(parse_until({"endset"}));
-        end_of("endset");
+        made->bodies.push_back(parse_body("endset"));
+        return made;
+    }
+
+    [[nodiscard]] std::unique_ptr<statement> parse_filter_block() {
+        auto made = make_statement(statement_kind::filter);
+        auto text = make(expression_kind::body);
+        do {
+            text = parse_filter(std::move(text));
+        } while (take_sign("|"));
+        made->values.push_back(std::move(text));
+        end_block();
+        made->bodies.push_back(parse_body("endfilter"));
+        return made;
+    }
+
+    [[nodiscard]] std::unique_ptr<statement> parse_with() {
+        auto made = make_statement(statement_kind::with);
+        while (current().kind != token_kind::end_block) {
+            if (!made->targets.empty())
+                expect_sign(",");
+            made->targets.push_back(expect_name());
+            expect_sign("=");
+            made->values.push_back(parse_expression());
+        }
+        end_block();
+        made->bodies.push_back(parse_body("endwith"));
         return made;
     }
 
     [[nodiscard]] std::unique_ptr<statement> parse_macro() {
         auto made = make_statement(statement_kind::macro);
         made->text = expect_name();
+        parse_parameters(*made);
+        const bool outer_varargs = std::exchange(names_varargs_, false);
+        const bool outer_kwargs = std::exchange(names_kwargs_, false);
+        end_block();
+        made->bodies.push_back(parse_body("endmacro"));
+        made->takes_varargs = std::exchange(names_varargs_, outer_varargs);
+        made->takes_kwargs = std::exchange(names_kwargs_, outer_kwargs);
+        return made;
+    }
+
+    /// A call of a macro, to which the block is the macro `caller`.
+    [[nodiscard]] std::unique_ptr<statement> parse_call() {
+        auto made = make_statement(statement_kind::call);
+        made->text = "caller";
+        if (is_sign("("))
+            parse_parameters(*made);
+        made->values.push_back(parse_expression());
+        if (made->values[0]->kind != expression_kind::call)
+            unexpected("a call");
+        end_block();
+        made->bodies.push_back(parse_body("endcall"));
+        return made;
+    }
+
+    void parse_parameters(statement& of) {
         expect_sign("(");
         while (!take_sign(")")) {
-            if (!made->parameters.empty())
+            if (!of.parameters.empty())
                 expect_sign(",");
             auto name = expect_name();
-            made->parameters.emplace_back(std::move(name), take_sign("=") ? parse_expression() : nullptr);
+            of.parameters.emplace_back(std::move(name), take_sign("=") ? parse_expression() : nullptr);
         }
-        end_block();
-        made->bodies.push_back(parse_until({"endmacro"}));
-        end_of("endmacro");
+    }
+
+    /// Parses the body of a block, and the block that ends it.
+    [[nodiscard]] block parse_body(std::string_view end) {
+        block made = parse_until({end});
+        end_of(end);
         return made;
     }
 };

@@ -5,6 +5,7 @@
 #include <kvcache/text/jinja/access.hpp>
 #include <kvcache/text/jinja/arguments.hpp>
 #include <kvcache/text/jinja/syntax.hpp>
+#include <kvcache/text/jinja/writing.hpp>
 
 #include <array>
 #include <cstddef>
@@ -13,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,9 +22,9 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// Returns the value of `loop` for item `i`. Throws: failure.
-KVCACHE_LAZY [[nodiscard]] inline value loop_state(const list& items, std::size_t i, budget& spent) {
-    spent.memory(2048); // nine entries, and their places while the mapping grows
+/// Returns the value of `loop` for item `i`. `last` is what `loop.changed` was last called with. Throws: failure.
+KVCACHE_LAZY [[nodiscard]] inline value loop_state(const list& items, std::size_t i, const value& last, budget& spent) {
+    spent.memory(4096); // 13 entries, and their places while the mapping grows
     const auto n = static_cast<std::int64_t>(items.size());
     const auto at = static_cast<std::int64_t>(i);
     mapping made;
@@ -34,9 +36,33 @@ KVCACHE_LAZY [[nodiscard]] inline value loop_state(const list& items, std::size_
     add("length", n);
     add("revindex", n - at);
     add("revindex0", n - at - 1);
+    add("depth", std::int64_t{1}); // of recursion, which this interpreter lacks
+    add("depth0", std::int64_t{0});
+    add("cycle", bound_function{"loop.cycle", std::make_shared<const value>(at)});
+    add("changed", bound_function{"loop.changed", std::make_shared<const value>(last)});
     add("previtem", i == 0 ? value(value::undefined{"previtem"}) : items[i - 1]);
     add("nextitem", at + 1 == n ? value(value::undefined{"nextitem"}) : items[i + 1]);
     return made;
+}
+
+/// loop.cycle(...): the next of its arguments for each item; loop.changed(...): whether it is called with other
+/// arguments than before. `self` is the index of the item, or the memory of the loop. Throws: failure.
+KVCACHE_LAZY [[nodiscard]] inline value call_loop_function(const value& self, const arguments& args, budget& spent) {
+    args.expect(args.values.size(), {});
+    if (args.of == "loop.cycle") {
+        if (args.values.empty())
+            mistake("loop.cycle() needs arguments");
+        return args.values[static_cast<std::size_t>(*self.as_integer()) % args.values.size()];
+    }
+    spent.items(args.values.size());
+    // Kept as text: the values may contain the loop, which contains this memory.
+    value now = repr_of(value(args.values, list_kind::tuple), spent);
+    mapping& memory = *self.as_mapping();
+    const value* before = memory.find("last", spent);
+    if (before && equal(*before, now, spent))
+        return false;
+    memory.set({"last", {}}, std::move(now), spent);
+    return true;
 }
 
 /// Names and their values; an unknown name is looked up in the enclosing scope.
@@ -45,6 +71,7 @@ struct scope {
     std::map<std::string, value, std::less<>> names = {};
     const list* items = nullptr; ///< The items of the loop whose body this is, and the index of the current one.
     std::size_t at = 0;
+    std::optional<value>* last = nullptr; ///< The memory of `loop.changed`.
 
     /// Returns the value of a name, or null. `loop` is created on demand. Throws: failure.
     KVCACHE_LAZY [[nodiscard]] const value* find(std::string_view name, budget& spent) {
@@ -53,9 +80,19 @@ struct scope {
             if (const auto found = s->names.find(name); found != s->names.end())
                 return &found->second;
             if (s->items && name == "loop")
-                return &s->names.emplace(name, loop_state(*s->items, s->at, spent)).first->second;
+                return &s->names.emplace(name, s->loop(spent)).first->second;
         }
         return nullptr;
+    }
+
+    /// Returns the value of `loop` in the body of a loop. Throws: failure.
+    KVCACHE_LAZY [[nodiscard]] value loop(budget& spent) {
+        if (!*last) {
+            mapping memory;
+            memory.is_namespace = true;
+            *last = value(std::move(memory));
+        }
+        return loop_state(*items, at, **last, spent);
     }
 
     /// Gives a value to a name, its parts to several names, or the value to a member of a namespace. Throws: failure.
@@ -93,15 +130,28 @@ struct macro {
     std::weak_ptr<scope> around = {};
 };
 
-/// dict(...) or namespace(...): the entries of a first mapping, if there is one, and the named arguments.
+/// dict(...) or namespace(...): the entries of a first mapping or list of pairs, and the named arguments.
 KVCACHE_LAZY [[nodiscard]] inline value dict(const arguments& args, budget& spent) {
     mapping made;
     made.is_namespace = args.of == "namespace";
-    if (const value* from = args.find(0, ""); from && from->as_mapping())
-        for (const auto& [name, v] : from->as_mapping()->entries) {
+    const value none = mapping{};
+    const value& from = args.values.empty() ? none : args.values[0];
+    if (const auto* map = from.as_mapping()) {
+        for (const auto& [name, v] : map->entries) {
             spent.items(8);
             made.add(part_of(name, 0, name.bytes.size(), spent), v);
         }
+    } else {
+        const value pairs = items_of(from, spent);
+        for (const value& pair : *pairs.as_list()) {
+            const value held = items_of(pair, spent);
+            const auto key = held.as_list()->size() == 2 ? key_of((*held.as_list())[0], spent) : std::nullopt;
+            if (!key)
+                mistake("dict() needs pairs");
+            spent.items(8);
+            made.set(*key, (*held.as_list())[1], spent);
+        }
+    }
     for (const auto& [name, v] : args.named)
         made.set({name, {}}, v, spent);
     return made;

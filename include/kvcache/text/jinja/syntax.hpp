@@ -19,7 +19,8 @@ using expression_pointer = std::unique_ptr<expression>;
 enum class expression_kind {
     constant,   ///< `constant`
     name,       ///< `text`
-    sequence,   ///< `parts`
+    sequence,   ///< `parts`, a list
+    tuple,      ///< `parts`
     mapping,    ///< `parts`: key, value, key, value
     attribute,  ///< parts[0].text
     item,       ///< parts[0][parts[1]]
@@ -30,6 +31,8 @@ enum class expression_kind {
     unary,      ///< text parts[0]
     binary,     ///< parts[0] text parts[1]
     comparison, ///< parts[0] operators[0] parts[1] operators[1] parts[2]
+    spread,     ///< `text` parts[0]: an argument that is several, after * or **
+    body,       ///< The text of the block that a filter is applied to.
     condition,  ///< parts[1] if parts[0] else parts[2], which may be null
 };
 
@@ -51,17 +54,19 @@ struct statement;
 using block = std::vector<std::unique_ptr<statement>>;
 
 /// Kinds of statements.
-enum class statement_kind { data, print, branch, loop, set, set_block, macro, leave, next, group };
+enum class statement_kind { data, print, branch, loop, set, set_block, macro, call, filter, with, leave, next };
 
 /// A node of a template that is executed.
 struct statement {
     statement_kind kind = statement_kind::data;
     std::size_t line = 0;
     std::string text = {};                 ///< Text to output, or the name of a macro.
-    std::vector<std::string> targets = {}; ///< Names assigned by a loop or a set; "a.b" for a namespace.
+    std::vector<std::string> targets = {}; ///< Names assigned by a loop, set or with; "a.b" for a namespace.
     std::vector<expression_pointer> values = {};
     std::vector<block> bodies = {}; ///< The bodies of the branches; of a loop and its else.
-    std::vector<std::pair<std::string, expression_pointer>> parameters = {};
+    std::vector<std::pair<std::string, expression_pointer>> parameters = {}; ///< Of a macro or a call block.
+    bool takes_varargs = false; ///< A macro that names its further arguments `varargs`, or `kwargs`.
+    bool takes_kwargs = false;
 };
 
 } // namespace kvcache::text::jinja

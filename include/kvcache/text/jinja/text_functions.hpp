@@ -3,6 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/budget.hpp>
+#include <kvcache/text/jinja/character_classes.hpp>
 #include <kvcache/text/jinja/value.hpp>
 #include <kvcache/text/jinja/writing.hpp>
 #include <kvcache/text/unicode.hpp>
@@ -91,8 +92,7 @@ KVCACHE_LAZY [[nodiscard]] inline list split(const tagged_text& t, const std::op
             end = t.bytes.size();
         while (end < t.bytes.size() && !strips(code_point_at(t.bytes, end).value, std::nullopt))
             end += code_point_at(t.bytes, end).bytes;
-        auto part = item_part(t, i, end, spent);
-        parts.emplace_back(parts.size() == most ? stripped(part, false, true, std::nullopt, spent) : std::move(part));
+        parts.emplace_back(item_part(t, i, end, spent));
         i = end;
     }
     return parts;
@@ -119,16 +119,46 @@ KVCACHE_LAZY [[nodiscard]] inline list split_right(const tagged_text& t, const s
     return parts;
 }
 
-/// The lines of a text, without their ends, cut at LF, CR and CR LF.
-KVCACHE_LAZY [[nodiscard]] inline list split_lines(const tagged_text& t, budget& spent) {
-    spent.work(4 * t.bytes.size());
+/// str.rsplit at white space: the cuts start from the right, and the rest keeps its white space on the left.
+KVCACHE_LAZY [[nodiscard]] inline list split_space_right(const tagged_text& t, std::size_t most, budget& spent) {
+    spent.work(16 * t.bytes.size());
+    list parts;
+    const auto is_space_before = [&](std::size_t end) {
+        return strips(code_point_before(t.bytes, end).value, std::nullopt);
+    };
+    for (std::size_t end = t.bytes.size(); end > 0;) {
+        if (is_space_before(end)) {
+            end -= code_point_before(t.bytes, end).bytes;
+            continue;
+        }
+        check_count(parts.size());
+        std::size_t begin = end;
+        while (begin > 0 && (parts.size() == most || !is_space_before(begin)))
+            begin -= code_point_before(t.bytes, begin).bytes;
+        parts.emplace_back(item_part(t, begin, end, spent));
+        end = begin;
+    }
+    std::reverse(parts.begin(), parts.end());
+    return parts;
+}
+
+/// str.splitlines: cut at LF, CR, CR LF and the other ends of lines in Unicode.
+KVCACHE_LAZY [[nodiscard]] inline list split_lines(const tagged_text& t, bool keep_ends, budget& spent) {
+    spent.work(16 * t.bytes.size());
+    const auto ends_line = [](char32_t c) {
+        return (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 || c == 0x2029;
+    };
     list parts;
     for (std::size_t i = 0; i < t.bytes.size();) {
         check_count(parts.size());
-        const auto end = std::min(t.bytes.find_first_of("\r\n", i), t.bytes.size());
-        parts.emplace_back(item_part(t, i, end, spent));
-        const bool pair = t.bytes.compare(end, 2, "\r\n") == 0;
-        i = end + (pair ? 2 : 1);
+        std::size_t end = i;
+        while (end < t.bytes.size() && !ends_line(code_point_at(t.bytes, end).value))
+            end += code_point_at(t.bytes, end).bytes;
+        std::size_t next = end;
+        if (end < t.bytes.size())
+            next += t.bytes.compare(end, 2, "\r\n") == 0 ? 2 : code_point_at(t.bytes, end).bytes;
+        parts.emplace_back(item_part(t, i, keep_ends ? next : end, spent));
+        i = next;
     }
     return parts;
 }
@@ -137,8 +167,19 @@ KVCACHE_LAZY [[nodiscard]] inline list split_lines(const tagged_text& t, budget&
 KVCACHE_LAZY [[nodiscard]] inline tagged_text replaced(const tagged_text& t, std::string_view from,
                                                        const tagged_text& to, std::size_t most, budget& spent) {
     tagged_text out;
-    if (from.empty())
-        refuse("replace() of nothing is not known");
+    if (from.empty()) { // Python's: before every character, and at the end
+        std::size_t i = 0;
+        for (; i < t.bytes.size() && most > 0; --most) {
+            append(out, to, spent);
+            const std::size_t size = code_point_at(t.bytes, i).bytes;
+            append_part(out, t, i, i + size, spent);
+            i += size;
+        }
+        append_part(out, t, i, t.bytes.size(), spent);
+        if (most > 0)
+            append(out, to, spent);
+        return out;
+    }
     spent.search(t.bytes.size(), from.size());
     std::size_t done = 0;
     for (auto at = t.bytes.find(from); at != std::string::npos && most > 0; at = t.bytes.find(from, done), --most) {
@@ -151,9 +192,9 @@ KVCACHE_LAZY [[nodiscard]] inline tagged_text replaced(const tagged_text& t, std
 }
 
 /// Conversions of case.
-enum class letter_case { lower, upper, title, capitalized };
+enum class letter_case { lower, upper, title, capitalized, swapped };
 
-/// Converts the case of a text, as Python's lower(), upper(), title() and capitalize().
+/// Converts the case of a text, as Python's lower(), upper(), title(), capitalize() and swapcase().
 KVCACHE_LAZY [[nodiscard]] inline tagged_text in_case(const tagged_text& t, letter_case wanted, budget& spent) {
     spent.work(16 * t.bytes.size());
     spent.text(2 * t.bytes.size()); // a few letters have longer ones of the other case
@@ -162,16 +203,17 @@ KVCACHE_LAZY [[nodiscard]] inline tagged_text in_case(const tagged_text& t, lett
     for (std::size_t i = 0; i < t.bytes.size();) {
         const auto c = code_point_at(t.bytes, i);
         const auto code = static_cast<utf8proc_int32_t>(c.value);
-        const auto category = utf8proc_category(code);
-        const bool letter = category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
-        if (wanted == letter_case::lower || (wanted != letter_case::upper && inside_word))
+        const cased its_case = case_of(c.value);
+        const bool upper = wanted == letter_case::upper || (wanted == letter_case::swapped && its_case == cased::lower);
+        if (wanted == letter_case::swapped && its_case == cased::none)
+            append_utf8(out.bytes, c.value);
+        else if (wanted == letter_case::lower || (wanted == letter_case::swapped && !upper) || (!upper && inside_word))
             append_lower_case(out.bytes, c.value);
         else if (c.value == 0xdf) // the letter whose upper case has two letters
-            out.bytes += wanted == letter_case::upper ? "SS" : "Ss";
+            out.bytes += upper ? "SS" : "Ss";
         else
-            append_utf8(out.bytes, static_cast<char32_t>(wanted == letter_case::upper ? utf8proc_toupper(code)
-                                                                                      : utf8proc_totitle(code)));
-        inside_word = wanted == letter_case::capitalized || letter;
+            append_utf8(out.bytes, static_cast<char32_t>(upper ? utf8proc_toupper(code) : utf8proc_totitle(code)));
+        inside_word = wanted == letter_case::capitalized || its_case != cased::none;
         if (t.marked())
             out.plain.resize(out.bytes.size(), t.plain[i]);
         i += c.bytes;

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -26,6 +25,10 @@ class value;
 struct macro;
 /// A list of values.
 using list = std::vector<value>;
+
+/// The type that Python has for a list of values. A group is a pair of Jinja's `groupby`. A view is what `dict.items()`
+/// returns. A generator is what `select` and `map` return: it is true, and has neither a length nor items by number.
+enum class list_kind { list, tuple, group, view, generator };
 
 /// Limits on nested values: their depth, so that a recursive walk cannot exhaust the stack, and whether they contain
 /// a namespace, so that none can contain itself.
@@ -87,9 +90,18 @@ public:
     KVCACHE_LAZY value(std::string_view t) : value(tagged_text{std::string(t), {}}) {}
     KVCACHE_LAZY value(const char* t) : value(std::string_view(t)) {}
     KVCACHE_LAZY value(list items);
+    KVCACHE_LAZY value(list items, list_kind kind);
     KVCACHE_LAZY value(mapping entries);
     value(macro_pointer m) : held_(std::move(m)) {}
     KVCACHE_LAZY value(bound_function f) : held_(std::make_shared<const bound_function>(std::move(f))) {}
+
+    /// Returns text that is markup: added to other text, it escapes that.
+    KVCACHE_LAZY [[nodiscard]] static value markup(tagged_text t) {
+        value made(std::move(t));
+        made.markup_ = true;
+        return made;
+    }
+    [[nodiscard]] bool is_markup() const noexcept { return markup_; }
 
     [[nodiscard]] const held_type& held() const noexcept { return held_; }
     template <class T>
@@ -104,6 +116,8 @@ public:
         return p ? p->get() : nullptr;
     }
     KVCACHE_LAZY [[nodiscard]] const list* as_list() const noexcept;
+    /// Returns the kind of a list, and list_kind::list of another value.
+    KVCACHE_LAZY [[nodiscard]] list_kind kind() const noexcept;
     [[nodiscard]] mapping* as_mapping() const noexcept {
         const auto* p = std::get_if<mapping_pointer>(&held_);
         return p ? p->get() : nullptr;
@@ -129,17 +143,20 @@ public:
     KVCACHE_LAZY [[nodiscard]] std::string type_name() const {
         constexpr std::array<const char*, 10> names{"undefined", "NoneType", "bool", "int",   "float",
                                                     "str",       "list",     "dict", "macro", "function"};
-        return names[held_.index()];
+        constexpr std::array<const char*, 5> lists{"list", "tuple", "tuple", "view", "generator"};
+        return as_list() ? lists[static_cast<std::size_t>(kind())] : names[held_.index()];
     }
 
 private:
     held_type held_;
+    bool markup_ = false;
 };
 
 /// The list inside a value.
 struct shared_list {
-    KVCACHE_LAZY explicit shared_list(list made);
+    KVCACHE_LAZY shared_list(list made, list_kind of);
     list items = {};
+    list_kind kind = list_kind::list;
     nesting inside = {};
 };
 
@@ -155,11 +172,17 @@ struct mapping {
     KVCACHE_LAZY void add(tagged_text key, value v);
 };
 
-KVCACHE_LAZY inline value::value(list items) : held_(std::make_shared<const shared_list>(std::move(items))) {}
+KVCACHE_LAZY inline value::value(list items) : value(std::move(items), list_kind::list) {}
+KVCACHE_LAZY inline value::value(list items, list_kind kind)
+    : held_(std::make_shared<const shared_list>(std::move(items), kind)) {}
 KVCACHE_LAZY inline value::value(mapping entries) : held_(std::make_shared<mapping>(std::move(entries))) {}
 KVCACHE_LAZY inline const list* value::as_list() const noexcept {
     const auto* p = std::get_if<list_pointer>(&held_);
     return p ? &(*p)->items : nullptr;
+}
+KVCACHE_LAZY inline list_kind value::kind() const noexcept {
+    const auto* p = std::get_if<list_pointer>(&held_);
+    return p ? (*p)->kind : list_kind::list;
 }
 KVCACHE_LAZY inline nesting value::inside() const noexcept {
     if (const auto* p = std::get_if<list_pointer>(&held_))
@@ -176,7 +199,7 @@ KVCACHE_LAZY inline bool value::truth() const {
     if (const auto* t = as_text())
         return !t->bytes.empty();
     if (const auto* l = as_list())
-        return !l->empty();
+        return !l->empty() || kind() == list_kind::generator;
     if (const auto* m = as_mapping())
         return !m->entries.empty() || m->is_namespace;
     return true;
@@ -190,7 +213,7 @@ KVCACHE_LAZY inline void nesting::add(const value& inner) {
     if (depth > deepest)
         refuse({"values are nested more than ", std::to_string(deepest), " levels deep"});
 }
-KVCACHE_LAZY inline shared_list::shared_list(list made) : items(std::move(made)) {
+KVCACHE_LAZY inline shared_list::shared_list(list made, list_kind of) : items(std::move(made)), kind(of) {
     constexpr std::size_t most = 1'000'000;
     if (items.size() > most)
         refuse({"a list has more than ", std::to_string(most), " items"});
@@ -236,7 +259,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b, bud
     }
     if (const auto* x = a.as_list()) {
         const auto* y = b.as_list();
-        if (x->size() != y->size())
+        if (x->size() != y->size() || a.kind() != b.kind())
             return false;
         for (std::size_t i = 0; i < x->size(); ++i)
             if (!equal((*x)[i], (*y)[i], spent))
@@ -253,20 +276,6 @@ KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b, bud
         return true;
     }
     return a.held() == b.held();
-}
-
-/// Returns a floating-point number in Python's notation.
-KVCACHE_LAZY [[nodiscard]] inline std::string shown(double d) {
-    std::array<char, 64> buffer{};
-    const double size = d < 0 ? -d : d;
-    const bool plain = d == 0 || (size >= 1e-4 && size < 1e16);
-    const auto end = plain
-                         ? std::to_chars(buffer.data(), buffer.data() + buffer.size(), d, std::chars_format::fixed).ptr
-                         : std::to_chars(buffer.data(), buffer.data() + buffer.size(), d).ptr;
-    std::string out(buffer.data(), end);
-    if (out.find_first_of(".en") == std::string::npos)
-        out += ".0";
-    return out;
 }
 
 } // namespace kvcache::text::jinja

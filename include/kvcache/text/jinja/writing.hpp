@@ -3,14 +3,20 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/budget.hpp>
+#include <kvcache/text/jinja/mapping_key.hpp>
+#include <kvcache/text/jinja/number_text.hpp>
 #include <kvcache/text/jinja/value.hpp>
+#include <kvcache/text/unicode.hpp>
 
-#include <array>
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
+#include <vector>
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
@@ -50,48 +56,87 @@ KVCACHE_LAZY inline void append(tagged_text& out, const tagged_text& more, budge
     append_part(out, more, 0, more.bytes.size(), spent);
 }
 
+/// The arguments of json.dumps.
+struct json_format {
+    std::optional<std::string> indent = {}; ///< Of a level; without it a value is written on one line.
+    bool ensure_ascii = false;
+    std::string item_separator = ", ";
+    std::string key_separator = ": ";
+    bool sort_keys = false;
+};
+
 namespace detail {
 
-/// Appends a string literal of Python or JSON, marked plain if any byte of the string is.
-KVCACHE_LAZY inline void append_quoted(tagged_text& out, const tagged_text& text, bool as_json, budget& spent) {
-    spent.text(8 * text.bytes.size()); // an escape has up to 6 bytes
-    const bool plain = text.any_plain(0, text.bytes.size());
+/// Appends "\\x", "\\u" or "\\U" and the code in hexadecimal with this many digits.
+KVCACHE_LAZY inline void append_hexadecimal(std::string& out, char letter, char32_t code, unsigned digits) {
+    constexpr std::string_view all = "0123456789abcdef";
+    out.append({'\\', letter});
+    while (digits-- > 0)
+        out.push_back(all[(code >> (4 * digits)) & 15]);
+}
+
+/// Returns whether Python's repr() writes a character as it is.
+KVCACHE_LAZY [[nodiscard]] inline bool is_printable(char32_t c) {
+    if (c < 0x7f)
+        return c >= 0x20;
+    switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+    case UTF8PROC_CATEGORY_ZS:
+        return false;
+    default:
+        return true;
+    }
+}
+
+/// Appends a character of a string literal of JSON or, if `json` is null, of Python.
+KVCACHE_LAZY inline void append_character(std::string& out, char32_t c, char quote, const json_format* json) {
+    constexpr std::string_view controls = "\n\r\t\b\f";
+    constexpr std::string_view letters = "nrtbf";
+    const auto control = c < 0x20 ? controls.find(static_cast<char>(c)) : std::string_view::npos;
+    if (c == static_cast<char32_t>(quote) || c == '\\')
+        out.append({'\\', static_cast<char>(c)});
+    else if (control < (json ? controls.size() : 3))
+        out.append({'\\', letters[control]});
+    else if (json && (c < 0x20 || (json->ensure_ascii && c >= 0x7f && c < 0x10000)))
+        append_hexadecimal(out, 'u', c, 4);
+    else if (json && json->ensure_ascii && c >= 0x10000) {
+        append_hexadecimal(out, 'u', 0xd800 + ((c - 0x10000) >> 10), 4);
+        append_hexadecimal(out, 'u', 0xdc00 + ((c - 0x10000) & 0x3ff), 4);
+    } else if (json || is_printable(c))
+        append_utf8(out, c);
+    else
+        append_hexadecimal(out, c < 0x100 ? 'x' : c < 0x10000 ? 'u' : 'U', c, c < 0x100 ? 2 : c < 0x10000 ? 4 : 8);
+}
+
+/// Appends a string literal of JSON or, if `json` is null, of Python. It is marked plain if any byte of the string is.
+KVCACHE_LAZY inline void append_quoted(tagged_text& out, const tagged_text& text, const json_format* json,
+                                       budget& spent) {
+    spent.text(8 * text.bytes.size()); // an escape has up to 6 bytes for one of the text
     const bool apostrophe = text.bytes.find('\'') != std::string::npos && text.bytes.find('"') == std::string::npos;
-    const char quote = as_json || apostrophe ? '"' : '\'';
+    const char quote = json || apostrophe ? '"' : '\'';
     std::string made(1, quote);
-    constexpr std::string_view digits = "0123456789abcdef";
-    for (const char c : text.bytes) {
-        const auto byte = static_cast<unsigned char>(c);
-        if (c == quote || c == '\\')
-            made.append({'\\', c});
-        else if (c == '\n')
-            made += "\\n";
-        else if (c == '\r')
-            made += "\\r";
-        else if (c == '\t')
-            made += "\\t";
-        else if (as_json && c == '\b')
-            made += "\\b";
-        else if (as_json && c == '\f')
-            made += "\\f";
-        else if (byte < 0x20 || (byte == 0x7f && !as_json))
-            made.append(as_json ? "\\u00" : "\\x").append({digits[byte >> 4], digits[byte & 15]});
-        else
-            made.push_back(c);
+    for (std::size_t i = 0; i < text.bytes.size();) {
+        const auto c = code_point_at(text.bytes, i);
+        append_character(made, c.value, quote, json);
+        i += c.bytes;
     }
     made.push_back(quote);
-    out.append(made, plain);
+    out.append(made, text.any_plain(0, text.bytes.size()));
 }
 
 } // namespace detail
 
-/// Writes a value as text: in Python's notation, or as JSON.
+/// Writes a value as text: as JSON in a format or, if it is null, in Python's notation.
 template <class...>
 class basic_writer {
 public:
-    /// `indent` has the meaning it has in json.dumps.
-    basic_writer(bool as_json, std::optional<std::size_t> indent, budget& spent)
-        : as_json_(as_json), indent_(indent), spent_(&spent) {}
+    basic_writer(const json_format* json, budget& spent) : json_(json), spent_(&spent) {}
 
     /// Writes a value. Throws: failure if JSON cannot represent it.
     void write(tagged_text& out, const value& v) { write(out, v, 0); }
@@ -104,45 +149,81 @@ private:
         check_length(out.bytes.size());
         spent_->memory(32);
         if (const auto* t = v.as_text())
-            return detail::append_quoted(out, *t, as_json_, *spent_);
+            return detail::append_quoted(out, *t, json_, *spent_);
         if (v.is_none())
-            return out.append(as_json_ ? "null" : "None", false);
+            return out.append(json_ ? "null" : "None", false);
         if (const auto* b = std::get_if<bool>(&v.held()))
-            return out.append(*b ? (as_json_ ? "true" : "True") : (as_json_ ? "false" : "False"), false);
+            return out.append(*b ? (json_ ? "true" : "True") : (json_ ? "false" : "False"), false);
         if (const auto n = v.as_integer())
             return out.append(std::to_string(*n), false);
         if (const auto d = v.as_number())
-            return out.append(shown(*d), false);
-        if (const auto* items = v.as_list()) {
-            bool first = true;
-            out.append("[", false);
-            for (const value& item : *items) {
-                separate(out, first, depth + 1);
-                write(out, item, depth + 1);
-            }
-            close(out, first, depth);
-            return out.append("]", false);
-        }
-        if (const auto* map = v.as_mapping()) {
-            bool first = true;
-            out.append("{", false);
-            for (const auto& [name, item] : map->entries) {
-                separate(out, first, depth + 1);
-                detail::append_quoted(out, name, as_json_, *spent_);
-                out.append(": ", false);
-                write(out, item, depth + 1);
-            }
-            close(out, first, depth);
-            return out.append("}", false);
-        }
-        if (as_json_ || !v.is_undefined())
-            mistake({"a value of type ", v.type_name(), " cannot be written"});
+            return out.append(number(*d), false);
+        if (const auto* items = v.as_list(); items && (!json_ || v.kind() < list_kind::view))
+            return write_list(out, *items, !json_ && (v.kind() == list_kind::tuple || v.kind() == list_kind::group),
+                              depth);
+        if (const auto* map = v.as_mapping())
+            return write_mapping(out, *map, depth);
+        if (json_ || !v.is_undefined())
+            mistake({"a value of type ", v.type_name(), " cannot be written", json_ ? " as JSON" : ""});
         out.append("Undefined", false);
     }
 
+    [[nodiscard]] std::string number(double d) const {
+        if (json_ && std::isnan(d))
+            return "NaN";
+        if (json_ && std::isinf(d))
+            return d < 0 ? "-Infinity" : "Infinity";
+        return shown(d);
+    }
+
+    void write_list(tagged_text& out, const list& items, bool tuple, std::size_t depth) {
+        bool first = true;
+        out.append(tuple ? "(" : "[", false);
+        for (const value& item : items) {
+            separate(out, first, depth + 1);
+            write(out, item, depth + 1);
+        }
+        close(out, first, depth);
+        out.append(!tuple ? "]" : items.size() == 1 ? ",)" : ")", false);
+    }
+
+    void write_mapping(tagged_text& out, const mapping& map, std::size_t depth) {
+        std::vector<const std::pair<tagged_text, value>*> entries;
+        spent_->items(map.entries.size());
+        for (const auto& entry : map.entries)
+            entries.push_back(&entry);
+        if (json_ && json_->sort_keys)
+            std::stable_sort(entries.begin(), entries.end(), [&](const auto* a, const auto* b) {
+                spent_->work(8 + std::min(a->first.bytes.size(), b->first.bytes.size()) / 8);
+                return a->first.bytes < b->first.bytes;
+            });
+        bool first = true;
+        out.append("{", false);
+        for (const auto* entry : entries) {
+            separate(out, first, depth + 1);
+            write_key(out, entry->first, depth);
+            put(out, json_ ? std::string_view(json_->key_separator) : ": ");
+            write(out, entry->second, depth + 1);
+        }
+        close(out, first, depth);
+        out.append("}", false);
+    }
+
+    void write_key(tagged_text& out, const tagged_text& name, std::size_t depth) {
+        if (!name.bytes.starts_with(key_mark))
+            return detail::append_quoted(out, name, json_, *spent_);
+        out.append(json_ ? "\"" : "", false);
+        write(out, key_value(name, *spent_), depth);
+        out.append(json_ ? "\"" : "", false);
+    }
+
+    void put(tagged_text& out, std::string_view what) const {
+        spent_->text(what.size());
+        out.append(what, false);
+    }
     void separate(tagged_text& out, bool& first, std::size_t depth) const {
         if (!first)
-            out.append(indent_ ? "," : ", ", false);
+            put(out, json_ ? std::string_view(json_->item_separator) : ", ");
         first = false;
         line(out, depth);
     }
@@ -151,14 +232,14 @@ private:
             line(out, depth);
     }
     void line(tagged_text& out, std::size_t depth) const {
-        if (!indent_)
+        if (!json_ || !json_->indent)
             return;
-        spent_->text(*indent_ * depth);
-        out.append("\n" + std::string(*indent_ * depth, ' '), false);
+        out.append("\n", false);
+        for (; depth > 0; --depth)
+            put(out, *json_->indent);
     }
 
-    bool as_json_;
-    std::optional<std::size_t> indent_;
+    const json_format* json_;
     budget* spent_;
 };
 using writer = basic_writer<>;
@@ -169,15 +250,21 @@ KVCACHE_LAZY [[nodiscard]] inline tagged_text text_of(const value& v, budget& sp
         return part_of(*t, 0, t->bytes.size(), spent);
     tagged_text out;
     if (!v.is_undefined())
-        writer(false, std::nullopt, spent).write(out, v);
+        writer(nullptr, spent).write(out, v);
     return out;
 }
 
-/// json.dumps(v, ensure_ascii=False, indent=indent).
-KVCACHE_LAZY [[nodiscard]] inline tagged_text json_of(const value& v, std::optional<std::size_t> indent,
-                                                      budget& spent) {
+/// repr(v).
+KVCACHE_LAZY [[nodiscard]] inline tagged_text repr_of(const value& v, budget& spent) {
     tagged_text out;
-    writer(true, indent, spent).write(out, v);
+    writer(nullptr, spent).write(out, v);
+    return out;
+}
+
+/// json.dumps(v) in a format. Throws: failure.
+KVCACHE_LAZY [[nodiscard]] inline tagged_text json_of(const value& v, const json_format& form, budget& spent) {
+    tagged_text out;
+    writer(&form, spent).write(out, v);
     return out;
 }
 

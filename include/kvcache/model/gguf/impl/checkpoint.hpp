@@ -146,20 +146,20 @@ KVCACHE_BODY result<tensor_view> gguf_checkpoint::tensor(std::string_view name,
     for (const gguf_file& part : parts_)
         if (auto whole = part.file().intact(); !whole)
             return whole.error();
-    tensor_view view{.shape = entry->shape, .bytes = entry->bytes};
-    if (entry->format == block_format::f16)
-        view.dtype = dtype::f16;
-    else if (entry->format == block_format::bf16)
-        view.dtype = dtype::bf16;
-    else if (entry->format != block_format::f32)
-        view.blocks = entry->format;
-    if (stored.find(".attn_q.") != stored.npos || stored.find(".attn_k.") != stored.npos) {
-        if (head_rows_ % 2 != 0 || (head_rows_ != 0 && view.rows() % head_rows_ != 0))
-            return refuse(error_code::mismatched,
-                          {"its rows are not whole heads of ", std::to_string(head_rows_), " rows"});
-        view.head_rows = head_rows_;
-    }
-    return view;
+    const bool by_heads = stored.find(".attn_q.") != stored.npos || stored.find(".attn_k.") != stored.npos;
+    const std::size_t rows = entry->shape.empty() ? 1 : entry->shape[0];
+    if (by_heads && (head_rows_ % 2 != 0 || (head_rows_ != 0 && rows % head_rows_ != 0)))
+        return refuse(error_code::mismatched,
+                      {"its rows are not whole heads of ", std::to_string(head_rows_), " rows"});
+    const bool half_precision = entry->format == block_format::f16, brain = entry->format == block_format::bf16;
+    const bool plain = half_precision || brain || entry->format == block_format::f32;
+    return tensor_view{.dtype = half_precision ? dtype::f16
+                                : brain        ? dtype::bf16
+                                               : dtype::f32,
+                       .shape = entry->shape,
+                       .bytes = entry->bytes,
+                       .blocks = plain ? std::nullopt : std::optional(entry->format),
+                       .head_rows = by_heads ? head_rows_ : 0};
 }
 
 KVCACHE_BODY result<void> gguf_checkpoint::holds(const model_config& config) const {

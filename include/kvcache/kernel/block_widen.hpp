@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/prefetch.hpp>
+#include <kvcache/kernel/block_codes.hpp>
+#include <kvcache/kernel/block_matrix.hpp>
+#include <kvcache/kernel/tile_sums.hpp>
+
+#include <cstddef>
+#include <utility>
+
+/// Weights of packed blocks as float32, in a buffer or in the chains of a single row.
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// A dequantised weight, exactly: scale * level is exact, so fusing the offset rounds once, as it must.
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline native_floats weight_of(const native_floats& level, const native_floats& scale,
+                                                            const native_floats& offset) noexcept {
+    if constexpr (layout_of(Format).offset)
+        return fused(scale, level, offset);
+    else
+        return scale * level;
+}
+
+/// Widens the inputs [k, k + inputs) of a panel: input by input, 16 outputs at to + i * step. Requires: k and `inputs`
+/// are multiples of 32.
+template <block_format Format>
+void widen_panel(const std::byte* panel, std::size_t k, std::size_t inputs, float* to, std::size_t step) {
+    constexpr block_layout layout = layout_of(Format);
+    for (const std::size_t end = k + inputs; k < end; k += 32) {
+        const std::byte* block = panel + k / layout.weights() * layout.packed_bytes();
+        const std::size_t index = k % layout.weights() / 32;
+        const std::byte* codes = block + layout.head_bytes() + index * layout.step_bytes();
+        const block_scales<Format> scales(block);
+        KVCACHE_UNROLL for (std::size_t half_step = 0; half_step < 2; ++half_step) {
+            const group_scales by = scales.group((index * 32 + half_step * 16) / layout.group);
+            KVCACHE_UNROLL for (std::size_t quad = half_step * 4; quad < half_step * 4 + 4; ++quad) {
+                KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
+                    const code_quad levels = levels_of<Format>(codes_of<Format>(codes, quad, part));
+                    KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i)
+                        weight_of<Format>(level_of<Format>(levels, i), by.scale.part[part], by.offset.part[part])
+                            .store_unaligned(to + i * step + part * native_lanes);
+                }
+                to += 4 * step;
+            }
+        }
+    }
+}
+
+/// Panels of a single row that are computed together: enough chains to hide the latency of a multiply-add.
+inline constexpr std::size_t row_panels = 4;
+
+/// Bytes that a single row prefetches ahead in each panel, about the latency of memory; but the same place of the next
+/// panels where that is less than `panels_ahead`, since short panels end too soon.
+inline constexpr std::size_t blocks_ahead = 4096, panels_ahead = 128 << 10;
+
+/// Product of one row with Panels panels of a strip, from panel `panel` on: each output one chain of fused
+/// multiply-adds over ascending inputs. x: (inputs), y: (last - first) of the strip
+template <block_format Format, std::size_t Panels>
+void multiply_row(const float* x, const block_strip& strip, std::size_t panel, std::size_t inputs, float* y) {
+    constexpr block_layout layout = layout_of(Format);
+    constexpr std::size_t vectors = Panels * native_parts;
+    tile_sums<1, Panels> sums;
+    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = native_floats(0.0f);
+    const std::byte* block = strip.panel(panel);
+    const std::size_t next = strip.panel_bytes;
+    const std::size_t ahead = Panels * next < panels_ahead ? Panels * next : blocks_ahead;
+    for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
+        for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
+            const std::byte* codes = block + layout.head_bytes() + step * layout.step_bytes();
+            KVCACHE_UNROLL for (std::size_t half_step = 0; half_step < 2; ++half_step) {
+                native_floats scale[vectors], offset[vectors];
+                KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                    const group_scales by =
+                        block_scales<Format>(block + p * next).group((step * 32 + half_step * 16) / layout.group);
+                    KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
+                        scale[p * native_parts + part] = by.scale.part[part];
+                        if constexpr (layout.offset)
+                            offset[p * native_parts + part] = by.offset.part[part];
+                    }
+                }
+                KVCACHE_UNROLL for (std::size_t quad = half_step * 4; quad < half_step * 4 + 4; ++quad) {
+                    code_quad levels[vectors];
+                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) levels[v] =
+                        levels_of<Format>(codes_of<Format>(codes + v / native_parts * next, quad, v % native_parts));
+                    KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i) {
+                        const native_floats a(x[quad * 4 + i]);
+                        KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) accumulate(
+                            sums[v], a, weight_of<Format>(level_of<Format>(levels[v], i), scale[v], offset[v]));
+                    }
+                }
+            }
+            for (std::size_t p = 0; p < Panels; ++p)
+                for (std::size_t line = 0; line < layout.step_bytes(); line += 64)
+                    prefetch_soon(codes + p * next, ahead + line);
+            x += 32;
+        }
+    }
+    end_sums<1, Panels>(sums, y + panel * 16, 0, strip.last - strip.first - panel * 16);
+}
+
+/// Calls body<Format>() with the quantised format.
+template <class Body>
+inline void with_format(block_format format, Body body) {
+    using enum block_format;
+    switch (format) {
+    case f32:
+    case f16:
+    case bf16:
+        return;
+    case q4_0:
+        return body.template operator()<q4_0>();
+    case q4_1:
+        return body.template operator()<q4_1>();
+    case q5_0:
+        return body.template operator()<q5_0>();
+    case q5_1:
+        return body.template operator()<q5_1>();
+    case q8_0:
+        return body.template operator()<q8_0>();
+    case q2_k:
+        return body.template operator()<q2_k>();
+    case q3_k:
+        return body.template operator()<q3_k>();
+    case q4_k:
+        return body.template operator()<q4_k>();
+    case q5_k:
+        return body.template operator()<q5_k>();
+    case q6_k:
+        return body.template operator()<q6_k>();
+    case iq4_nl:
+        return body.template operator()<iq4_nl>();
+    case iq4_xs:
+        return body.template operator()<iq4_xs>();
+    case mxfp4:
+        return body.template operator()<mxfp4>();
+    }
+}
+
+} // namespace kvcache::detail
