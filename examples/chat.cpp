@@ -192,7 +192,7 @@ int main(int argc, char** argv) {
     flags f;
     f.max_tokens = 128;
     CLI::App app{"Chats with a model directory; the past of a conversation is computed once."};
-    app.add_option("--model", f.model, "Hugging Face model directory")->required()->check(CLI::ExistingDirectory);
+    app.add_option("--model", f.model, "GGUF file or Hugging Face model directory")->required()->check(CLI::ExistingPath);
     app.add_option("--replay", f.replay, "Play a file: {\"system\", \"turns\"} in JSON, or a turn a line");
     app.add_flag("--demo", f.demo,
                  "Play it (or the model's conversation.json) with and without reuse, and compare bits");

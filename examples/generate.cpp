@@ -219,7 +219,7 @@ int run(const flags& f) {
 int main(int argc, char** argv) {
     flags f;
     CLI::App app{"Continues a prompt with a model directory (config.json, model.safetensors, tokenizer.json)."};
-    app.add_option("--model", f.model, "Hugging Face model directory")->required()->check(CLI::ExistingDirectory);
+    app.add_option("--model", f.model, "GGUF file or Hugging Face model directory")->required()->check(CLI::ExistingPath);
     auto* prompt = app.add_option("--prompt", f.prompt, "Text to continue");
     auto* ids = app.add_option("--ids", f.ids, "Tokens to continue, as 1,2,3, instead of text");
     prompt->excludes(ids);
