@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Chat: open a model directory and talk to it. The second turn computes only what is new.
+// Chat: open a model directory or a GGUF file and talk to it. The second turn computes only what is new.
 // test:
 #include <kvcache/chat.hpp>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A terminal chat with any model directory. Each turn prints how many tokens were reused and how many were computed.
+// A terminal chat with any model directory or GGUF file. Each turn prints how many tokens were reused and how many were
+// computed.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -191,8 +192,10 @@ int run(const flags& f, const std::string& command) {
 int main(int argc, char** argv) {
     flags f;
     f.max_tokens = 128;
-    CLI::App app{"Chats with a model directory; the past of a conversation is computed once."};
-    app.add_option("--model", f.model, "Hugging Face model directory")->required()->check(CLI::ExistingDirectory);
+    CLI::App app{"Chats with a model directory or a GGUF file; the past of a conversation is computed once."};
+    app.add_option("--model", f.model, "Hugging Face model directory, or GGUF file")
+        ->required()
+        ->check(CLI::ExistingPath);
     app.add_option("--replay", f.replay, "Play a file: {\"system\", \"turns\"} in JSON, or a turn a line");
     app.add_flag("--demo", f.demo,
                  "Play it (or the model's conversation.json) with and without reuse, and compare bits");

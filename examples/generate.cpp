@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Continues a prompt with any Hugging Face model directory.
+// Continues a prompt with any Hugging Face model directory or GGUF file.
 // test: --model tests/data/checkpoints/llama-gqa-tied --ids 1,2,3 --max-tokens 4 --json
 #include <kvcache/core/json.hpp>
 #include <kvcache/kvcache.hpp>
@@ -218,8 +218,11 @@ int run(const flags& f) {
 
 int main(int argc, char** argv) {
     flags f;
-    CLI::App app{"Continues a prompt with a model directory (config.json, model.safetensors, tokenizer.json)."};
-    app.add_option("--model", f.model, "Hugging Face model directory")->required()->check(CLI::ExistingDirectory);
+    CLI::App app{
+        "Continues a prompt with a model directory (config.json, model.safetensors, tokenizer.json) or a GGUF file."};
+    app.add_option("--model", f.model, "Hugging Face model directory, or GGUF file")
+        ->required()
+        ->check(CLI::ExistingPath);
     auto* prompt = app.add_option("--prompt", f.prompt, "Text to continue");
     auto* ids = app.add_option("--ids", f.ids, "Tokens to continue, as 1,2,3, instead of text");
     prompt->excludes(ids);

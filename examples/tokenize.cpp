@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// tokenize --model DIR [--chat]
+// tokenize --model DIR|FILE.gguf [--chat]
 //
 // Reads JSON lines and writes one line for each.
 //   {"text", "add_special_tokens"}        ->  {"ids", "decoded"}    "clean_up_tokenization_spaces": true is honored
@@ -98,12 +98,12 @@ int program(int argc, char** argv) {
         } else if (argument == "--model" && i + 1 < argc) {
             model = argv[++i];
         } else {
-            std::cerr << "usage: tokenize --model DIR [--chat] < LINES\n";
+            std::cerr << "usage: tokenize --model DIR|FILE.gguf [--chat] < LINES\n";
             return 1;
         }
     }
     if (model.empty()) {
-        std::cerr << "tokenize: --model DIR is missing\n";
+        std::cerr << "tokenize: --model DIR or FILE.gguf is missing\n";
         return 1;
     }
     const auto words = kvcache::tokenizer::open(model);

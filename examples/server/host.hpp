@@ -27,6 +27,11 @@
 
 namespace server {
 
+/// Name of a model for clients: that of its directory, or of its GGUF file without the extension.
+inline std::string name_of(const std::filesystem::path& model) {
+    return (model.extension() == ".gguf" ? model.stem() : model.filename()).string();
+}
+
 /// A model, its cache, its conversations, and the computing thread.
 class host {
 public:
@@ -115,7 +120,7 @@ public:
 private:
     host(options o, kvcache::loaded_model loaded, kvcache::tokenizer speaks, const chosen_tier& tier)
         : with(std::move(o)),
-          name(!with.name.empty() ? with.name : std::filesystem::canonical(with.model).filename().string()),
+          name(!with.name.empty() ? with.name : name_of(std::filesystem::canonical(with.model))),
           model(std::move(loaded.model)),
           words(std::move(speaks)),
           cache(kvcache::make_tenant_cache(with.tenants, identity(loaded.weights), model.shape(with.page),

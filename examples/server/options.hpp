@@ -48,7 +48,9 @@ struct options {
 
 inline void add_flags(CLI::App& app, options& o) {
     using support::whole;
-    app.add_option("--model", o.model, "Hugging Face model directory")->required()->check(CLI::ExistingDirectory);
+    app.add_option("--model", o.model, "Hugging Face model directory, or GGUF file")
+        ->required()
+        ->check(CLI::ExistingPath);
     app.add_option("--name", o.name, "What clients call the model (its directory's name)");
     app.add_option("--host", o.host, "Address to listen on")->capture_default_str();
     app.add_option("--port", o.port, "0: any that is free")->check(CLI::Range(0, 65535))->capture_default_str();

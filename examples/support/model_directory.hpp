@@ -63,8 +63,8 @@ inline int report(std::string_view program, const kvcache::error& problem) {
     return 1;
 }
 
-/// Opens a model directory with a progress bar. `keep` stores the packed weights next to it for the next start;
-/// `int8` quantizes them. A packed file that cannot be used or written is reported on standard error.
+/// Opens a model directory or a GGUF file with a progress bar. `keep` stores the packed weights next to it for the next
+/// start; `int8` quantizes them. A packed file that cannot be used or written is reported on standard error.
 inline kvcache::result<kvcache::loaded_model> open_model(const std::filesystem::path& directory, bool keep, bool int8) {
     progress_bar bar("packing weights");
     kvcache::load_options options;

@@ -141,10 +141,14 @@ template <class Overflow>
     return {};
 }
 
-/// Returns an error whose message names the directory.
-KVCACHE_LAZY [[nodiscard]] inline error in_directory(const std::filesystem::path& directory, error reason) {
-    if (reason.message.find(directory.string()) == std::string::npos)
-        reason.message = directory.string() + ": " + reason.message;
+/// Returns an error whose message names the model's path.
+KVCACHE_LAZY [[nodiscard]] inline error in_model(const std::filesystem::path& path, error reason) {
+    const std::string name = path.filename().string();
+    if (reason.message.find(path.string()) != std::string::npos)
+        return reason;
+    if (!name.empty() && reason.message.starts_with(name + ": "))
+        reason.message.erase(0, name.size() + 2);
+    reason.message = path.string() + ": " + reason.message;
     return reason;
 }
 
@@ -235,8 +239,9 @@ open_chat(loaded_model loaded, tokenizer words, chat_template form, chat_setting
     return basic_chat<cache<Ps...>, Overflow>(std::move(made));
 }
 
-/// Opens a chat with a Hugging Face model directory: weights, tokenizer and the template named "default". Everything
-/// else has a default in the settings, and each role of the cache in the policies, given by value in any order:
+/// Opens a chat with a Hugging Face model directory or a GGUF file: weights, tokenizer and the template named
+/// "default". Everything else has a default in the settings, and each role of the cache in the policies, given by value
+/// in any order:
 ///
 ///     auto chat = kvcache::open_chat("path");
 ///     const auto answer = chat->say("Who is Ella?", std::cout); // after a look at chat.error()
@@ -246,23 +251,23 @@ open_chat(loaded_model loaded, tokenizer words, chat_template form, chat_setting
 template <chat_overflow_policy Overflow = refuse_overflow, policy... Ps>
     requires one_policy_a_role<Ps...>
 [[nodiscard]] result<basic_chat<cache<Ps...>, Overflow>>
-open_chat(const std::filesystem::path& directory, chat_settings<Overflow> settings = {}, Ps... policies) {
-    auto words = tokenizer::open(directory);
+open_chat(const std::filesystem::path& path, chat_settings<Overflow> settings = {}, Ps... policies) {
+    auto words = tokenizer::open(path);
     if (!words)
-        return detail::in_directory(directory, words.error());
+        return detail::in_model(path, words.error());
     auto form = chat_template::open(*words, "default");
     if (!form)
-        return detail::in_directory(directory, form.error());
+        return detail::in_model(path, form.error());
     load_options loading = settings.loading;
     if (loading.threads == 0)
         loading.threads = settings.threads;
-    auto loaded = load_model(directory, loading);
+    auto loaded = load_model(path, loading);
     if (!loaded)
-        return detail::in_directory(directory, loaded.error());
+        return detail::in_model(path, loaded.error());
     auto chat =
         open_chat(*std::move(loaded), *std::move(words), *std::move(form), std::move(settings), std::move(policies)...);
     if (!chat)
-        return detail::in_directory(directory, chat.error());
+        return detail::in_model(path, chat.error());
     return chat;
 }
 
