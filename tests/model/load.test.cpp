@@ -101,6 +101,40 @@ TEST_CASE("kept weights give the model that packing them again gives, bit for bi
     }
 }
 
+TEST_CASE("a tied checkpoint may store its one matrix under the name of the head") {
+    const copied model("llama-gqa-tied");
+    const auto before = load(model.path(), {});
+    const auto file = kv::mapped_file::open(model.path() / "model.safetensors");
+    REQUIRE(file);
+    const std::string bytes(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size());
+    const auto parsed = kv::safetensors_header::parse(file->bytes(), "x");
+    REQUIRE(parsed);
+    std::string header = bytes.substr(8, parsed->buffer - 8);
+    const std::string name = "model.embed_tokens.weight";
+    const auto at = header.find('"' + name + '"');
+    REQUIRE(at != header.npos);
+    header.replace(at + 1, name.size(), "lm_head.weight");
+    model.directory.write("model.safetensors", testing_files::safetensors(header, bytes.substr(parsed->buffer)));
+
+    const auto loaded = load(model.path(), {.packed = model.packed()});
+    CHECK(logits(loaded.model) == logits(before.model));
+    CHECK(loaded.weights != before.weights); // the digest covers the names
+    CHECK(loaded.weights == *kv::checkpoint::open(model.path())->digest());
+    const auto again = load(model.path(), {.packed = model.packed(), .trust_description = false});
+    CHECK(again.report.reused);
+    CHECK(logits(again.model) == logits(before.model));
+
+    auto config = *kv::read_model_config(model.path());
+    config.tied_head = false;
+    const auto fits = kv::checkpoint::open(model.path())->holds(config);
+    REQUIRE_FALSE(fits);
+    CHECK(fits.error().code == kv::error_code::not_found);
+    CHECK(fits.error().field == name);
+    config.tied_head = true;
+    ++config.vocabulary;
+    CHECK(kv::checkpoint::open(model.path())->holds(config).error().field == "lm_head.weight.shape");
+}
+
 TEST_CASE("kept weights that are not the directory's are named, packed again and replaced") {
     const copied model("llama-gqa-tied");
     const kv::load_options keep{.packed = model.packed()};

@@ -206,4 +206,5 @@ def main():
     return 0 if exact >= 0.98 * tried else 1
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

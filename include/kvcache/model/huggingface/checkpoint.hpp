@@ -10,6 +10,7 @@
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
 #include <kvcache/model/tensor_view.hpp>
+#include <kvcache/model/weight_names.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -49,16 +50,17 @@ public:
 
     [[nodiscard]] bool contains(std::string_view name) const { return shard_of_.find(name) != shard_of_.end(); }
 
-    /// Returns the tensor `name`. It must have this shape, outermost first, and be F32, F16 or BF16. Errors: not_found;
+    /// Returns the tensor `name`. It must have this shape, outermost first, and be F32, F16 or BF16. The embedding of a
+    /// checkpoint that has only lm_head is that: the two are tied, or holds() refuses it. Errors: not_found;
     /// mismatched, for the shape; unsupported, for the dtype; truncated, when the file shrank.
     KVCACHE_LAZY [[nodiscard]] result<tensor_view> tensor(std::string_view name,
                                                           std::span<const std::size_t> shape) const {
-        const auto at = shard_of_.find(name);
+        const auto at = shard_of_.find(stored_name(name));
         if (at == shard_of_.end())
             return error{error_code::not_found, detail::shown(name),
                          detail::joined({directory_.string(), ": ", detail::shown(name),
                                          ": the tensor is not in the checkpoint"})};
-        return shards_[at->second].tensor(name, shape);
+        return shards_[at->second].tensor(at->first, shape);
     }
     KVCACHE_LAZY [[nodiscard]] result<tensor_view> tensor(std::string_view name,
                                                           std::initializer_list<std::size_t> shape) const {
@@ -66,10 +68,10 @@ public:
     }
 
     /// Checks that these are exactly the weights of `config`: every weight is present, with its shape and a supported
-    /// dtype, and there are no others, since an unknown bias or norm would be ignored silently. Two exceptions are
-    /// allowed: rotary_emb.inv_freq, which follows from the configuration, and a tied head whose bytes equal the
-    /// embedding's. Errors: those of tensor(); mismatched, for an extra tensor or a tied head that differs. Cost: reads
-    /// no weights except the two of a tied head.
+    /// dtype, and there are no others, since an unknown bias or norm would be ignored silently. Three exceptions are
+    /// allowed: rotary_emb.inv_freq, which follows from the configuration; a tied head whose bytes equal the
+    /// embedding's; and a tied head in place of the embedding. Errors: those of tensor(); mismatched, for an extra
+    /// tensor or a tied head that differs. Cost: reads no weights except the two of a tied head.
     KVCACHE_ONCE [[nodiscard]] result<void> holds(const model_config& config) const;
 
     /// Digests of tensors' bytes, by tensor name.
@@ -118,6 +120,11 @@ public:
 
 private:
     checkpoint() = default;
+
+    /// Name of the tensor that is returned for `name`.
+    [[nodiscard]] std::string_view stored_name(std::string_view name) const {
+        return name == embedding_name && !contains(name) ? head_name : name;
+    }
 
     std::filesystem::path directory_;
     std::vector<safetensors_file> shards_;

@@ -70,6 +70,7 @@ KVCACHE_LAZY [[nodiscard]] inline value extreme_filter(const value& v, const arg
     const value* best = nullptr;
     value best_key;
     for (const value& item : *items.as_list()) {
+        spent.work(64);
         value key = comparable(attribute_path(item, attribute, spent), case_sensitive, spent);
         if (best && !(args.of == "min" ? less(key, best_key, spent) : less(best_key, key, spent)))
             continue;

@@ -87,7 +87,7 @@ KVCACHE_LAZY [[nodiscard]] inline value sum_filter(const value& v, const argumen
     value sum = args.find(1, "start") ? *args.find(1, "start") : value(std::int64_t{0});
     const value items = items_of(v, spent);
     for (const value& item : *items.as_list()) {
-        spent.work(64);
+        spent.work(128);
         sum = combined("+", sum, attribute_path(item, args.find(0, "attribute"), spent), spent);
     }
     return sum;
@@ -139,7 +139,7 @@ KVCACHE_LAZY [[nodiscard]] inline value length_filter(const value& v, const argu
 KVCACHE_LAZY [[nodiscard]] inline value list_filter(const value& v, const arguments& args, budget& spent) {
     args.expect(0, {});
     const value items = items_of(v, spent);
-    if (!v.as_list() || v.kind() == list_kind::list)
+    if (!v.as_list() || v.kind() == list_kind::plain)
         return items;
     spent.items(items.as_list()->size());
     return *items.as_list();

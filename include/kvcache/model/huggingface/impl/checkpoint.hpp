@@ -67,6 +67,11 @@ KVCACHE_BODY result<checkpoint> checkpoint::open(const std::filesystem::path& di
 
 KVCACHE_BODY result<void> checkpoint::holds(const model_config& config) const {
     std::set<std::string, std::less<>> needed;
+    if (!config.tied_head && !contains(embedding_name))
+        return error{error_code::not_found, std::string(embedding_name),
+                     detail::joined({directory_.string(), ": ", embedding_name,
+                                     ": the tensor is not in the checkpoint, and the configuration does not tie it to ",
+                                     head_name})};
     for (weight_name& weight : weights_of(config)) {
         if (auto found = tensor(weight.name, weight.shape); !found)
             return found.error();
@@ -107,7 +112,7 @@ KVCACHE_BODY result<kvcache::digest> checkpoint::digest(thread_pool& threads, co
         for (const std::size_t extent : entry.shape)
             builder.number(extent);
         const auto bytes = shards_[shard].bytes(entry);
-        const auto read = known.find(name);
+        const auto read = known.find(name == stored_name(embedding_name) ? embedding_name : name);
         builder.nested(read != known.end() ? read->second : tree_hash(bytes, threads));
     }
     return builder.finish();
