@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: MIT
 //
-// gguf_facts FILE keys|tensors|texts
+// gguf_facts FILE keys|tensors|texts|logits
 //
 // What the library reads from a GGUF file, for gguf_real.py to compare:
 //   keys      one JSON object on a line: key to value; an array as a list
 //   tensors   for each tensor a line {"name", "format", "shape"}, then its weights as float32
 //   texts     reads lines {"text"} or {"messages"}, writes {"ids"} or {"prompt"}
+//   logits    reads lines {"ids"}, writes the logits of every position as float32: (ids, vocabulary)
 #include <kvcache/core/json.hpp>
+#include <kvcache/model.hpp>
 #include <kvcache/model/gguf/checkpoint.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <iostream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -80,6 +84,22 @@ void answer_texts(const std::string& path) {
     }
 }
 
+void answer_logits(const std::string& path) {
+    const auto loaded = must(kv::load_model(path));
+    kv::thread_pool threads(2);
+    for (std::string line; std::getline(std::cin, line);) {
+        std::vector<kv::token_id> prompt;
+        const kv::json asked = kv::json::parse(line);
+        for (const auto& id : asked["ids"])
+            prompt.push_back(kv::token_id{id.get<std::int32_t>()});
+        auto cache = kv::make_cache(loaded.model.shape(64), {.bytes = std::size_t{1} << 28});
+        kv::pipeline pipeline(cache, loaded.model, threads);
+        const auto filled = must(pipeline.prefill(prompt, kv::logits_mode::all));
+        std::cout.write(reinterpret_cast<const char*>(filled.logits.data()),
+                        static_cast<std::streamsize>(static_cast<std::size_t>(filled.logits.size()) * sizeof(float)));
+    }
+}
+
 } // namespace
 
 int main(int count, char** arguments) {
@@ -87,6 +107,8 @@ int main(int count, char** arguments) {
         const std::string path = count > 1 ? arguments[1] : "", what = count > 2 ? arguments[2] : "";
         if (what == "texts") {
             answer_texts(path);
+        } else if (what == "logits") {
+            answer_logits(path);
         } else {
             const auto file = must(kv::gguf_file::open(path));
             what == "keys" ? write_keys(file.header()) : write_tensors(file);

