@@ -5921,7 +5921,7 @@ struct identity {
     std::string codec = {};         ///< The page codec and its options.
     std::string layout = {};        ///< The layout of a page.
     std::uint64_t page_tokens = 0;  ///< Tokens per page.
-    std::string weight_format = {}; ///< Format of the weights that the GEMMs read: "f32", "bf16", "f16".
+    std::string weight_format = {}; ///< Format of the weights that the GEMMs read: "f32", "bf16", "Q4_K".
     std::uint64_t numeric_contract = numeric_contract_revision;
     std::string backend = "cpu";   ///< The backend and its kernel revision.
     std::string lineage = "exact"; ///< "exact", or "approximate" for pages that attended to an inexact page.
@@ -15852,6 +15852,1065 @@ namespace kvcache::inline KVCACHE_ABI {
 
 } // namespace kvcache
 
+// ---- kvcache/kernel/block_format.hpp ------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Formats of stored weights, with the type numbers of GGUF. All but the first three are quantised: a row is a sequence
+/// of blocks of integer codes with shared scales.
+enum class block_format : std::uint8_t {
+    f32 = 0,     ///< IEEE binary32.
+    f16 = 1,     ///< IEEE binary16.
+    q4_0 = 2,    ///< 4-bit codes, one scale for 32 weights.
+    q4_1 = 3,    ///< 4-bit codes, a scale and an offset for 32 weights.
+    q5_0 = 6,    ///< 5-bit codes, one scale for 32 weights.
+    q5_1 = 7,    ///< 5-bit codes, a scale and an offset for 32 weights.
+    q8_0 = 8,    ///< 8-bit codes, one scale for 32 weights.
+    q2_k = 10,   ///< 2-bit codes, 4-bit scales and offsets for 16 weights, scales of both for 256.
+    q3_k = 11,   ///< 3-bit codes, 6-bit scales for 16 weights, a scale of them for 256.
+    q4_k = 12,   ///< 4-bit codes, 6-bit scales and offsets for 32 weights, scales of both for 256.
+    q5_k = 13,   ///< 5-bit codes, 6-bit scales and offsets for 32 weights, scales of both for 256.
+    q6_k = 14,   ///< 6-bit codes, 8-bit scales for 16 weights, a scale of them for 256.
+    iq4_nl = 20, ///< 4-bit indices of a table of 16 values, one scale for 32 weights.
+    iq4_xs = 23, ///< The same table, 6-bit scales for 32 weights, a scale of them for 256.
+    bf16 = 30,   ///< The upper half of a binary32.
+    mxfp4 = 39,  ///< OCP MX: 4-bit floats, a power of two for 32 weights.
+};
+
+/// Every block format, by ascending type number.
+inline constexpr std::array block_formats = {
+    block_format::f32,    block_format::f16,    block_format::q4_0, block_format::q4_1,
+    block_format::q5_0,   block_format::q5_1,   block_format::q8_0, block_format::q2_k,
+    block_format::q3_k,   block_format::q4_k,   block_format::q5_k, block_format::q6_k,
+    block_format::iq4_nl, block_format::iq4_xs, block_format::bf16, block_format::mxfp4};
+
+/// Weights and bytes of one block.
+struct block_shape {
+    std::size_t weights = 1;
+    std::size_t bytes = 0;
+};
+
+/// Weights and bytes of one block of a format; a block of a float format is one number.
+[[nodiscard]] constexpr block_shape shape_of(block_format format) noexcept {
+    switch (format) {
+    case block_format::f32:
+        return {1, 4};
+    case block_format::f16:
+    case block_format::bf16:
+        return {1, 2};
+    case block_format::q4_0:
+    case block_format::iq4_nl:
+        return {32, 2 + 16};
+    case block_format::q4_1:
+        return {32, 2 + 2 + 16};
+    case block_format::q5_0:
+        return {32, 2 + 4 + 16};
+    case block_format::q5_1:
+        return {32, 2 + 2 + 4 + 16};
+    case block_format::q8_0:
+        return {32, 2 + 32};
+    case block_format::mxfp4:
+        return {32, 1 + 16};
+    case block_format::q2_k:
+        return {256, 16 + 64 + 2 + 2};
+    case block_format::q3_k:
+        return {256, 32 + 64 + 12 + 2};
+    case block_format::q4_k:
+        return {256, 2 + 2 + 12 + 128};
+    case block_format::q5_k:
+        return {256, 2 + 2 + 12 + 32 + 128};
+    case block_format::q6_k:
+        return {256, 128 + 64 + 16 + 2};
+    case block_format::iq4_xs:
+        return {256, 2 + 2 + 4 + 128};
+    }
+    return {};
+}
+
+/// Name in GGUF, such as "Q4_K".
+[[nodiscard]] constexpr std::string_view name_of(block_format format) noexcept {
+    switch (format) {
+    case block_format::f32:
+        return "F32";
+    case block_format::f16:
+        return "F16";
+    case block_format::bf16:
+        return "BF16";
+    case block_format::q4_0:
+        return "Q4_0";
+    case block_format::q4_1:
+        return "Q4_1";
+    case block_format::q5_0:
+        return "Q5_0";
+    case block_format::q5_1:
+        return "Q5_1";
+    case block_format::q8_0:
+        return "Q8_0";
+    case block_format::q2_k:
+        return "Q2_K";
+    case block_format::q3_k:
+        return "Q3_K";
+    case block_format::q4_k:
+        return "Q4_K";
+    case block_format::q5_k:
+        return "Q5_K";
+    case block_format::q6_k:
+        return "Q6_K";
+    case block_format::iq4_nl:
+        return "IQ4_NL";
+    case block_format::iq4_xs:
+        return "IQ4_XS";
+    case block_format::mxfp4:
+        return "MXFP4";
+    }
+    return "?";
+}
+
+/// The format with this type number in GGUF, or nothing if it is none of block_formats.
+[[nodiscard]] constexpr std::optional<block_format> block_format_of(std::uint32_t number) noexcept {
+    for (const block_format format : block_formats)
+        if (static_cast<std::uint32_t>(format) == number)
+            return format;
+    return std::nullopt;
+}
+
+/// Returns whether a format has integer codes and scales, rather than one float a weight.
+[[nodiscard]] constexpr bool is_quantized(block_format format) noexcept {
+    return shape_of(format).weights > 1;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/block_layout.hpp ------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Values of the 4-bit codes of IQ4_NL and IQ4_XS.
+inline constexpr std::array<std::int8_t, 16> iq4_values = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                           1,    13,   25,  38,  53,  69,  89,  113};
+
+/// Twice the values of the 4-bit floats of MXFP4 (E2M1): a sign, 2 exponent bits, 1 fraction bit.
+inline constexpr std::array<std::int8_t, 16> mxfp4_values = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+/// What a block of a quantised format consists of, and its place in a packed panel of 16 outputs (block_matrix).
+///
+/// A packed block of 16 outputs is: the scales (16, binary16; 16 bytes of exponents for MXFP4); the offsets, if any
+/// (16, binary16); for nested scales and each group, the scales (16, int8) and the offsets, if any (16, uint8); then
+/// for every 32 inputs the low bits of the codes and the high bits. Codes are in quads, four inputs of each of 16
+/// outputs: a byte has the low bits of the same place in 8 / low_bits adjacent quads, lowest bits first, and likewise
+/// the high bits. So a shift and a mask give the operand of a dot-product instruction, (16, 4).
+struct block_layout {
+    /// Values of codes: the code less `zero`, or a table.
+    enum class values : std::uint8_t { linear, iq4, mxfp4 };
+
+    std::uint8_t low_bits = 4;
+    std::uint8_t high_bits = 0;
+    std::uint8_t zero = 0;   ///< The code of the level 0; for a table, what makes every level positive.
+    std::uint8_t group = 32; ///< Weights that share a scale.
+    bool nested = false;     ///< Groups have integer scales, times the scale of a block of 256.
+    bool offset = false;     ///< Weights have an offset.
+    values table = values::linear;
+
+    /// Level of a code.
+    [[nodiscard]] constexpr int level(std::uint8_t code) const noexcept {
+        return table == values::linear ? code - zero : table == values::iq4 ? iq4_values[code] : mxfp4_values[code];
+    }
+
+    /// Inputs of a block.
+    [[nodiscard]] constexpr std::size_t weights() const noexcept { return nested ? 256 : 32; }
+    /// Groups of a block.
+    [[nodiscard]] constexpr std::size_t groups() const noexcept { return weights() / group; }
+    /// Bytes of the scales of one group of 16 outputs, where they are nested.
+    [[nodiscard]] constexpr std::size_t group_bytes() const noexcept { return nested ? offset ? 32 : 16 : 0; }
+    /// Bytes of the scales and offsets of 16 outputs that are not nested.
+    [[nodiscard]] constexpr std::size_t scale_bytes() const noexcept {
+        return table == values::mxfp4 ? 16 : offset ? 64 : 32;
+    }
+    /// Bytes before the codes of a packed block.
+    [[nodiscard]] constexpr std::size_t head_bytes() const noexcept { return scale_bytes() + groups() * group_bytes(); }
+    /// Bytes of the packed codes of 32 inputs and 16 outputs.
+    [[nodiscard]] constexpr std::size_t step_bytes() const noexcept { return (low_bits + high_bits) * std::size_t{64}; }
+    /// Bytes of a packed block of 16 outputs.
+    [[nodiscard]] constexpr std::size_t packed_bytes() const noexcept {
+        return head_bytes() + weights() / 32 * step_bytes();
+    }
+};
+
+/// Layout of a quantised format.
+[[nodiscard]] constexpr block_layout layout_of(block_format format) noexcept {
+    using values = block_layout::values;
+    switch (format) {
+    case block_format::f32:
+    case block_format::f16:
+    case block_format::bf16:
+        break;
+    case block_format::q4_0:
+        return {.zero = 8};
+    case block_format::q4_1:
+        return {.offset = true};
+    case block_format::q5_0:
+        return {.high_bits = 1, .zero = 16};
+    case block_format::q5_1:
+        return {.high_bits = 1, .offset = true};
+    case block_format::q8_0:
+        return {.low_bits = 8, .zero = 128};
+    case block_format::q2_k:
+        return {.low_bits = 2, .group = 16, .nested = true, .offset = true};
+    case block_format::q3_k:
+        return {.low_bits = 2, .high_bits = 1, .zero = 4, .group = 16, .nested = true};
+    case block_format::q4_k:
+        return {.nested = true, .offset = true};
+    case block_format::q5_k:
+        return {.high_bits = 1, .nested = true, .offset = true};
+    case block_format::q6_k:
+        return {.high_bits = 2, .zero = 32, .group = 16, .nested = true};
+    case block_format::iq4_nl:
+        return {.zero = 127, .table = values::iq4};
+    case block_format::iq4_xs:
+        return {.zero = 127, .nested = true, .table = values::iq4};
+    case block_format::mxfp4:
+        return {.zero = 12, .table = values::mxfp4};
+    }
+    return {};
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/little_endian.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The little-endian unsigned integer at offset `at`. Requires: it lies inside `bytes`.
+template <std::unsigned_integral N>
+[[nodiscard]] constexpr N load_little(std::span<const std::byte> bytes, std::size_t at) noexcept {
+    N made = 0;
+    for (std::size_t i = sizeof(N); i > 0; --i)
+        made = static_cast<N>(static_cast<N>(made << (sizeof(N) > 1 ? 8 : 0)) | std::to_integer<N>(bytes[at + i - 1]));
+    return made;
+}
+
+/// Stores an unsigned integer at offset `at`, little-endian. Requires: it lies inside `bytes`.
+template <std::unsigned_integral N>
+constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number) noexcept {
+    for (std::size_t i = 0; i < sizeof(N); ++i)
+        bytes[at + i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/quant_block.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// One block of a quantised format, taken apart. A weight is scale * scales[group] * level + offset * offsets[group],
+/// where the level is the value of its code. Every product is exact in float32 (11 + 7 + 5 bits at most), so a weight
+/// is rounded once, and neither the order of the products nor contraction changes it.
+struct quant_block {
+    block_layout layout = {};
+    float scale = 0.0f;
+    float offset = -0.0f;                      ///< -0 where a format has no offset: adding it changes nothing.
+    std::array<std::int8_t, 16> scales = {};   ///< (weights / group) 1 where a format has only one scale.
+    std::array<std::uint8_t, 16> offsets = {}; ///< (weights / group) 1 where it has only one offset.
+    std::array<std::uint8_t, 256> codes = {};  ///< (weights)
+
+    /// Weight `i` of the block.
+    [[nodiscard]] float weight(std::size_t i) const noexcept {
+        const std::size_t g = i / layout.group;
+        const float by = scale * static_cast<float>(scales[g]), shift = offset * static_cast<float>(offsets[g]);
+        return by * static_cast<float>(layout.level(codes[i])) + shift;
+    }
+};
+
+namespace detail {
+
+using block_bytes = std::span<const std::byte>;
+
+[[nodiscard]] constexpr std::uint32_t byte_at(block_bytes from, std::size_t at) noexcept {
+    return std::to_integer<std::uint32_t>(from[at]);
+}
+[[nodiscard]] constexpr float half_at(block_bytes from, std::size_t at) noexcept {
+    return widen(half{load_little<std::uint16_t>(from, at)});
+}
+
+/// 2^(exponent - 128): half of the power of two that E8M0 stands for, since the values of MXFP4 are doubled. The two
+/// smallest are subnormal.
+[[nodiscard]] constexpr float half_of_e8m0(std::uint32_t exponent) noexcept {
+    return std::bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+}
+
+/// Bits [0, 4) of byte i of each `run` bytes are code i of 2 * run codes, bits [4, 8) are code run + i.
+inline void read_nibbles(block_bytes from, std::size_t run, quant_block& to) noexcept {
+    for (std::size_t first = 0; first < from.size(); first += run)
+        for (std::size_t i = 0; i < run; ++i) {
+            const std::uint32_t two = byte_at(from, first + i);
+            to.codes[2 * first + i] = static_cast<std::uint8_t>(two & 15u);
+            to.codes[2 * first + run + i] = static_cast<std::uint8_t>(two >> 4);
+        }
+}
+
+/// The eight 6-bit scales and offsets of Q4_K and Q5_K. (12 bytes)
+inline void read_scales_and_offsets(block_bytes from, quant_block& to) noexcept {
+    for (std::size_t i = 0; i < 4; ++i) {
+        const std::uint32_t low = byte_at(from, i), middle = byte_at(from, 4 + i), high = byte_at(from, 8 + i);
+        to.scales[i] = static_cast<std::int8_t>(low & 63u);
+        to.offsets[i] = static_cast<std::uint8_t>(middle & 63u);
+        to.scales[4 + i] = static_cast<std::int8_t>((high & 15u) | (low >> 6) << 4);
+        to.offsets[4 + i] = static_cast<std::uint8_t>(high >> 4 | (middle >> 6) << 4);
+    }
+}
+
+inline void read_q2_k(block_bytes from, quant_block& to) noexcept {
+    to.scale = half_at(from, 80);
+    to.offset = -half_at(from, 82);
+    for (std::size_t g = 0; g < 16; ++g) {
+        to.scales[g] = static_cast<std::int8_t>(byte_at(from, g) & 15u);
+        to.offsets[g] = static_cast<std::uint8_t>(byte_at(from, g) >> 4);
+    }
+    for (std::size_t i = 0; i < 256; ++i)
+        to.codes[i] = static_cast<std::uint8_t>(byte_at(from, 16 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u);
+}
+
+inline void read_q3_k(block_bytes from, quant_block& to) noexcept {
+    to.scale = half_at(from, 108);
+    for (std::size_t g = 0; g < 16; ++g) {
+        const std::uint32_t low = byte_at(from, 96 + g % 8) >> (g / 8 * 4) & 15u;
+        const std::uint32_t high = byte_at(from, 104 + g % 4) >> (g / 4 * 2) & 3u;
+        to.scales[g] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
+    }
+    for (std::size_t i = 0; i < 256; ++i) {
+        const std::uint32_t low = byte_at(from, 32 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u;
+        const std::uint32_t high = byte_at(from, i % 32) >> (i / 32) & 1u;
+        to.codes[i] = static_cast<std::uint8_t>(low | high << 2);
+    }
+}
+
+inline void read_q6_k(block_bytes from, quant_block& to) noexcept {
+    to.scale = half_at(from, 208);
+    for (std::size_t g = 0; g < 16; ++g)
+        to.scales[g] = static_cast<std::int8_t>(byte_at(from, 192 + g));
+    for (std::size_t i = 0; i < 256; ++i) {
+        const std::uint32_t low = byte_at(from, i / 128 * 64 + i % 64) >> (i / 64 % 2 * 4) & 15u;
+        const std::uint32_t high = byte_at(from, 128 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u;
+        to.codes[i] = static_cast<std::uint8_t>(low | high << 4);
+    }
+}
+
+inline void read_iq4_xs(block_bytes from, quant_block& to) noexcept {
+    to.scale = half_at(from, 0);
+    for (std::size_t g = 0; g < 8; ++g) {
+        const std::uint32_t low = byte_at(from, 4 + g / 2) >> (g % 2 * 4) & 15u;
+        const std::uint32_t high = byte_at(from, 2 + g / 4) >> (g % 4 * 2) & 3u;
+        to.scales[g] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
+    }
+    read_nibbles(from.subspan(8), 16, to);
+}
+
+/// Formats with one scale, and perhaps one offset, for 32 weights: codes of 5 bits have their highest bits in four
+/// bytes before the others.
+inline void read_of_32(block_bytes from, quant_block& to) noexcept {
+    to.scale = half_at(from, 0);
+    std::size_t at = 2;
+    if (to.layout.offset) {
+        to.offset = half_at(from, at);
+        to.offsets[0] = 1;
+        at += 2;
+    }
+    if (to.layout.high_bits == 0)
+        return read_nibbles(from.subspan(at), 16, to);
+    const auto high = load_little<std::uint32_t>(from, at);
+    read_nibbles(from.subspan(at + 4), 16, to);
+    for (std::size_t i = 0; i < 32; ++i)
+        to.codes[i] = static_cast<std::uint8_t>(to.codes[i] | (high >> i & 1u) << 4);
+}
+
+inline void read_q4_k_or_q5_k(block_bytes from, quant_block& to) noexcept {
+    to.scale = half_at(from, 0);
+    to.offset = -half_at(from, 2);
+    read_scales_and_offsets(from.subspan(4, 12), to);
+    if (to.layout.high_bits == 0)
+        return read_nibbles(from.subspan(16), 32, to);
+    read_nibbles(from.subspan(48), 32, to);
+    for (std::size_t i = 0; i < 256; ++i)
+        to.codes[i] = static_cast<std::uint8_t>(to.codes[i] | (byte_at(from, 16 + i % 32) >> (i / 32) & 1u) << 4);
+}
+
+} // namespace detail
+
+/// Takes a block apart. Requires: the format is quantised, and `from` is one block. Cost: scalar code, for loading.
+[[nodiscard]] inline quant_block read_block(block_format format, std::span<const std::byte> from) noexcept {
+    quant_block to;
+    to.layout = layout_of(format);
+    to.scales[0] = 1;
+    switch (format) {
+    case block_format::f32:
+    case block_format::f16:
+    case block_format::bf16:
+        break;
+    case block_format::q4_0:
+    case block_format::q4_1:
+    case block_format::q5_0:
+    case block_format::q5_1:
+    case block_format::iq4_nl:
+        detail::read_of_32(from, to);
+        break;
+    case block_format::q8_0:
+        to.scale = detail::half_at(from, 0);
+        for (std::size_t i = 0; i < 32; ++i)
+            to.codes[i] = static_cast<std::uint8_t>(detail::byte_at(from, 2 + i) ^ 128u);
+        break;
+    case block_format::mxfp4:
+        to.scale = detail::half_of_e8m0(detail::byte_at(from, 0));
+        detail::read_nibbles(from.subspan(1), 16, to);
+        break;
+    case block_format::q2_k:
+        detail::read_q2_k(from, to);
+        break;
+    case block_format::q3_k:
+        detail::read_q3_k(from, to);
+        break;
+    case block_format::q4_k:
+    case block_format::q5_k:
+        detail::read_q4_k_or_q5_k(from, to);
+        break;
+    case block_format::q6_k:
+        detail::read_q6_k(from, to);
+        break;
+    case block_format::iq4_xs:
+        detail::read_iq4_xs(from, to);
+        break;
+    }
+    return to;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/block_packing.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Bytes of a packed panel of 16 outputs. Requires: `inputs` is whole blocks.
+[[nodiscard]] constexpr std::size_t panel_bytes(block_format format, std::size_t inputs) noexcept {
+    const block_layout layout = layout_of(format);
+    return inputs / layout.weights() * layout.packed_bytes();
+}
+
+namespace detail {
+
+/// The binary16 number of the same value. A NaN stays NaN. Requires: the number is a binary16 number.
+[[nodiscard]] inline std::uint16_t half_bits(float number) noexcept {
+    if (std::isinf(number))
+        return std::signbit(number) ? 0xFC00 : 0x7C00;
+    return to_half(number).bits;
+}
+
+/// Every byte of a word.
+[[nodiscard]] constexpr std::uint32_t in_each_byte(std::uint32_t bits) noexcept {
+    return bits * 0x01010101u;
+}
+
+/// Writes the scales of one output to a packed block.
+inline void pack_scales(const quant_block& block, std::size_t lane, std::byte* to) noexcept {
+    const block_layout& layout = block.layout;
+    if (layout.table == block_layout::values::mxfp4) {
+        const auto bits = std::bit_cast<std::uint32_t>(block.scale); // undoes half_of_e8m0()
+        to[lane] = static_cast<std::byte>(bits < 0x00800000u ? bits >> 22 : (bits >> 23) + 1);
+    } else {
+        const std::uint16_t scale = half_bits(block.scale), offset = half_bits(block.offset);
+        std::memcpy(to + 2 * lane, &scale, 2);
+        if (layout.offset)
+            std::memcpy(to + 32 + 2 * lane, &offset, 2);
+    }
+    to += layout.scale_bytes();
+    if (layout.nested)
+        for (std::size_t g = 0; g < layout.groups(); ++g, to += layout.group_bytes()) {
+            to[lane] = static_cast<std::byte>(block.scales[g]);
+            if (layout.offset)
+                to[16 + lane] = static_cast<std::byte>(block.offsets[g]);
+        }
+}
+
+/// Writes the codes of one output to a packed block, whose code bytes are zero in that lane.
+inline void pack_codes(const quant_block& block, std::size_t lane, std::byte* to) noexcept {
+    const block_layout& layout = block.layout;
+    const std::size_t low = layout.low_bits, high = layout.high_bits;
+    to += layout.head_bytes() + 4 * lane;
+    for (std::size_t step = 0; step < layout.weights() / 32; ++step, to += layout.step_bytes()) {
+        std::array<std::uint32_t, 10> lines = {};
+        for (std::size_t quad = 0; quad < 8; ++quad) {
+            std::uint32_t four;
+            std::memcpy(&four, &block.codes[step * 32 + quad * 4], 4);
+            lines[quad * low / 8] |= (four & in_each_byte((1u << low) - 1)) << (quad * low % 8);
+            if (high > 0)
+                lines[low + quad * high / 8] |= (four >> low & in_each_byte((1u << high) - 1)) << (quad * high % 8);
+        }
+        for (std::size_t line = 0; line < low + high; ++line)
+            std::memcpy(to + 64 * line, &lines[line], 4);
+    }
+}
+
+} // namespace detail
+
+/// Packs 16 rows of blocks into a panel, in the layout of block_layout. Each row is the blocks of one output in file
+/// order, at any alignment; null is a row of zeros. to: panel_bytes(format, inputs). Cost: reads and writes every byte
+/// once, with scalar code.
+inline void pack_panel(block_format format, std::span<const std::byte* const, 16> rows, std::size_t inputs,
+                       std::byte* to) noexcept {
+    const block_shape shape = shape_of(format);
+    for (std::size_t block = 0; block < inputs / shape.weights; ++block, to += layout_of(format).packed_bytes())
+        for (std::size_t lane = 0; lane < 16; ++lane) {
+            quant_block taken{.layout = layout_of(format)};
+            if (rows[lane] != nullptr)
+                taken = read_block(format, {rows[lane] + block * shape.bytes, shape.bytes});
+            detail::pack_scales(taken, lane, to);
+            detail::pack_codes(taken, lane, to);
+        }
+}
+
+/// Block of output `lane` in a packed block of 16 outputs.
+[[nodiscard]] inline quant_block unpack_block(const block_layout& layout, const std::byte* from,
+                                              std::size_t lane) noexcept {
+    quant_block to{.layout = layout};
+    const auto half_from = [&](const std::byte* at) {
+        half number;
+        std::memcpy(&number.bits, at, 2);
+        return widen(number);
+    };
+    to.scales[0] = 1;
+    if (layout.table == block_layout::values::mxfp4)
+        to.scale = detail::half_of_e8m0(std::to_integer<std::uint32_t>(from[lane]));
+    else
+        to.scale = half_from(from + 2 * lane);
+    if (layout.offset) {
+        to.offset = half_from(from + 32 + 2 * lane);
+        to.offsets[0] = 1;
+    }
+    const std::byte* at = from + layout.scale_bytes() + lane;
+    if (layout.nested)
+        for (std::size_t g = 0; g < layout.groups(); ++g, at += layout.group_bytes()) {
+            to.scales[g] = static_cast<std::int8_t>(std::to_integer<std::uint8_t>(at[0]));
+            if (layout.offset)
+                to.offsets[g] = std::to_integer<std::uint8_t>(at[16]);
+        }
+    const std::size_t low = layout.low_bits, high = layout.high_bits;
+    for (std::size_t i = 0; i < layout.weights(); ++i) {
+        const std::byte* codes = from + layout.head_bytes() + i / 32 * layout.step_bytes() + 4 * lane + i % 4;
+        const std::size_t quad = i % 32 / 4;
+        std::uint32_t code = std::to_integer<std::uint32_t>(codes[quad * low / 8 * 64]) >> (quad * low % 8);
+        code &= (1u << low) - 1;
+        if (high > 0) {
+            const auto line = std::to_integer<std::uint32_t>(codes[(low + quad * high / 8) * 64]);
+            code |= (line >> (quad * high % 8) & ((1u << high) - 1)) << low;
+        }
+        to.codes[i] = static_cast<std::uint8_t>(code);
+    }
+    return to;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/block_matrix.hpp ------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Adjacent outputs of a block_matrix with one format.
+struct block_part {
+    block_format format = block_format::q8_0;
+    std::size_t outputs = 0;
+
+    friend bool operator==(const block_part&, const block_part&) = default;
+};
+
+/// Some panels of one part: weights of the outputs [first, last), panel after panel.
+struct block_strip {
+    block_format format = block_format::q8_0;
+    const std::byte* data = nullptr;
+    std::size_t panel_bytes = 0;
+    std::size_t panels = 0;
+    std::size_t first = 0;
+    std::size_t last = 0;
+
+    [[nodiscard]] const std::byte* panel(std::size_t i) const noexcept { return data + i * panel_bytes; }
+};
+
+/// Weights of y = W x that stay in their quantised blocks, in about as many bytes as the file (Q4_K, Q5_K, IQ4_XS and
+/// Q3_K: up to 5 % more, since nested scales become bytes). Packed in panels of 16 outputs (block_layout) that do not
+/// depend on the processor; a panel has its blocks by ascending inputs. Parts, such as the queries, keys and values of
+/// an attention layer, may differ in format; each begins a panel. It views packed bytes and keeps their owner alive.
+class block_matrix {
+public:
+    static constexpr std::size_t panel_width = 16;
+
+    block_matrix() = default;
+
+    /// Views bytes_of() bytes that pack_panel() has packed, panel after panel. Requires: they begin on a cache line;
+    /// `inputs` is whole blocks of every part.
+    block_matrix(std::span<const block_part> parts, std::size_t inputs, std::shared_ptr<const std::byte> packed)
+        : inputs_(inputs), packed_(std::move(packed)) {
+        expects(reinterpret_cast<std::uintptr_t>(packed_.get()) % line_bytes == 0,
+                "packed weights begin on a cache line");
+        for (const block_part& part : parts) {
+            expects(is_quantized(part.format) && inputs % shape_of(part.format).weights == 0,
+                    "the rows of a block matrix are whole blocks");
+            parts_.push_back({part, outputs_, bytes_});
+            outputs_ += part.outputs;
+            bytes_ += panels_of(part) * panel_bytes(part.format, inputs);
+        }
+    }
+
+    /// Bytes of the packed weights.
+    [[nodiscard]] static std::size_t bytes_of(std::span<const block_part> parts, std::size_t inputs) noexcept {
+        std::size_t bytes = 0;
+        for (const block_part& part : parts)
+            bytes += panels_of(part) * panel_bytes(part.format, inputs);
+        return bytes;
+    }
+
+    [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
+    [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+    [[nodiscard]] std::size_t parts() const noexcept { return parts_.size(); }
+    [[nodiscard]] const block_part& part(std::size_t i) const noexcept { return parts_[i].of; }
+
+    /// Number of strips of up to `wide` panels; a strip has panels of one part.
+    [[nodiscard]] std::size_t strips(std::size_t wide) const noexcept {
+        std::size_t all = 0;
+        for (const placed& part : parts_)
+            all += strips_of(part.of, wide);
+        return all;
+    }
+
+    /// Strip `index` of up to `wide` panels. Requires: index < strips(wide).
+    [[nodiscard]] block_strip strip(std::size_t index, std::size_t wide) const noexcept {
+        auto part = parts_.begin();
+        for (; index >= strips_of(part->of, wide); ++part)
+            index -= strips_of(part->of, wide);
+        const std::size_t bytes = panel_bytes(part->of.format, inputs_), panel = index * wide;
+        const std::size_t last = std::min((panel + wide) * panel_width, part->of.outputs);
+        return {.format = part->of.format,
+                .data = packed_.get() + part->offset + panel * bytes,
+                .panel_bytes = bytes,
+                .panels = std::min(wide, panels_of(part->of) - panel),
+                .first = part->first + panel * panel_width,
+                .last = part->first + last};
+    }
+
+    /// Weights of one output, dequantised: the bits of dequantize(). (inputs)
+    void row(std::size_t output, std::span<float> out) const {
+        expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
+        const block_strip at = strip_with(output);
+        const block_layout layout = layout_of(at.format);
+        for (std::size_t k = 0; k < inputs_; k += layout.weights()) {
+            const quant_block block =
+                unpack_block(layout, at.data + k / layout.weights() * layout.packed_bytes(), output - at.first);
+            for (std::size_t i = 0; i < layout.weights(); ++i)
+                out[k + i] = block.weight(i);
+        }
+    }
+
+private:
+    struct placed {
+        block_part of;
+        std::size_t first;  // output
+        std::size_t offset; // byte
+    };
+
+    [[nodiscard]] static std::size_t panels_of(const block_part& part) noexcept {
+        return (part.outputs + panel_width - 1) / panel_width;
+    }
+    [[nodiscard]] static std::size_t strips_of(const block_part& part, std::size_t wide) noexcept {
+        return (panels_of(part) + wide - 1) / wide;
+    }
+    [[nodiscard]] block_strip strip_with(std::size_t output) const noexcept {
+        std::size_t before = 0;
+        for (const placed& part : parts_) {
+            if (output < part.first + part.of.outputs)
+                return strip(before + (output - part.first) / panel_width, 1);
+            before += panels_of(part.of);
+        }
+        return {};
+    }
+
+    std::vector<placed> parts_;
+    std::size_t outputs_ = 0;
+    std::size_t inputs_ = 0;
+    std::size_t bytes_ = 0;
+    std::shared_ptr<const std::byte> packed_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/block_codes.hpp -------------------------------------------------------------------------------
+
+/// Vectors of codes, levels and scales from packed blocks of 16 outputs (block_layout).
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// A quad of codes of native_lanes outputs: the bytes of a lane belong to four adjacent inputs, lowest byte first.
+using code_quad = std::uint32_t __attribute__((vector_size(4 * native_lanes)));
+using code_bytes = std::uint8_t __attribute__((vector_size(4 * native_lanes)));
+using code_numbers = std::int32_t __attribute__((vector_size(4 * native_lanes)));
+using lane_floats = float __attribute__((vector_size(4 * native_lanes)));
+
+/// `bits` in every byte of a quad.
+[[nodiscard]] KVCACHE_INLINE inline code_quad in_all(std::uint32_t bits) noexcept {
+    return code_quad{} + bits * 0x01010101u;
+}
+
+[[nodiscard]] KVCACHE_INLINE inline code_quad load_quad(const std::byte* from) noexcept {
+    code_quad quad;
+    std::memcpy(&quad, from, sizeof quad);
+    return quad;
+}
+
+/// Codes of quad `quad` (of 8) of a step of 32 inputs whose bytes begin at `step`, of one part of the 16 outputs.
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline code_quad codes_of(const std::byte* step, std::size_t quad,
+                                                       std::size_t part) noexcept {
+    constexpr block_layout layout = layout_of(Format);
+    constexpr unsigned low = layout.low_bits, high = layout.high_bits;
+    step += part * sizeof(code_quad);
+    code_quad codes = load_quad(step + quad * low / 8 * 64);
+    if constexpr (low < 8)
+        codes = codes >> static_cast<unsigned>(quad * low % 8) & in_all((1u << low) - 1);
+    if constexpr (high > 0) {
+        code_quad upper = load_quad(step + (low + quad * high / 8) * 64);
+        const auto at = static_cast<unsigned>(quad * high % 8);
+        upper = at < low ? upper << (low - at) : upper >> (at - low);
+        codes |= upper & in_all(((1u << high) - 1) << low);
+    }
+    return codes;
+}
+
+/// The values of a table at the codes of a quad. Requires: codes are below 16.
+[[nodiscard]] KVCACHE_INLINE inline code_quad looked_up(const std::array<std::int8_t, 16>& table,
+                                                        code_quad codes) noexcept {
+#if defined(__AVX512BW__)
+    const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table.data()));
+    return reinterpret_cast<code_quad>(
+        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), reinterpret_cast<__m512i>(codes)));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table.data()));
+    return reinterpret_cast<code_quad>(
+        _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), reinterpret_cast<__m256i>(codes)));
+#elif defined(__aarch64__)
+    return reinterpret_cast<code_quad>(
+        vqtbl1q_u8(vreinterpretq_u8_s8(vld1q_s8(table.data())), reinterpret_cast<uint8x16_t>(codes)));
+#else
+    std::uint8_t each[sizeof(code_quad)];
+    std::memcpy(each, &codes, sizeof each);
+    for (std::uint8_t& code : each)
+        code = static_cast<std::uint8_t>(table[code & 15u]);
+    std::memcpy(&codes, each, sizeof each);
+    return codes;
+#endif
+}
+
+/// Levels of codes, as int8.
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline code_quad levels_of(code_quad codes) noexcept {
+    constexpr block_layout layout = layout_of(Format);
+    if constexpr (layout.table == block_layout::values::iq4)
+        return looked_up(iq4_values, codes);
+    else if constexpr (layout.table == block_layout::values::mxfp4)
+        return looked_up(mxfp4_values, codes);
+    else if constexpr (layout.zero == 128)
+        return codes ^ in_all(128);
+    else if constexpr (layout.zero > 0)
+        return reinterpret_cast<code_quad>(reinterpret_cast<code_bytes>(codes) -
+                                           reinterpret_cast<code_bytes>(in_all(layout.zero)));
+    else
+        return codes;
+}
+
+/// Levels of input `i` (of 4) of a quad, as float32.
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline native_floats level_of(code_quad levels, std::size_t i) noexcept {
+    constexpr block_layout layout = layout_of(Format);
+    const auto at = static_cast<unsigned>(8 * i);
+    code_numbers numbers;
+#if defined(__AVX512BW__)
+    if (layout.zero == 0 && (i == 1 || i == 2)) { // one shuffle in place of a shift and a mask
+        const auto byte = static_cast<int>(0x80808000u + i);
+        const __m512i from = _mm512_set4_epi32(byte + 12, byte + 8, byte + 4, byte);
+        numbers = reinterpret_cast<code_numbers>(_mm512_shuffle_epi8(reinterpret_cast<__m512i>(levels), from));
+        return native_floats(__builtin_convertvector(numbers, lane_floats));
+    }
+#endif
+    if constexpr (layout.zero == 0)
+        numbers = reinterpret_cast<code_numbers>(i < 3 ? levels >> at & 255u : levels >> at);
+    else
+        numbers = reinterpret_cast<code_numbers>(levels << (24 - at)) >> 24;
+    return native_floats(__builtin_convertvector(numbers, lane_floats));
+}
+
+/// Sixteen bytes as float32, signed or not.
+template <class Byte>
+[[nodiscard]] KVCACHE_INLINE inline f32x16 floats_of_bytes(const std::byte* from) noexcept {
+    f32x16 v;
+    KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
+        Byte bytes[native_lanes];
+        std::memcpy(bytes, from + part * native_lanes, sizeof bytes);
+        code_numbers numbers;
+        KVCACHE_UNROLL for (std::size_t lane = 0; lane < native_lanes; ++lane) numbers[lane] = bytes[lane];
+        v.part[part] = native_floats(__builtin_convertvector(numbers, lane_floats));
+    }
+    return v;
+}
+
+#if defined(__AVX512F__)
+template <>
+[[nodiscard]] KVCACHE_INLINE inline f32x16 floats_of_bytes<std::int8_t>(const std::byte* from) noexcept {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return {{native_floats(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)))}};
+}
+template <>
+[[nodiscard]] KVCACHE_INLINE inline f32x16 floats_of_bytes<std::uint8_t>(const std::byte* from) noexcept {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return {{native_floats(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)))}};
+}
+#endif
+
+/// Scales and offsets of a group of 16 outputs.
+struct group_scales {
+    f32x16 scale, offset;
+};
+
+/// Scales and offsets of a packed block.
+template <block_format Format>
+class block_scales {
+public:
+    KVCACHE_INLINE explicit block_scales(const std::byte* block) noexcept : nested_(block + layout.scale_bytes()) {
+        if constexpr (layout.table == block_layout::values::mxfp4) {
+            alignas(64) float each[16];
+            KVCACHE_UNROLL for (std::size_t lane = 0; lane < 16; ++lane) each[lane] =
+                half_of_e8m0(std::to_integer<std::uint32_t>(block[lane]));
+            whole_.scale = f32x16::load(each);
+        } else {
+            whole_.scale = f32x16::load(reinterpret_cast<const half*>(block));
+        }
+        if constexpr (layout.offset)
+            whole_.offset = f32x16::load(reinterpret_cast<const half*>(block + 32));
+    }
+
+    /// Those of group `g`. `offset` is undefined where the format has none. Every product is exact.
+    [[nodiscard]] KVCACHE_INLINE group_scales group(std::size_t g) const noexcept {
+        if constexpr (!layout.nested)
+            return whole_;
+        group_scales made;
+        const std::byte* at = nested_ + g * layout.group_bytes();
+        made.scale = whole_.scale * floats_of_bytes<std::int8_t>(at);
+        if constexpr (layout.offset)
+            made.offset = whole_.offset * floats_of_bytes<std::uint8_t>(at + 16);
+        return made;
+    }
+
+private:
+    static constexpr block_layout layout = layout_of(Format);
+
+    const std::byte* nested_;
+    group_scales whole_;
+};
+
+} // namespace kvcache::detail
+
+// ---- kvcache/kernel/tile_sums.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Accumulators of a tile. (rows, panels * 16), flat: GCC 12 does not keep nested arrays in registers.
+template <std::size_t Rows, std::size_t Panels>
+using tile_sums = native_floats[Rows * Panels * native_parts];
+
+// A separate function for the one tile of a matrix with fewer outputs than its vectors.
+[[gnu::noinline]] inline void copy_rows(const float* from, std::size_t from_stride, float* to, std::size_t to_stride,
+                                        std::size_t rows, std::size_t count) {
+    for (std::size_t r = 0; r < rows; ++r)
+        std::memcpy(to + r * to_stride, from + r * from_stride, count * sizeof(float));
+}
+
+/// Loads accumulators from rows of `stride` floats.
+template <std::size_t Rows, std::size_t Panels>
+KVCACHE_INLINE inline void load_whole(tile_sums<Rows, Panels>& sums, const float* from, std::size_t stride) {
+    KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v] =
+            native_floats::load_unaligned(from + v * native_lanes);
+        from += stride;
+        keep(from); // otherwise GCC computes all addresses first and runs out of registers
+    }
+}
+
+/// Stores accumulators to rows of `stride` floats.
+template <std::size_t Rows, std::size_t Panels>
+KVCACHE_INLINE inline void store_whole(const tile_sums<Rows, Panels>& sums, float* to, std::size_t stride) {
+    KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v]
+            .store_unaligned(to + v * native_lanes);
+        to += stride;
+        keep(to);
+    }
+}
+
+/// Sets accumulators to zero, or loads them from `y`, whose rows may end before the last panel does.
+template <std::size_t Rows, std::size_t Panels>
+KVCACHE_INLINE inline void begin_sums(tile_sums<Rows, Panels>& sums, const float* y, std::size_t stride,
+                                      std::size_t outputs, bool from_zero) {
+    if (from_zero) {
+        KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * Panels * native_parts; ++i) sums[i] = native_floats(0.0f);
+    } else if (outputs >= Panels * 16) {
+        load_whole<Rows, Panels>(sums, y, stride);
+    } else {
+        alignas(64) float whole[Rows * Panels * 16] = {};
+        copy_rows(y, stride, whole, Panels * 16, Rows, outputs);
+        load_whole<Rows, Panels>(sums, whole, Panels * 16);
+    }
+}
+
+/// Stores accumulators to `y`, whose rows may end before the last panel does.
+template <std::size_t Rows, std::size_t Panels>
+KVCACHE_INLINE inline void end_sums(const tile_sums<Rows, Panels>& sums, float* y, std::size_t stride,
+                                    std::size_t outputs) {
+    if (outputs >= Panels * 16) {
+        store_whole<Rows, Panels>(sums, y, stride);
+    } else {
+        alignas(64) float whole[Rows * Panels * 16];
+        store_whole<Rows, Panels>(sums, whole, Panels * 16);
+        copy_rows(whole, Panels * 16, y, stride, Rows, outputs);
+    }
+}
+
+} // namespace kvcache::detail
+
+// ---- kvcache/kernel/block_widen.hpp -------------------------------------------------------------------------------
+
+/// Weights of packed blocks as float32, in a buffer or in the chains of a single row.
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// A dequantised weight, exactly: scale * level is exact, so fusing the offset rounds once, as it must.
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline native_floats weight_of(const native_floats& level, const native_floats& scale,
+                                                            const native_floats& offset) noexcept {
+    if constexpr (layout_of(Format).offset)
+        return fused(scale, level, offset);
+    else
+        return scale * level;
+}
+
+/// Widens the inputs [k, k + inputs) of a panel: input by input, 16 outputs at to + i * step. Requires: k and `inputs`
+/// are multiples of 32.
+template <block_format Format>
+void widen_panel(const std::byte* panel, std::size_t k, std::size_t inputs, float* to, std::size_t step) {
+    constexpr block_layout layout = layout_of(Format);
+    for (const std::size_t end = k + inputs; k < end; k += 32) {
+        const std::byte* block = panel + k / layout.weights() * layout.packed_bytes();
+        const std::size_t index = k % layout.weights() / 32;
+        const std::byte* codes = block + layout.head_bytes() + index * layout.step_bytes();
+        const block_scales<Format> scales(block);
+        KVCACHE_UNROLL for (std::size_t half_step = 0; half_step < 2; ++half_step) {
+            const group_scales by = scales.group((index * 32 + half_step * 16) / layout.group);
+            KVCACHE_UNROLL for (std::size_t quad = half_step * 4; quad < half_step * 4 + 4; ++quad) {
+                KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
+                    const code_quad levels = levels_of<Format>(codes_of<Format>(codes, quad, part));
+                    KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i)
+                        weight_of<Format>(level_of<Format>(levels, i), by.scale.part[part], by.offset.part[part])
+                            .store_unaligned(to + i * step + part * native_lanes);
+                }
+                to += 4 * step;
+            }
+        }
+    }
+}
+
+/// Panels of a single row that are computed together: enough chains to hide the latency of a multiply-add.
+inline constexpr std::size_t row_panels = 4;
+
+/// Bytes that a single row prefetches ahead in each panel, about the latency of memory; but the same place of the next
+/// panels where that is less than `panels_ahead`, since short panels end too soon.
+inline constexpr std::size_t blocks_ahead = 4096, panels_ahead = 128 << 10;
+
+/// Product of one row with Panels panels of a strip, from panel `panel` on: each output one chain of fused
+/// multiply-adds over ascending inputs. x: (inputs), y: (last - first) of the strip
+template <block_format Format, std::size_t Panels>
+void multiply_row(const float* x, const block_strip& strip, std::size_t panel, std::size_t inputs, float* y) {
+    constexpr block_layout layout = layout_of(Format);
+    constexpr std::size_t vectors = Panels * native_parts;
+    tile_sums<1, Panels> sums;
+    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = native_floats(0.0f);
+    const std::byte* block = strip.panel(panel);
+    const std::size_t next = strip.panel_bytes;
+    const std::size_t ahead = Panels * next < panels_ahead ? Panels * next : blocks_ahead;
+    for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
+        for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
+            const std::byte* codes = block + layout.head_bytes() + step * layout.step_bytes();
+            KVCACHE_UNROLL for (std::size_t half_step = 0; half_step < 2; ++half_step) {
+                native_floats scale[vectors], offset[vectors];
+                KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                    const group_scales by =
+                        block_scales<Format>(block + p * next).group((step * 32 + half_step * 16) / layout.group);
+                    KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
+                        scale[p * native_parts + part] = by.scale.part[part];
+                        if constexpr (layout.offset)
+                            offset[p * native_parts + part] = by.offset.part[part];
+                    }
+                }
+                KVCACHE_UNROLL for (std::size_t quad = half_step * 4; quad < half_step * 4 + 4; ++quad) {
+                    code_quad levels[vectors];
+                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) levels[v] =
+                        levels_of<Format>(codes_of<Format>(codes + v / native_parts * next, quad, v % native_parts));
+                    KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i) {
+                        const native_floats a(x[quad * 4 + i]);
+                        KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) accumulate(
+                            sums[v], a, weight_of<Format>(level_of<Format>(levels[v], i), scale[v], offset[v]));
+                    }
+                }
+            }
+            for (std::size_t p = 0; p < Panels; ++p)
+                for (std::size_t line = 0; line < layout.step_bytes(); line += 64)
+                    prefetch_soon(codes + p * next, ahead + line);
+            x += 32;
+        }
+    }
+    end_sums<1, Panels>(sums, y + panel * 16, 0, strip.last - strip.first - panel * 16);
+}
+
+/// Calls body<Format>() with the quantised format.
+template <class Body>
+inline void with_format(block_format format, Body body) {
+    using enum block_format;
+    switch (format) {
+    case f32:
+    case f16:
+    case bf16:
+        return;
+    case q4_0:
+        return body.template operator()<q4_0>();
+    case q4_1:
+        return body.template operator()<q4_1>();
+    case q5_0:
+        return body.template operator()<q5_0>();
+    case q5_1:
+        return body.template operator()<q5_1>();
+    case q8_0:
+        return body.template operator()<q8_0>();
+    case q2_k:
+        return body.template operator()<q2_k>();
+    case q3_k:
+        return body.template operator()<q3_k>();
+    case q4_k:
+        return body.template operator()<q4_k>();
+    case q5_k:
+        return body.template operator()<q5_k>();
+    case q6_k:
+        return body.template operator()<q6_k>();
+    case iq4_nl:
+        return body.template operator()<iq4_nl>();
+    case iq4_xs:
+        return body.template operator()<iq4_xs>();
+    case mxfp4:
+        return body.template operator()<mxfp4>();
+    }
+}
+
+} // namespace kvcache::detail
+
 // ---- kvcache/kernel/packed_matrix.hpp -----------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -15940,73 +16999,6 @@ private:
 };
 
 } // namespace kvcache
-
-// ---- kvcache/kernel/tile_sums.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::detail {
-
-/// Accumulators of a tile. (rows, panels * 16), flat: GCC 12 does not keep nested arrays in registers.
-template <std::size_t Rows, std::size_t Panels>
-using tile_sums = native_floats[Rows * Panels * native_parts];
-
-// A separate function for the one tile of a matrix with fewer outputs than its vectors.
-[[gnu::noinline]] inline void copy_rows(const float* from, std::size_t from_stride, float* to, std::size_t to_stride,
-                                        std::size_t rows, std::size_t count) {
-    for (std::size_t r = 0; r < rows; ++r)
-        std::memcpy(to + r * to_stride, from + r * from_stride, count * sizeof(float));
-}
-
-/// Loads accumulators from rows of `stride` floats.
-template <std::size_t Rows, std::size_t Panels>
-KVCACHE_INLINE inline void load_whole(tile_sums<Rows, Panels>& sums, const float* from, std::size_t stride) {
-    KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v] =
-            native_floats::load_unaligned(from + v * native_lanes);
-        from += stride;
-        keep(from); // otherwise GCC computes all addresses first and runs out of registers
-    }
-}
-
-/// Stores accumulators to rows of `stride` floats.
-template <std::size_t Rows, std::size_t Panels>
-KVCACHE_INLINE inline void store_whole(const tile_sums<Rows, Panels>& sums, float* to, std::size_t stride) {
-    KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v]
-            .store_unaligned(to + v * native_lanes);
-        to += stride;
-        keep(to);
-    }
-}
-
-/// Sets accumulators to zero, or loads them from `y`, whose rows may end before the last panel does.
-template <std::size_t Rows, std::size_t Panels>
-KVCACHE_INLINE inline void begin_sums(tile_sums<Rows, Panels>& sums, const float* y, std::size_t stride,
-                                      std::size_t outputs, bool from_zero) {
-    if (from_zero) {
-        KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * Panels * native_parts; ++i) sums[i] = native_floats(0.0f);
-    } else if (outputs >= Panels * 16) {
-        load_whole<Rows, Panels>(sums, y, stride);
-    } else {
-        alignas(64) float whole[Rows * Panels * 16] = {};
-        copy_rows(y, stride, whole, Panels * 16, Rows, outputs);
-        load_whole<Rows, Panels>(sums, whole, Panels * 16);
-    }
-}
-
-/// Stores accumulators to `y`, whose rows may end before the last panel does.
-template <std::size_t Rows, std::size_t Panels>
-KVCACHE_INLINE inline void end_sums(const tile_sums<Rows, Panels>& sums, float* y, std::size_t stride,
-                                    std::size_t outputs) {
-    if (outputs >= Panels * 16) {
-        store_whole<Rows, Panels>(sums, y, stride);
-    } else {
-        alignas(64) float whole[Rows * Panels * 16];
-        store_whole<Rows, Panels>(sums, whole, Panels * 16);
-        copy_rows(whole, Panels * 16, y, stride, Rows, outputs);
-    }
-}
-
-} // namespace kvcache::detail
 
 // ---- kvcache/kernel/gemm_microkernel.hpp --------------------------------------------------------------------------
 
@@ -16645,6 +17637,582 @@ void gemm_of_packed_rows(const rows_in& x, const Matrix& w, const row_blocks& ro
 }
 
 } // namespace kvcache::detail
+
+// ---- kvcache/kernel/block_gemm.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+namespace detail {
+
+/// Widens the inputs [k, k + inputs) of a strip as a strip of packed_matrix. (inputs, panels * 16)
+KVCACHE_LAZY inline void widen_strip(const block_strip& strip, std::size_t k, std::size_t inputs, float* to) {
+    with_format(strip.format, [&]<block_format Format> {
+        for (std::size_t panel = 0; panel < strip.panels; ++panel)
+            widen_panel<Format>(strip.panel(panel), k, inputs, to + panel * 16, strip.panels * 16);
+    });
+}
+
+// Each block of inputs is widened once for all tiles of a block of rows.
+template <>
+struct strip_reader<block_matrix> {
+    static constexpr std::size_t input_step = 32;
+    static constexpr bool buffered = true;
+    static constexpr bool buffered_by_tile = false; // but before it
+
+    [[nodiscard]] static std::size_t strips(const block_matrix& w) { return w.strips(strip_panels); }
+    [[nodiscard]] static strip_outputs outputs(const block_matrix& w, std::size_t strip) {
+        const block_strip at = w.strip(strip, strip_panels);
+        return {at.first, at.last};
+    }
+    [[nodiscard]] static const float* first(const block_matrix& w, std::size_t strip, std::size_t k, std::size_t inputs,
+                                            float* wide) {
+        widen_strip(w.strip(strip, strip_panels), k, inputs, wide);
+        return wide;
+    }
+    [[nodiscard]] static bytes_ahead bytes(const block_matrix& w, std::size_t strip, std::size_t k,
+                                           std::size_t inputs) {
+        const block_strip at = w.strip(strip, strip_panels);
+        const block_layout layout = layout_of(at.format);
+        return {.base = at.data + k / layout.weights() * layout.packed_bytes(),
+                .run = at.panels * (inputs / 32 * layout.packed_bytes() / (layout.weights() / 32))};
+    }
+};
+
+/// Products of one row with some strips of row_panels panels.
+KVCACHE_LAZY inline void multiply_strips(const float* x, const block_matrix& w, std::size_t strip, std::size_t last,
+                                         float* y) {
+    for (; strip < last; ++strip) {
+        const block_strip at = w.strip(strip, row_panels);
+        with_format(at.format, [&]<block_format Format> {
+            if (at.panels == row_panels)
+                return multiply_row<Format, row_panels>(x, at, 0, w.inputs(), y + at.first);
+            for (std::size_t panel = 0; panel < at.panels; ++panel)
+                multiply_row<Format, 1>(x, at, panel, w.inputs(), y + at.first);
+        });
+    }
+}
+
+/// Products of few rows with some strips of strip_panels panels, each widened once, in pieces that stay in the L1
+/// cache.
+template <std::size_t Rows>
+void multiply_few(const rows_in& x, const block_matrix& w, std::size_t strip, std::size_t last, const rows_out& y) {
+    constexpr std::size_t piece = native_lanes == 16 ? 96 : 256;
+    alignas(line_bytes) float wide[piece * strip_panels * 16];
+    for (; strip < last; ++strip) {
+        const block_strip at = w.strip(strip, strip_panels);
+        for (std::size_t k = 0; k < w.inputs(); k += piece) {
+            const std::size_t inputs = std::min(piece, w.inputs() - k);
+            widen_strip(at, k, inputs, wide);
+            with_rows<strip_panels>(at.panels, [&]<std::size_t Panels> {
+                gemm_microkernel<Rows, 1, Panels>(x.data + k, x.stride, static_cast<const float*>(wide), 0, inputs,
+                                                  y.data + at.first, y.stride, at.last - at.first, k == 0);
+            });
+        }
+    }
+}
+
+} // namespace detail
+
+/// GEMM y = x W^T with weights in quantised blocks. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
+/// The bits are those of the same GEMM with the dequantised weights in a packed_matrix<float>: each output is one chain
+/// of fused multiply-adds over ascending inputs. Cost: one row reads each block once, and is bound by memory or by two
+/// multiply-adds a weight; more rows widen each block once for every block of rows.
+KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& y, thread_pool& threads) {
+    const std::size_t work = x.rows * w.inputs() * w.outputs();
+    if (x.rows == 0)
+        return;
+    if (w.inputs() == 0) {
+        for (std::size_t row = 0; row < x.rows; ++row)
+            std::fill_n(y.data + row * y.stride, w.outputs(), 0.0f);
+    } else if (x.rows == 1) {
+        threads.parallel_for_strided(w.strips(detail::row_panels), 1, work, [&](std::size_t begin, std::size_t end) {
+            detail::multiply_strips(x.data, w, begin, end, y.data);
+        });
+    } else if (x.rows <= detail::tallest_tile) {
+        threads.parallel_for_strided(w.strips(detail::strip_panels), 1, work, [&](std::size_t begin, std::size_t end) {
+            detail::with_rows<detail::tallest_tile>(
+                x.rows, [&]<std::size_t Rows> { detail::multiply_few<Rows>(x, w, begin, end, y); });
+        });
+    } else {
+        const detail::gemm_macrokernel<block_matrix> block(x, w, y);
+        detail::gemm_of_packed_rows(x, w, detail::row_blocks(x.rows), block, threads);
+    }
+}
+
+#if KVCACHE_COMPILED
+extern template void gemm<>(const rows_in&, const block_matrix&, const rows_out&, thread_pool&);
+#endif
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/block_dot.hpp ---------------------------------------------------------------------------------
+
+/// Dot products of quads of weights, 16 outputs at once, with four int8 activations. Sums of int32 are exact, so all
+/// variants give the same results.
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Running sums of native_lanes outputs.
+using dot_sums = code_numbers;
+
+#if defined(__AVX512VNNI__)
+
+/// VNNI needs one unsigned operand: weights are their levels plus the `zero` of the layout, and `zero` times the sum of
+/// the activations is subtracted.
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline code_quad operands_of(code_quad codes) noexcept {
+    constexpr block_layout layout = layout_of(Format);
+    if constexpr (layout.table == block_layout::values::linear)
+        return codes;
+    else
+        return reinterpret_cast<code_quad>(reinterpret_cast<code_bytes>(levels_of<Format>(codes)) +
+                                           reinterpret_cast<code_bytes>(in_all(layout.zero)));
+}
+[[nodiscard]] constexpr std::int32_t zero_of_operands(block_layout layout) noexcept {
+    return layout.zero;
+}
+/// sums += four activations times a quad.
+KVCACHE_INLINE inline void add_dot(dot_sums& sums, const code_quad& weights, const std::int8_t* four) noexcept {
+    std::int32_t bytes;
+    std::memcpy(&bytes, four, sizeof bytes);
+    sums = reinterpret_cast<dot_sums>(_mm512_dpbusd_epi32(
+        reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(weights), _mm512_set1_epi32(bytes)));
+}
+
+#else
+
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline code_quad operands_of(code_quad codes) noexcept {
+    return levels_of<Format>(codes);
+}
+[[nodiscard]] constexpr std::int32_t zero_of_operands(block_layout) noexcept {
+    return 0;
+}
+KVCACHE_INLINE inline void add_dot(dot_sums& sums, const code_quad& weights, const std::int8_t* four) noexcept {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    std::int32_t bytes;
+    std::memcpy(&bytes, four, sizeof bytes);
+    // VPMADDUBSW needs one unsigned operand: the signs of the weights move to the activations. Pairs of products are at
+    // most 2 * 128 * 127, which fits int16.
+    const auto w = reinterpret_cast<__m256i>(weights);
+    const __m256i x = _mm256_sign_epi8(_mm256_set1_epi32(bytes), w);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), x);
+    sums += reinterpret_cast<dot_sums>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#else
+    for (unsigned i = 0; i < 4; ++i)
+        sums += (reinterpret_cast<code_numbers>(weights << (24 - 8 * i)) >> 24) * std::int32_t{four[i]};
+#endif
+}
+
+#endif
+
+/// The sums as float32, exactly.
+[[nodiscard]] KVCACHE_INLINE inline native_floats floats_of(const dot_sums& sums) noexcept {
+    return native_floats(__builtin_convertvector(sums, lane_floats));
+}
+
+} // namespace kvcache::detail
+
+// ---- kvcache/kernel/int8_block_rows.hpp ---------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Activations as int8 in blocks of 32, each with a scale: x = q * scale, |q| <= 127. Rows are in tiles; a tile has,
+/// for each four inputs, those of all its rows. The memory is reused from one GEMM to the next.
+class int8_block_rows {
+public:
+    static constexpr std::size_t block = 32;
+
+    /// Rows of a tile: as many as have all their sums in registers.
+    static constexpr std::size_t tile_rows = detail::native_lanes == 16 ? 12 : 3;
+
+    /// Sums of the levels of 32 or of 16 adjacent inputs. (inputs / group, rows)
+    struct group_sums {
+        const std::int32_t* sums = nullptr;
+        const float* scaled = nullptr; ///< Times the scale of the block.
+    };
+
+    /// Rows [row, row + rows), in the layout of a tile.
+    struct tile {
+        std::size_t row = 0;
+        std::size_t rows = 0;
+        const std::int8_t* levels = nullptr; ///< (inputs / 4, rows, 4)
+        const float* scales = nullptr;       ///< (inputs / 32, rows)
+        group_sums of_32 = {}, of_16 = {};
+    };
+
+    /// Quantizes rows, rounded to nearest, ties to even: q = x * (127 / most), scale = most / 127, where `most` is the
+    /// largest |x| of the block. A block of zeros, or of values too small to divide by, has zero levels. A block with
+    /// an infinite or NaN value has zero levels and the scale NaN. (rows, inputs) Requires: `inputs` is a multiple of
+    /// 32. Cost: reads every value twice.
+    void quantize(const rows_in& x, std::size_t inputs, thread_pool& threads) {
+        inputs_ = inputs;
+        rows_ = x.rows;
+        tiles_ = (x.rows + tile_rows - 1) / tile_rows;
+        grow(levels_, x.rows * inputs);
+        grow(scales_, x.rows * inputs / block);
+        for (sums* each : {&of_32_, &of_16_}) {
+            grow(each->whole, x.rows * inputs / 16);
+            grow(each->scaled, x.rows * inputs / 16);
+        }
+        threads.parallel_for(tiles_, x.rows * inputs * 4, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t t = begin; t < end; ++t) {
+                const std::size_t first = row_of(t), rows = row_of(t + 1) - first;
+                for (std::size_t r = 0; r < rows; ++r)
+                    quantize_row(x.data + (first + r) * x.stride, first, rows, r);
+            }
+        });
+    }
+
+    [[nodiscard]] std::size_t tiles() const noexcept { return tiles_; }
+
+    /// Tile `index`, from input `k` on. Requires: k is a multiple of 32.
+    [[nodiscard]] tile at(std::size_t index, std::size_t k) const noexcept {
+        const std::size_t first = row_of(index), rows = row_of(index + 1) - first;
+        return {.row = first,
+                .rows = rows,
+                .levels = levels_.data() + first * inputs_ + k * rows,
+                .scales = scales_.data() + (first * inputs_ + k * rows) / block,
+                .of_32 = of_32_.at((first * inputs_ + k * rows) / 32),
+                .of_16 = of_16_.at((first * inputs_ + k * rows) / 16)};
+    }
+
+private:
+    template <class Number>
+    static void grow(aligned_vector<Number>& numbers, std::size_t size) {
+        if (numbers.size() < size)
+            numbers = aligned_vector<Number>(size);
+    }
+
+    // Tiles are as equal as possible.
+    [[nodiscard]] std::size_t row_of(std::size_t tile) const noexcept { return rows_ * tile / tiles_; }
+
+    void quantize_row(const float* x, std::size_t first, std::size_t rows, std::size_t r) {
+        std::int8_t* levels = levels_.data() + first * inputs_ + 4 * r;
+        std::size_t at = first * inputs_ / block + r;
+        for (std::size_t k = 0; k < inputs_; k += block, at += rows) {
+            alignas(64) float each[block] = {};
+            const float scale = quantize_block(x + k, each);
+            std::int32_t half_sums[2] = {};
+            for (std::size_t i = 0; i < block; i += 4, levels += 4 * rows)
+                for (std::size_t j = 0; j < 4; ++j) {
+                    levels[j] = static_cast<std::int8_t>(each[i + j]);
+                    half_sums[i / 16] += levels[j];
+                }
+            scales_[at] = scale;
+            of_32_.set(at, half_sums[0] + half_sums[1], scale);
+            for (std::size_t half = 0; half < 2; ++half)
+                of_16_.set(2 * (at - r) + half * rows + r, half_sums[half], scale);
+        }
+    }
+
+    // Writes the levels of a block, if it has any. Returns: its scale.
+    static float quantize_block(const float* x, float* levels) {
+        const f32x16 a = f32x16::load(x), b = f32x16::load(x + 16), zero = f32x16::zero();
+        const f32x16 top = max(max(a, -a), max(b, -b));
+        const float most = largest(max(top, zero)) + sum(fma(a, zero, b * zero)); // NaN after infinities and NaN
+        const float level_of_one = 127.0f / most;
+        if (!std::isfinite(level_of_one))
+            return most / 127.0f;
+        const f32x16 one = f32x16::broadcast(level_of_one);
+        const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+        (fma(a, one, magic) - magic).store(levels);
+        (fma(b, one, magic) - magic).store(levels + 16);
+        return most / 127.0f;
+    }
+
+    struct sums {
+        aligned_vector<std::int32_t> whole;
+        aligned_vector<float> scaled;
+
+        void set(std::size_t at, std::int32_t sum, float scale) {
+            whole[at] = sum;
+            scaled[at] = static_cast<float>(sum) * scale;
+        }
+        [[nodiscard]] group_sums at(std::size_t i) const noexcept { return {whole.data() + i, scaled.data() + i}; }
+    };
+
+    std::size_t inputs_ = 0, rows_ = 0, tiles_ = 0;
+    aligned_vector<std::int8_t> levels_;
+    aligned_vector<float> scales_;
+    sums of_32_, of_16_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/block_int8.hpp --------------------------------------------------------------------------------
+
+/// Products of packed blocks with int8 activations. For each group of weights with one scale, by ascending inputs:
+/// y = fma(sum, scale * s, y), where `sum` is the exact integer sum of the products of levels, `scale` the exact scale
+/// of the weights, and s the scale of the activations; then, for formats with offsets, y = fma(offset, s * t, y), where
+/// t is the sum of the levels of the activations. This order is the same on every target and for every number of rows.
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Inputs of a block, so that its unpacked panel stays in the L1 cache.
+inline constexpr std::size_t unpacked_inputs = 640;
+
+/// A block of inputs of a panel with its codes unpacked for add_dot().
+struct unpacked_panel {
+    alignas(64) std::byte operands[unpacked_inputs * 16]; // (inputs / 4, 16, 4)
+    alignas(64) float scales[unpacked_inputs / 16 * 16];  // (groups, 16)
+    alignas(64) float offsets[unpacked_inputs / 16 * 16]; // (groups, 16)
+};
+
+/// Unpacks the inputs [k, k + inputs) of a panel. Requires: both are multiples of 32, and `inputs` at most
+/// unpacked_inputs.
+template <block_format Format>
+void unpack_panel(const std::byte* panel, std::size_t k, std::size_t inputs, unpacked_panel& to) {
+    constexpr block_layout layout = layout_of(Format);
+    std::byte* operands = to.operands;
+    float *scale = to.scales, *offset = to.offsets;
+    for (const std::size_t end = k + inputs; k < end; k += 32) {
+        const std::byte* block = panel + k / layout.weights() * layout.packed_bytes();
+        const std::size_t index = k % layout.weights() / 32;
+        const std::byte* codes = block + layout.head_bytes() + index * layout.step_bytes();
+        KVCACHE_UNROLL for (std::size_t quad = 0; quad < 8; ++quad) {
+            KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
+                const code_quad four = operands_of<Format>(codes_of<Format>(codes, quad, part));
+                std::memcpy(operands + part * sizeof four, &four, sizeof four);
+            }
+            operands += 64;
+        }
+        const block_scales<Format> scales(block);
+        for (std::size_t g = 0; g < 32 / layout.group; ++g, scale += 16, offset += 16) {
+            const group_scales by = scales.group(index * 32 / layout.group + g);
+            by.scale.store(scale);
+            if constexpr (layout.offset)
+                by.offset.store(offset);
+        }
+    }
+}
+
+/// What the integer sums of a tile begin at: the sums of its activations times -zero_of_operands(). (groups, rows)
+class sums_begin {
+public:
+    void set(const std::int32_t* sums, std::size_t count, std::int32_t zero) noexcept {
+        if (zero == 0) {
+            if (zero_ != 0 || count > zeros_)
+                std::fill_n(numbers_, zeros_ = count, 0);
+        } else {
+            for (std::size_t i = 0; i < count; ++i)
+                numbers_[i] = -zero * sums[i];
+            zeros_ = 0;
+        }
+        zero_ = zero;
+    }
+    [[nodiscard]] const std::int32_t* data() const noexcept { return numbers_; }
+
+private:
+    std::size_t zeros_ = 0;
+    std::int32_t zero_ = 0;
+    alignas(64) std::int32_t numbers_[unpacked_inputs / 16 * int8_block_rows::tile_rows];
+};
+
+/// Products of the first `inputs` of a tile of Rows rows with an unpacked panel, written to y or added. y: (Rows,
+/// outputs)
+/// More than six parameters: it is called for each register tile, as packed_microkernel() is.
+template <std::size_t Rows, std::size_t Group, bool Offset>
+[[gnu::noinline]] void multiply_tile(const int8_block_rows::tile& x, const std::int32_t* begin, const unpacked_panel& w,
+                                     std::size_t inputs, const rows_out& y, std::size_t outputs, bool first) {
+    constexpr std::size_t vectors = Rows * native_parts;
+    tile_sums<Rows, 1> totals;
+    begin_sums<Rows, 1>(totals, y.data, y.stride, outputs, first);
+    const std::int8_t* levels = x.levels;
+    const std::byte* operands = w.operands;
+    const float *scale = w.scales, *offset = w.offsets, *scale_of_row = x.scales;
+    const float* sum_of_row = Group == 32 ? x.of_32.scaled : x.of_16.scaled;
+    for (std::size_t k = 0; k < inputs; k += 32, scale_of_row += Rows) {
+        KVCACHE_UNROLL for (std::size_t g = 0; g < 32 / Group; ++g) {
+            dot_sums sums[vectors];
+            KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = dot_sums{} + begin[v / native_parts];
+            KVCACHE_UNROLL for (std::size_t quad = 0; quad < Group / 4; ++quad) {
+                code_quad four[native_parts];
+                KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) four[part] =
+                    load_quad(operands + part * sizeof(code_quad));
+                KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v)
+                    add_dot(sums[v], four[v % native_parts], levels + v / native_parts * 4);
+                operands += 64;
+                levels += 4 * Rows;
+                keep(operands), keep(levels);
+            }
+            const f32x16 by = f32x16::load(scale);
+            KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) {
+                const native_floats both = by.part[v % native_parts] * native_floats(scale_of_row[v / native_parts]);
+                totals[v] = fused(floats_of(sums[v]), both, totals[v]);
+            }
+            if constexpr (Offset) {
+                const f32x16 shift = f32x16::load(offset);
+                KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) totals[v] =
+                    fused(shift.part[v % native_parts], native_floats(sum_of_row[v / native_parts]), totals[v]);
+            }
+            scale += 16, offset += 16, begin += Rows, sum_of_row += Rows;
+            keep(scale), keep(offset), keep(begin), keep(sum_of_row);
+        }
+    }
+    end_sums<Rows, 1>(totals, y.data, y.stride, outputs);
+}
+
+/// Products of one row with Panels panels of a strip, from panel `panel` on. y: (last - first) of the strip
+template <block_format Format, std::size_t Panels>
+void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip, std::size_t panel, std::size_t inputs,
+                       float* y) {
+    constexpr block_layout layout = layout_of(Format);
+    constexpr std::size_t vectors = Panels * native_parts, group = layout.group;
+    tile_sums<1, Panels> totals;
+    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) totals[v] = native_floats(0.0f);
+    const std::byte* block = strip.panel(panel);
+    const std::size_t next = strip.panel_bytes;
+    const std::size_t ahead = Panels * next < panels_ahead ? Panels * next : blocks_ahead;
+    const int8_block_rows::group_sums of = group == 32 ? x.of_32 : x.of_16;
+    for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
+        for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
+            const std::byte* codes = block + layout.head_bytes() + step * layout.step_bytes();
+            const std::int8_t* levels = x.levels + k + step * 32;
+            const native_floats row_scale(x.scales[k / 32 + step]);
+            KVCACHE_UNROLL for (std::size_t g = 0; g < 32 / group; ++g) {
+                const std::size_t index = (k + step * 32) / group + g;
+                dot_sums sums[vectors];
+                KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] =
+                    dot_sums{} - zero_of_operands(layout) * of.sums[index];
+                KVCACHE_UNROLL for (std::size_t quad = g * group / 4; quad < (g + 1) * group / 4; ++quad)
+                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) add_dot(
+                        sums[v],
+                        operands_of<Format>(codes_of<Format>(codes + v / native_parts * next, quad, v % native_parts)),
+                        levels + quad * 4);
+                const native_floats row_sum(of.scaled[index]);
+                KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                    const group_scales by = block_scales<Format>(block + p * next).group(step * 32 / group + g);
+                    KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
+                        native_floats& total = totals[p * native_parts + part];
+                        total = fused(floats_of(sums[p * native_parts + part]), by.scale.part[part] * row_scale, total);
+                        if constexpr (layout.offset)
+                            total = fused(by.offset.part[part], row_sum, total);
+                    }
+                }
+            }
+            for (std::size_t p = 0; p < Panels; ++p)
+                for (std::size_t line = 0; line < layout.step_bytes(); line += 64)
+                    prefetch_soon(codes + p * next, ahead + line);
+        }
+    }
+    end_sums<1, Panels>(totals, y + panel * 16, 0, strip.last - strip.first - panel * 16);
+}
+
+} // namespace kvcache::detail
+
+// ---- kvcache/kernel/block_int8_gemm.hpp ---------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+namespace detail {
+
+/// Panels that are unpacked together, so that the sums of a tile are prepared once for all of them.
+inline constexpr std::size_t int8_strip_panels = 4;
+
+/// Tiles of a block of rows, whose levels stay in the L2 cache.
+inline constexpr std::size_t int8_block_tiles = 32;
+
+/// Panels of a strip, unpacked for a block of inputs.
+struct unpacked_strip {
+    unpacked_panel panels[int8_strip_panels];
+};
+
+/// Products of a tile with the panels of an unpacked strip, for the inputs [k, k + inputs).
+template <std::size_t Group, bool Offset>
+void multiply_tile_with_strip(const int8_block_rows::tile& x, const unpacked_strip& w, const block_strip& strip,
+                              row_range of_inputs, const rows_out& y) {
+    const std::size_t inputs = of_inputs.size();
+    sums_begin begin;
+    begin.set(Group == 32 ? x.of_32.sums : x.of_16.sums, inputs / Group * x.rows,
+              zero_of_operands(layout_of(strip.format)));
+    with_rows<int8_block_rows::tile_rows>(x.rows, [&]<std::size_t Rows> {
+        for (std::size_t panel = 0; panel < strip.panels; ++panel) {
+            const std::size_t output = strip.first + panel * 16;
+            multiply_tile<Rows, Group, Offset>(x, begin.data(), w.panels[panel], inputs,
+                                               {y.data + x.row * y.stride + output, y.stride}, strip.last - output,
+                                               of_inputs.first == 0);
+        }
+    });
+}
+
+/// Products of some tiles with a strip.
+KVCACHE_LAZY inline void multiply_int8_strip(const int8_block_rows& x, row_range tiles, const block_matrix& w,
+                                             std::size_t index, const rows_out& y) {
+    const block_strip strip = w.strip(index, int8_strip_panels);
+    const block_layout layout = layout_of(strip.format);
+    unpacked_strip unpacked;
+    for (std::size_t k = 0; k < w.inputs(); k += unpacked_inputs) {
+        const row_range inputs{k, std::min(k + unpacked_inputs, w.inputs())};
+        with_format(strip.format, [&]<block_format Format> {
+            for (std::size_t panel = 0; panel < strip.panels; ++panel)
+                unpack_panel<Format>(strip.panel(panel), k, inputs.size(), unpacked.panels[panel]);
+        });
+        for (std::size_t t = tiles.first; t < tiles.last; ++t) {
+            const int8_block_rows::tile tile = x.at(t, k);
+            if (layout.group == 32)
+                layout.offset ? multiply_tile_with_strip<32, true>(tile, unpacked, strip, inputs, y)
+                              : multiply_tile_with_strip<32, false>(tile, unpacked, strip, inputs, y);
+            else
+                layout.offset ? multiply_tile_with_strip<16, true>(tile, unpacked, strip, inputs, y)
+                              : multiply_tile_with_strip<16, false>(tile, unpacked, strip, inputs, y);
+        }
+    }
+}
+
+/// Products of one row with some strips of row_panels panels.
+KVCACHE_LAZY inline void multiply_int8_strips(const int8_block_rows::tile& x, const block_matrix& w, std::size_t strip,
+                                              std::size_t last, float* y) {
+    for (; strip < last; ++strip) {
+        const block_strip at = w.strip(strip, row_panels);
+        with_format(at.format, [&]<block_format Format> {
+            if (at.panels == row_panels)
+                return multiply_int8_row<Format, row_panels>(x, at, 0, w.inputs(), y + at.first);
+            for (std::size_t panel = 0; panel < at.panels; ++panel)
+                multiply_int8_row<Format, 1>(x, at, panel, w.inputs(), y + at.first);
+        });
+    }
+}
+
+} // namespace detail
+
+/// GEMM y = x W^T with weights in quantised blocks and activations rounded to int8 in blocks of 32 (int8_block_rows).
+/// (rows, inputs) x (outputs, inputs) -> (rows, outputs) Another, coarser map than the exact product. Sums of products
+/// of levels are exact, and they are scaled and added in one order (detail::multiply_tile), so the bits depend neither
+/// on the number of rows nor on threads nor on the processor. Cost: one row reads each block once, and is bound by
+/// memory; more rows unpack each block once for every block of rows.
+KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& y, thread_pool& threads,
+                       int8_block_rows& scratch) {
+    if (x.rows == 0)
+        return;
+    if (w.inputs() == 0) {
+        for (std::size_t row = 0; row < x.rows; ++row)
+            std::fill_n(y.data + row * y.stride, w.outputs(), 0.0f);
+        return;
+    }
+    scratch.quantize(x, w.inputs(), threads);
+    const std::size_t work = x.rows * w.inputs() * w.outputs();
+    if (x.rows == 1) {
+        const int8_block_rows::tile row = scratch.at(0, 0);
+        threads.parallel_for_strided(w.strips(detail::row_panels), 1, work, [&](std::size_t begin, std::size_t end) {
+            detail::multiply_int8_strips(row, w, begin, end, y.data);
+        });
+        return;
+    }
+    const std::size_t tiles = scratch.tiles(), strips = w.strips(detail::int8_strip_panels);
+    const std::size_t blocks = (tiles + detail::int8_block_tiles - 1) / detail::int8_block_tiles;
+    threads.parallel_for(blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t job = begin; job < end; ++job) {
+            const std::size_t b = job / strips;
+            const row_range of{tiles * b / blocks, tiles * (b + 1) / blocks};
+            detail::multiply_int8_strip(scratch, of, w, job % strips, y);
+        }
+    });
+}
+
+#if KVCACHE_COMPILED
+extern template void gemm<>(const rows_in&, const block_matrix&, const rows_out&, thread_pool&, int8_block_rows&);
+#endif
+
+} // namespace kvcache
 
 // ---- kvcache/kernel/gemm.hpp --------------------------------------------------------------------------------------
 
@@ -17346,438 +18914,6 @@ inline void gemm(const rows_in& x, const int8_matrix& w, const rows_out& y, Thre
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/block_format.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Formats of stored weights, with the type numbers of GGUF. All but the first three are quantised: a row is a sequence
-/// of blocks of integer codes with shared scales.
-enum class block_format : std::uint8_t {
-    f32 = 0,     ///< IEEE binary32.
-    f16 = 1,     ///< IEEE binary16.
-    q4_0 = 2,    ///< 4-bit codes, one scale for 32 weights.
-    q4_1 = 3,    ///< 4-bit codes, a scale and an offset for 32 weights.
-    q5_0 = 6,    ///< 5-bit codes, one scale for 32 weights.
-    q5_1 = 7,    ///< 5-bit codes, a scale and an offset for 32 weights.
-    q8_0 = 8,    ///< 8-bit codes, one scale for 32 weights.
-    q2_k = 10,   ///< 2-bit codes, 4-bit scales and offsets for 16 weights, scales of both for 256.
-    q3_k = 11,   ///< 3-bit codes, 6-bit scales for 16 weights, a scale of them for 256.
-    q4_k = 12,   ///< 4-bit codes, 6-bit scales and offsets for 32 weights, scales of both for 256.
-    q5_k = 13,   ///< 5-bit codes, 6-bit scales and offsets for 32 weights, scales of both for 256.
-    q6_k = 14,   ///< 6-bit codes, 8-bit scales for 16 weights, a scale of them for 256.
-    iq4_nl = 20, ///< 4-bit indices of a table of 16 values, one scale for 32 weights.
-    iq4_xs = 23, ///< The same table, 6-bit scales for 32 weights, a scale of them for 256.
-    bf16 = 30,   ///< The upper half of a binary32.
-    mxfp4 = 39,  ///< OCP MX: 4-bit floats, a power of two for 32 weights.
-};
-
-/// Every block format, by ascending type number.
-inline constexpr std::array block_formats = {
-    block_format::f32,    block_format::f16,    block_format::q4_0, block_format::q4_1,
-    block_format::q5_0,   block_format::q5_1,   block_format::q8_0, block_format::q2_k,
-    block_format::q3_k,   block_format::q4_k,   block_format::q5_k, block_format::q6_k,
-    block_format::iq4_nl, block_format::iq4_xs, block_format::bf16, block_format::mxfp4};
-
-/// Weights and bytes of one block.
-struct block_shape {
-    std::size_t weights = 1;
-    std::size_t bytes = 0;
-};
-
-/// Weights and bytes of one block of a format; a block of a float format is one number.
-[[nodiscard]] constexpr block_shape shape_of(block_format format) noexcept {
-    switch (format) {
-    case block_format::f32:
-        return {1, 4};
-    case block_format::f16:
-    case block_format::bf16:
-        return {1, 2};
-    case block_format::q4_0:
-    case block_format::iq4_nl:
-        return {32, 2 + 16};
-    case block_format::q4_1:
-        return {32, 2 + 2 + 16};
-    case block_format::q5_0:
-        return {32, 2 + 4 + 16};
-    case block_format::q5_1:
-        return {32, 2 + 2 + 4 + 16};
-    case block_format::q8_0:
-        return {32, 2 + 32};
-    case block_format::mxfp4:
-        return {32, 1 + 16};
-    case block_format::q2_k:
-        return {256, 16 + 64 + 2 + 2};
-    case block_format::q3_k:
-        return {256, 32 + 64 + 12 + 2};
-    case block_format::q4_k:
-        return {256, 2 + 2 + 12 + 128};
-    case block_format::q5_k:
-        return {256, 2 + 2 + 12 + 32 + 128};
-    case block_format::q6_k:
-        return {256, 128 + 64 + 16 + 2};
-    case block_format::iq4_xs:
-        return {256, 2 + 2 + 4 + 128};
-    }
-    return {};
-}
-
-/// Name in GGUF, such as "Q4_K".
-[[nodiscard]] constexpr std::string_view name_of(block_format format) noexcept {
-    switch (format) {
-    case block_format::f32:
-        return "F32";
-    case block_format::f16:
-        return "F16";
-    case block_format::bf16:
-        return "BF16";
-    case block_format::q4_0:
-        return "Q4_0";
-    case block_format::q4_1:
-        return "Q4_1";
-    case block_format::q5_0:
-        return "Q5_0";
-    case block_format::q5_1:
-        return "Q5_1";
-    case block_format::q8_0:
-        return "Q8_0";
-    case block_format::q2_k:
-        return "Q2_K";
-    case block_format::q3_k:
-        return "Q3_K";
-    case block_format::q4_k:
-        return "Q4_K";
-    case block_format::q5_k:
-        return "Q5_K";
-    case block_format::q6_k:
-        return "Q6_K";
-    case block_format::iq4_nl:
-        return "IQ4_NL";
-    case block_format::iq4_xs:
-        return "IQ4_XS";
-    case block_format::mxfp4:
-        return "MXFP4";
-    }
-    return "?";
-}
-
-/// The format with this type number in GGUF, or nothing if it is none of block_formats.
-[[nodiscard]] constexpr std::optional<block_format> block_format_of(std::uint32_t number) noexcept {
-    for (const block_format format : block_formats)
-        if (static_cast<std::uint32_t>(format) == number)
-            return format;
-    return std::nullopt;
-}
-
-/// Returns whether a format has integer codes and scales, rather than one float a weight.
-[[nodiscard]] constexpr bool is_quantized(block_format format) noexcept {
-    return shape_of(format).weights > 1;
-}
-
-} // namespace kvcache
-
-// ---- kvcache/core/little_endian.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The little-endian unsigned integer at offset `at`. Requires: it lies inside `bytes`.
-template <std::unsigned_integral N>
-[[nodiscard]] constexpr N load_little(std::span<const std::byte> bytes, std::size_t at) noexcept {
-    N made = 0;
-    for (std::size_t i = sizeof(N); i > 0; --i)
-        made = static_cast<N>(static_cast<N>(made << (sizeof(N) > 1 ? 8 : 0)) | std::to_integer<N>(bytes[at + i - 1]));
-    return made;
-}
-
-/// Stores an unsigned integer at offset `at`, little-endian. Requires: it lies inside `bytes`.
-template <std::unsigned_integral N>
-constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number) noexcept {
-    for (std::size_t i = 0; i < sizeof(N); ++i)
-        bytes[at + i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/kernel/block_layout.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Values of the 4-bit codes of IQ4_NL and IQ4_XS.
-inline constexpr std::array<std::int8_t, 16> iq4_values = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                                           1,    13,   25,  38,  53,  69,  89,  113};
-
-/// Twice the values of the 4-bit floats of MXFP4 (E2M1): a sign, 2 exponent bits, 1 fraction bit.
-inline constexpr std::array<std::int8_t, 16> mxfp4_values = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
-/// What a block of a quantised format consists of, and its place in a packed panel of 16 outputs (block_matrix).
-///
-/// A packed block of 16 outputs is: the scales (16, binary16; 16 bytes of exponents for MXFP4); the offsets, if any
-/// (16, binary16); for nested scales and each group, the scales (16, int8) and the offsets, if any (16, uint8); then
-/// for every 32 inputs the low bits of the codes and the high bits. Codes are in quads, four inputs of each of 16
-/// outputs: a byte has the low bits of the same place in 8 / low_bits adjacent quads, lowest bits first, and likewise
-/// the high bits. So a shift and a mask give the operand of a dot-product instruction, (16, 4).
-struct block_layout {
-    /// Values of codes: the code less `zero`, or a table.
-    enum class values : std::uint8_t { linear, iq4, mxfp4 };
-
-    std::uint8_t low_bits = 4;
-    std::uint8_t high_bits = 0;
-    std::uint8_t zero = 0;   ///< The code of the level 0; for a table, what makes every level positive.
-    std::uint8_t group = 32; ///< Weights that share a scale.
-    bool nested = false;     ///< Groups have integer scales, times the scale of a block of 256.
-    bool offset = false;     ///< Weights have an offset.
-    values table = values::linear;
-
-    /// Level of a code.
-    [[nodiscard]] constexpr int level(std::uint8_t code) const noexcept {
-        return table == values::linear ? code - zero : table == values::iq4 ? iq4_values[code] : mxfp4_values[code];
-    }
-
-    /// Inputs of a block.
-    [[nodiscard]] constexpr std::size_t weights() const noexcept { return nested ? 256 : 32; }
-    /// Groups of a block.
-    [[nodiscard]] constexpr std::size_t groups() const noexcept { return weights() / group; }
-    /// Bytes of the scales of one group of 16 outputs, where they are nested.
-    [[nodiscard]] constexpr std::size_t group_bytes() const noexcept { return nested ? offset ? 32 : 16 : 0; }
-    /// Bytes of the scales and offsets of 16 outputs that are not nested.
-    [[nodiscard]] constexpr std::size_t scale_bytes() const noexcept {
-        return table == values::mxfp4 ? 16 : offset ? 64 : 32;
-    }
-    /// Bytes before the codes of a packed block.
-    [[nodiscard]] constexpr std::size_t head_bytes() const noexcept { return scale_bytes() + groups() * group_bytes(); }
-    /// Bytes of the packed codes of 32 inputs and 16 outputs.
-    [[nodiscard]] constexpr std::size_t step_bytes() const noexcept { return (low_bits + high_bits) * std::size_t{64}; }
-    /// Bytes of a packed block of 16 outputs.
-    [[nodiscard]] constexpr std::size_t packed_bytes() const noexcept {
-        return head_bytes() + weights() / 32 * step_bytes();
-    }
-};
-
-/// Layout of a quantised format.
-[[nodiscard]] constexpr block_layout layout_of(block_format format) noexcept {
-    using values = block_layout::values;
-    switch (format) {
-    case block_format::f32:
-    case block_format::f16:
-    case block_format::bf16:
-        break;
-    case block_format::q4_0:
-        return {.zero = 8};
-    case block_format::q4_1:
-        return {.offset = true};
-    case block_format::q5_0:
-        return {.high_bits = 1, .zero = 16};
-    case block_format::q5_1:
-        return {.high_bits = 1, .offset = true};
-    case block_format::q8_0:
-        return {.low_bits = 8, .zero = 128};
-    case block_format::q2_k:
-        return {.low_bits = 2, .group = 16, .nested = true, .offset = true};
-    case block_format::q3_k:
-        return {.low_bits = 2, .high_bits = 1, .zero = 4, .group = 16, .nested = true};
-    case block_format::q4_k:
-        return {.nested = true, .offset = true};
-    case block_format::q5_k:
-        return {.high_bits = 1, .nested = true, .offset = true};
-    case block_format::q6_k:
-        return {.high_bits = 2, .zero = 32, .group = 16, .nested = true};
-    case block_format::iq4_nl:
-        return {.zero = 127, .table = values::iq4};
-    case block_format::iq4_xs:
-        return {.zero = 127, .nested = true, .table = values::iq4};
-    case block_format::mxfp4:
-        return {.zero = 12, .table = values::mxfp4};
-    }
-    return {};
-}
-
-} // namespace kvcache
-
-// ---- kvcache/kernel/quant_block.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// One block of a quantised format, taken apart. A weight is scale * scales[group] * level + offset * offsets[group],
-/// where the level is the value of its code. Every product is exact in float32 (11 + 7 + 5 bits at most), so a weight
-/// is rounded once, and neither the order of the products nor contraction changes it.
-struct quant_block {
-    block_layout layout = {};
-    float scale = 0.0f;
-    float offset = -0.0f;                      ///< -0 where a format has no offset: adding it changes nothing.
-    std::array<std::int8_t, 16> scales = {};   ///< (weights / group) 1 where a format has only one scale.
-    std::array<std::uint8_t, 16> offsets = {}; ///< (weights / group) 1 where it has only one offset.
-    std::array<std::uint8_t, 256> codes = {};  ///< (weights)
-
-    /// Weight `i` of the block.
-    [[nodiscard]] float weight(std::size_t i) const noexcept {
-        const std::size_t g = i / layout.group;
-        const float by = scale * static_cast<float>(scales[g]), shift = offset * static_cast<float>(offsets[g]);
-        return by * static_cast<float>(layout.level(codes[i])) + shift;
-    }
-};
-
-namespace detail {
-
-using block_bytes = std::span<const std::byte>;
-
-[[nodiscard]] constexpr std::uint32_t byte_at(block_bytes from, std::size_t at) noexcept {
-    return std::to_integer<std::uint32_t>(from[at]);
-}
-[[nodiscard]] constexpr float half_at(block_bytes from, std::size_t at) noexcept {
-    return widen(half{load_little<std::uint16_t>(from, at)});
-}
-
-/// 2^(exponent - 128): half of the power of two that E8M0 stands for, since the values of MXFP4 are doubled. The two
-/// smallest are subnormal.
-[[nodiscard]] constexpr float half_of_e8m0(std::uint32_t exponent) noexcept {
-    return std::bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
-}
-
-/// Bits [0, 4) of byte i of each `run` bytes are code i of 2 * run codes, bits [4, 8) are code run + i.
-inline void read_nibbles(block_bytes from, std::size_t run, quant_block& to) noexcept {
-    for (std::size_t first = 0; first < from.size(); first += run)
-        for (std::size_t i = 0; i < run; ++i) {
-            const std::uint32_t two = byte_at(from, first + i);
-            to.codes[2 * first + i] = static_cast<std::uint8_t>(two & 15u);
-            to.codes[2 * first + run + i] = static_cast<std::uint8_t>(two >> 4);
-        }
-}
-
-/// The eight 6-bit scales and offsets of Q4_K and Q5_K. (12 bytes)
-inline void read_scales_and_offsets(block_bytes from, quant_block& to) noexcept {
-    for (std::size_t i = 0; i < 4; ++i) {
-        const std::uint32_t low = byte_at(from, i), middle = byte_at(from, 4 + i), high = byte_at(from, 8 + i);
-        to.scales[i] = static_cast<std::int8_t>(low & 63u);
-        to.offsets[i] = static_cast<std::uint8_t>(middle & 63u);
-        to.scales[4 + i] = static_cast<std::int8_t>((high & 15u) | (low >> 6) << 4);
-        to.offsets[4 + i] = static_cast<std::uint8_t>(high >> 4 | (middle >> 6) << 4);
-    }
-}
-
-inline void read_q2_k(block_bytes from, quant_block& to) noexcept {
-    to.scale = half_at(from, 80);
-    to.offset = -half_at(from, 82);
-    for (std::size_t g = 0; g < 16; ++g) {
-        to.scales[g] = static_cast<std::int8_t>(byte_at(from, g) & 15u);
-        to.offsets[g] = static_cast<std::uint8_t>(byte_at(from, g) >> 4);
-    }
-    for (std::size_t i = 0; i < 256; ++i)
-        to.codes[i] = static_cast<std::uint8_t>(byte_at(from, 16 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u);
-}
-
-inline void read_q3_k(block_bytes from, quant_block& to) noexcept {
-    to.scale = half_at(from, 108);
-    for (std::size_t g = 0; g < 16; ++g) {
-        const std::uint32_t low = byte_at(from, 96 + g % 8) >> (g / 8 * 4) & 15u;
-        const std::uint32_t high = byte_at(from, 104 + g % 4) >> (g / 4 * 2) & 3u;
-        to.scales[g] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
-    }
-    for (std::size_t i = 0; i < 256; ++i) {
-        const std::uint32_t low = byte_at(from, 32 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u;
-        const std::uint32_t high = byte_at(from, i % 32) >> (i / 32) & 1u;
-        to.codes[i] = static_cast<std::uint8_t>(low | high << 2);
-    }
-}
-
-inline void read_q6_k(block_bytes from, quant_block& to) noexcept {
-    to.scale = half_at(from, 208);
-    for (std::size_t g = 0; g < 16; ++g)
-        to.scales[g] = static_cast<std::int8_t>(byte_at(from, 192 + g));
-    for (std::size_t i = 0; i < 256; ++i) {
-        const std::uint32_t low = byte_at(from, i / 128 * 64 + i % 64) >> (i / 64 % 2 * 4) & 15u;
-        const std::uint32_t high = byte_at(from, 128 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3u;
-        to.codes[i] = static_cast<std::uint8_t>(low | high << 4);
-    }
-}
-
-inline void read_iq4_xs(block_bytes from, quant_block& to) noexcept {
-    to.scale = half_at(from, 0);
-    for (std::size_t g = 0; g < 8; ++g) {
-        const std::uint32_t low = byte_at(from, 4 + g / 2) >> (g % 2 * 4) & 15u;
-        const std::uint32_t high = byte_at(from, 2 + g / 4) >> (g % 4 * 2) & 3u;
-        to.scales[g] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
-    }
-    read_nibbles(from.subspan(8), 16, to);
-}
-
-/// Formats with one scale, and perhaps one offset, for 32 weights: codes of 5 bits have their highest bits in four
-/// bytes before the others.
-inline void read_of_32(block_bytes from, quant_block& to) noexcept {
-    to.scale = half_at(from, 0);
-    std::size_t at = 2;
-    if (to.layout.offset) {
-        to.offset = half_at(from, at);
-        to.offsets[0] = 1;
-        at += 2;
-    }
-    if (to.layout.high_bits == 0)
-        return read_nibbles(from.subspan(at), 16, to);
-    const auto high = load_little<std::uint32_t>(from, at);
-    read_nibbles(from.subspan(at + 4), 16, to);
-    for (std::size_t i = 0; i < 32; ++i)
-        to.codes[i] = static_cast<std::uint8_t>(to.codes[i] | (high >> i & 1u) << 4);
-}
-
-inline void read_q4_k_or_q5_k(block_bytes from, quant_block& to) noexcept {
-    to.scale = half_at(from, 0);
-    to.offset = -half_at(from, 2);
-    read_scales_and_offsets(from.subspan(4, 12), to);
-    if (to.layout.high_bits == 0)
-        return read_nibbles(from.subspan(16), 32, to);
-    read_nibbles(from.subspan(48), 32, to);
-    for (std::size_t i = 0; i < 256; ++i)
-        to.codes[i] = static_cast<std::uint8_t>(to.codes[i] | (byte_at(from, 16 + i % 32) >> (i / 32) & 1u) << 4);
-}
-
-} // namespace detail
-
-/// Takes a block apart. Requires: the format is quantised, and `from` is one block. Cost: scalar code, for loading.
-[[nodiscard]] inline quant_block read_block(block_format format, std::span<const std::byte> from) noexcept {
-    quant_block to;
-    to.layout = layout_of(format);
-    to.scales[0] = 1;
-    switch (format) {
-    case block_format::f32:
-    case block_format::f16:
-    case block_format::bf16:
-        break;
-    case block_format::q4_0:
-    case block_format::q4_1:
-    case block_format::q5_0:
-    case block_format::q5_1:
-    case block_format::iq4_nl:
-        detail::read_of_32(from, to);
-        break;
-    case block_format::q8_0:
-        to.scale = detail::half_at(from, 0);
-        for (std::size_t i = 0; i < 32; ++i)
-            to.codes[i] = static_cast<std::uint8_t>(detail::byte_at(from, 2 + i) ^ 128u);
-        break;
-    case block_format::mxfp4:
-        to.scale = detail::half_of_e8m0(detail::byte_at(from, 0));
-        detail::read_nibbles(from.subspan(1), 16, to);
-        break;
-    case block_format::q2_k:
-        detail::read_q2_k(from, to);
-        break;
-    case block_format::q3_k:
-        detail::read_q3_k(from, to);
-        break;
-    case block_format::q4_k:
-    case block_format::q5_k:
-        detail::read_q4_k_or_q5_k(from, to);
-        break;
-    case block_format::q6_k:
-        detail::read_q6_k(from, to);
-        break;
-    case block_format::iq4_xs:
-        detail::read_iq4_xs(from, to);
-        break;
-    }
-    return to;
-}
-
-} // namespace kvcache
-
 // ---- kvcache/kernel/dequantize.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -17969,17 +19105,45 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Packed format of matrices concatenated along the outputs: their own format if they all share one, else F32. Also F32
-/// on a big-endian machine, since checkpoints are little-endian.
-[[nodiscard]] inline dtype packed_format(std::span<const tensor_view> parts) {
-    const bool alike = std::ranges::all_of(parts, [&](const tensor_view& p) { return p.dtype == parts[0].dtype; });
-    return alike && !parts.empty() && std::endian::native == std::endian::little ? parts[0].dtype : dtype::f32;
+/// Format of packed matrices that are concatenated along the outputs: one format of numbers, or quantised blocks, whose
+/// format may differ from part to part.
+struct matrix_format {
+    dtype numbers = dtype::f32;
+    std::vector<block_part> blocks = {}; ///< Empty for numbers.
+
+    matrix_format() = default;
+    matrix_format(dtype type) : numbers(type) {}
+    explicit matrix_format(std::vector<block_part> parts) : blocks(std::move(parts)) {}
+
+    friend bool operator==(const matrix_format&, const matrix_format&) = default;
+};
+
+/// Packed format of matrices: their own blocks if all are quantised; their own numbers if they all share a format; else
+/// F32. Also F32 on a big-endian machine, since checkpoints are little-endian.
+[[nodiscard]] inline matrix_format packed_format(std::span<const tensor_view> parts) {
+    if (parts.empty() || std::endian::native != std::endian::little)
+        return dtype::f32;
+    if (std::ranges::all_of(parts, [](const tensor_view& p) { return p.blocks.has_value(); })) {
+        std::vector<block_part> blocks;
+        for (const tensor_view& part : parts)
+            if (!blocks.empty() && blocks.back().format == *part.blocks)
+                blocks.back().outputs += part.shape[0];
+            else
+                blocks.push_back({*part.blocks, part.shape[0]});
+        return matrix_format(std::move(blocks));
+    }
+    const bool alike = std::ranges::all_of(
+        parts, [&](const tensor_view& p) { return p.dtype == parts[0].dtype && !p.blocks.has_value(); });
+    return alike ? parts[0].dtype : dtype::f32;
 }
 
 /// Bytes of packed weights.
-[[nodiscard]] constexpr std::size_t packed_bytes(dtype format, std::size_t outputs, std::size_t inputs) noexcept {
+[[nodiscard]] inline std::size_t packed_bytes(const matrix_format& format, std::size_t outputs,
+                                              std::size_t inputs) noexcept {
+    if (!format.blocks.empty())
+        return block_matrix::bytes_of(format.blocks, inputs);
     constexpr std::size_t width = packed_matrix<float>::panel_width;
-    return packed_matrix<float>::panels_of(outputs) * width * inputs * bytes_of(format);
+    return packed_matrix<float>::panels_of(outputs) * width * inputs * bytes_of(format.numbers);
 }
 
 namespace detail {
@@ -18025,30 +19189,56 @@ inline void pack_as(std::span<const tensor_view> parts, std::size_t outputs, boo
     }
 }
 
+/// Packs the rows of a part, from `row` on, into its panels at `to`.
+inline void pack_blocks(std::span<const tensor_view> parts, std::size_t row, const block_part& part, std::byte* to,
+                        thread_pool& threads) {
+    const std::size_t inputs = parts[0].shape[1], bytes = panel_bytes(part.format, inputs);
+    threads.parallel_for((part.outputs + 15) / 16, part.outputs * inputs, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t panel = begin; panel < end; ++panel) {
+            std::array<const std::byte*, 16> rows = {};
+            for (std::size_t r = 0; r < std::min<std::size_t>(16, part.outputs - panel * 16); ++r)
+                rows[r] = row_in(parts, row + panel * 16 + r);
+            pack_panel(part.format, rows, inputs, to + panel * bytes);
+        }
+    });
+}
+
 } // namespace detail
 
 /// Packs matrices with the same number of inputs, concatenated along the outputs, into `to`: packed_bytes() of memory
 /// on a cache line. Each is (outputs, inputs), as stored. Requires: `format` is packed_format(parts), or F32. Cost:
 /// reads and writes every weight once, with all threads.
-inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byte* to, thread_pool& threads) {
+inline void pack_rows(std::span<const tensor_view> parts, const matrix_format& format, std::byte* to,
+                      thread_pool& threads) {
     expects(!parts.empty(), "a linear map has a matrix");
     std::size_t outputs = 0;
     for (const tensor_view& part : parts) {
         expects(part.shape.size() == 2 && part.shape[1] == parts[0].shape[1], "matrices below one another are as wide");
         outputs += part.shape[0];
     }
+    if (!format.blocks.empty()) {
+        expects(format == packed_format(parts), "blocks are packed as stored");
+        std::size_t row = 0;
+        for (const block_part& part : format.blocks) {
+            detail::pack_blocks(parts, row, part, to, threads);
+            row += part.outputs;
+            to += block_matrix::bytes_of({&part, 1}, parts[0].shape[1]);
+        }
+        return;
+    }
     // Bytes are copied as they are; only a big-endian machine has to convert the values.
     const bool as_stored =
-        std::endian::native == std::endian::little &&
-        std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format && !part.blocks; });
-    expects(as_stored || format == dtype::f32, "weights are packed as stored or as F32");
+        std::endian::native == std::endian::little && std::ranges::all_of(parts, [&](const tensor_view& part) {
+            return part.dtype == format.numbers && !part.blocks;
+        });
+    expects(as_stored || format.numbers == dtype::f32, "weights are packed as stored or as F32");
     const auto pack = [&](auto* weights) {
         threads.parallel_for(packed_matrix<float>::strips_of(outputs), outputs * parts[0].shape[1],
                              [&](std::size_t begin, std::size_t end) {
                                  detail::pack_as(parts, outputs, as_stored, weights, begin, end);
                              });
     };
-    switch (format) {
+    switch (format.numbers) {
     case dtype::f32:
         return pack(reinterpret_cast<float*>(to));
     case dtype::f16:
@@ -18064,18 +19254,24 @@ inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byt
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Linear map y = x W^T + b with packed weights in their stored format, F32, BF16 or F16. All three widen exactly to
-/// float32, so the format determines speed and memory, never the bits of the result. Alternatively weights are int8,
-/// which is a different, coarser map. Copies share the weights.
+/// Memory of a linear map's quantized activations, reused from one product to the next.
+struct linear_scratch {
+    int8_rows rows;
+    int8_block_rows blocks;
+};
+
+/// Linear map y = x W^T + b with packed weights in their stored format: F32, BF16, F16 or quantised blocks. All widen
+/// exactly to float32, so the format determines speed and memory, never the bits of the result. Alternatively weights
+/// are int8, or the activations that meet blocks are: different, coarser maps. Copies share the weights.
 class linear {
 public:
     linear() = default;
 
-    /// Packs matrices with the same number of inputs, concatenated along the outputs; parts of different formats become
-    /// F32. Each is (outputs, inputs), as stored.
+    /// Packs matrices with the same number of inputs, concatenated along the outputs; numbers of different formats
+    /// become F32. Each is (outputs, inputs), as stored.
     [[nodiscard]] static linear pack(std::span<const tensor_view> parts, thread_pool& threads) {
         expects(!parts.empty(), "a linear map has a matrix");
-        const dtype format = packed_format(parts);
+        const matrix_format format = packed_format(parts);
         std::size_t outputs = 0;
         for (const tensor_view& part : parts)
             outputs += part.shape.at(0);
@@ -18088,11 +19284,15 @@ public:
         return pack(parts, alone);
     }
 
-    /// Views weights that pack_rows() has packed, and keeps them alive. Layout as in packed_matrix.
-    [[nodiscard]] static linear packed(dtype format, std::size_t outputs, std::size_t inputs,
+    /// Views weights that pack_rows() has packed, and keeps them alive. Layout as in packed_matrix or block_matrix.
+    [[nodiscard]] static linear packed(const matrix_format& format, std::size_t outputs, std::size_t inputs,
                                        const std::shared_ptr<const std::byte>& weights) {
         linear made;
-        switch (format) {
+        if (!format.blocks.empty()) {
+            made.weights_ = block_matrix(format.blocks, inputs, weights);
+            return made;
+        }
+        switch (format.numbers) {
         case dtype::f32:
             made.weights_ = looking_at<float>(outputs, inputs, weights);
             break;
@@ -18129,6 +19329,16 @@ public:
         return in_int8(threads, shared_memory(int8_bytes(), nullptr));
     }
 
+    /// Returns the map with the activations that meet quantised blocks rounded to int8 in blocks of 32; another map
+    /// only where the weights are in blocks. Cost: none, it shares the weights.
+    [[nodiscard]] linear with_int8_activations() const {
+        linear made = *this;
+        made.int8_activations_ = std::holds_alternative<block_matrix>(weights_);
+        return made;
+    }
+    /// Returns whether with_int8_activations() made another map.
+    [[nodiscard]] bool has_int8_activations() const noexcept { return int8_activations_; }
+
     void set_bias(std::vector<float> bias) {
         expects(bias.size() == outputs(), "a bias has one number an output");
         bias_ = std::move(bias);
@@ -18143,16 +19353,27 @@ public:
     [[nodiscard]] std::size_t bytes() const {
         return std::visit([](const auto& w) { return w.bytes(); }, weights_);
     }
-    [[nodiscard]] const char* format() const { return std::array{"f32", "bf16", "f16", "int8"}[weights_.index()]; }
+    /// Format of the weights: "f32", "bf16", "f16", "int8", or that of their blocks, such as "Q4_K" or "Q4_K+Q6_K".
+    [[nodiscard]] std::string format() const {
+        if (const auto* const blocks = std::get_if<block_matrix>(&weights_)) {
+            std::string names;
+            for (std::size_t i = 0; i < blocks->parts(); ++i)
+                names.append(i > 0 ? "+" : "").append(name_of(blocks->part(i).format));
+            return names;
+        }
+        return std::array{"f32", "bf16", "f16", "int8"}[weights_.index()];
+    }
 
-    /// Computes y. (rows, inputs) -> (rows, outputs) `scratch` stores quantized activations, for int8 weights. A
-    /// template, so that only translation units that use it compile the GEMM.
+    /// Computes y. (rows, inputs) -> (rows, outputs) `scratch` stores quantized activations. A template, so
+    /// that only translation units that use it compile the GEMM.
     template <std::same_as<thread_pool> Threads>
-    void apply(const rows_in& x, const rows_out& y, Threads& threads, int8_rows& scratch) const {
+    void apply(const rows_in& x, const rows_out& y, Threads& threads, linear_scratch& scratch) const {
         std::visit(
             [&](const auto& w) {
                 if constexpr (std::same_as<decltype(w), const int8_matrix&>)
-                    gemm(x, w, y, threads, scratch);
+                    gemm(x, w, y, threads, scratch.rows);
+                else if constexpr (std::same_as<decltype(w), const block_matrix&>)
+                    int8_activations_ ? gemm(x, w, y, threads, scratch.blocks) : gemm(x, w, y, threads);
                 else
                     gemm(x, w, y, threads);
             },
@@ -18174,7 +19395,9 @@ private:
         return {outputs, inputs, reinterpret_cast<const Weight*>(weights.get()), weights};
     }
 
-    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>, int8_matrix> weights_;
+    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>, int8_matrix, block_matrix>
+        weights_;
+    bool int8_activations_ = false;
     std::vector<float> bias_;
 };
 
@@ -18267,7 +19490,7 @@ struct weight_group {
 
 /// Location of a group in the image of a model's weights.
 struct weight_place {
-    dtype format = dtype::f32;
+    matrix_format format = {};
     std::size_t outputs = 0;
     std::size_t inputs = 0; ///< 0 for a vector of `outputs` floats.
     std::size_t offset = 0; ///< In bytes, a multiple of a cache line.
@@ -18298,7 +19521,7 @@ public:
                 place.bytes = place.outputs * sizeof(float);
             }
             made.bytes_ += (place.bytes + line_bytes - 1) / line_bytes * line_bytes;
-            made.places_.push_back(place);
+            made.places_.push_back(std::move(place));
         }
         made.groups_ = std::move(groups);
         return made;
@@ -18320,7 +19543,10 @@ public:
                     builder.number(extent);
             }
             const weight_place& at = places_[i];
-            builder.text(name_of(at.format)).number(at.outputs).number(at.inputs).number(at.offset).number(at.bytes);
+            builder.text(name_of(at.format.numbers));
+            for (const block_part& part : at.format.blocks)
+                builder.text(name_of(part.format)).number(part.outputs);
+            builder.number(at.outputs).number(at.inputs).number(at.offset).number(at.bytes);
         }
         return builder.finish();
     }
@@ -18430,26 +19656,47 @@ struct model_weights {
     std::vector<float> final_norm; // (hidden)
     linear head;                   // (vocabulary, hidden)
 
+    /// Calls visit(map) for every linear map.
+    template <class Visit>
+    void for_each_map(Visit visit) {
+        visit(head);
+        if (embedding.outputs() > 0)
+            visit(embedding);
+        for (block_weights& layer : layers)
+            for (linear* each : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+                visit(*each);
+    }
+
     /// Returns a copy with every matrix in int8, all in one block of memory. Throws: std::bad_alloc.
     [[nodiscard]] model_weights in_int8(thread_pool& threads) const {
         model_weights rounded = *this;
-        std::vector<linear*> maps{&rounded.head};
-        if (embedding.outputs() > 0)
-            maps.push_back(&rounded.embedding);
-        for (block_weights& layer : rounded.layers)
-            for (linear* each : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
-                maps.push_back(each);
         std::size_t bytes = 0;
-        for (const linear* each : maps)
-            bytes += each->int8_bytes();
+        rounded.for_each_map([&](linear& map) { bytes += map.int8_bytes(); });
         const auto memory = shared_memory(bytes, nullptr);
         std::byte* at = memory.get();
-        for (linear* each : maps) {
-            const std::size_t taken = each->int8_bytes();
-            *each = each->in_int8(threads, {memory, at});
+        rounded.for_each_map([&](linear& map) {
+            const std::size_t taken = map.int8_bytes();
+            map = map.in_int8(threads, {memory, at});
             at += taken;
-        }
+        });
         return rounded;
+    }
+
+    /// Returns a copy with linear::with_int8_activations() of every map. Shares the weights.
+    [[nodiscard]] model_weights with_int8_activations() const {
+        model_weights rounded = *this;
+        rounded.for_each_map([](linear& map) { map = map.with_int8_activations(); });
+        return rounded;
+    }
+
+    /// Format of the products, for the identity of pages: that of the head, and whether activations are rounded.
+    [[nodiscard]] std::string format() const {
+        const auto rounds = [](const linear& map) { return map.has_int8_activations(); };
+        const bool any =
+            rounds(head) || std::ranges::any_of(layers, [&](const block_weights& layer) {
+                return rounds(layer.qkv) || rounds(layer.output) || rounds(layer.gate_up) || rounds(layer.down);
+            });
+        return any ? head.format() + ", int8 activations" : head.format();
     }
 };
 
@@ -18655,7 +19902,7 @@ public:
     void project(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
         for_rows(x_.columns(), [&](std::size_t row) { norm(row, w.attention_norm); });
-        w.qkv.apply(normed_.in(rows_.size()), qkv_.out(), threads_, int8_);
+        w.qkv.apply(normed_.in(rows_.size()), qkv_.out(), threads_, scratch_);
         if (model_.config.qk_norm)
             for_rows(qkv_.columns(), [&](std::size_t row) {
                 norm_heads(qkv_.row(row).first(q_), w.q_norm);
@@ -18675,17 +19922,17 @@ public:
         project(layer);
         for_rows(qkv_.columns(), [&](std::size_t row) { place(layer, row); });
         attention_.run(layer, threads_);
-        w.output.apply(attended_.in(rows), normed_.out(), threads_, int8_);
+        w.output.apply(attended_.in(rows), normed_.out(), threads_, scratch_);
         for_rows(2 * x_.columns(), [&](std::size_t row) {
             add_to(x_.row(row), normed_.row(row));
             norm(row, w.mlp_norm);
         });
-        w.gate_up.apply(normed_.in(rows), inner_.out(), threads_, int8_);
+        w.gate_up.apply(normed_.in(rows), inner_.out(), threads_, scratch_);
         for_rows(4 * inner, [&](std::size_t row) {
             const auto gate = inner_.row(row).first(inner);
             gated_silu(gate, inner_.row(row).subspan(inner), gate);
         });
-        w.down.apply(inner_.in(rows), normed_.out(), threads_, int8_);
+        w.down.apply(inner_.in(rows), normed_.out(), threads_, scratch_);
         for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
     }
 
@@ -18711,7 +19958,7 @@ public:
             for (std::size_t row = behind - part.wanted_rows(); row < behind; ++row)
                 rms_norm(x_.row(row), model_.weights.final_norm, model_.config.rms_norm_eps, normed_.row(to++));
         }
-        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), model_.config.vocabulary}, threads_, int8_);
+        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), model_.config.vocabulary}, threads_, scratch_);
     }
 
 private:
@@ -18787,7 +20034,7 @@ private:
     activations qkv_;                 // (rows, q + 2 kv)
     activations attended_;            // (rows, q)
     activations inner_;               // (rows, 2 intermediate)
-    int8_rows int8_;                  // (rows, GEMM inputs): quantized rows, for int8 weights
+    linear_scratch scratch_;          // (rows, GEMM inputs): quantized rows
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 
@@ -18879,12 +20126,16 @@ public:
         return {.weights = weights,
                 .config = canonical_config(),
                 .rope = canonical_rope(),
-                .weight_format = weights_.head.format()};
+                .weight_format = weights_.format()};
     }
 
     /// Returns the model with weights and activations in int8: a different model, coarser and half the size of BF16,
     /// with pages of its own. Cost: reads every weight once, with all threads.
     [[nodiscard]] transformer in_int8(thread_pool& threads) const { return {config_, weights_.in_int8(threads)}; }
+
+    /// Returns the model with activations rounded to int8, in blocks of 32, where they meet weights in quantised
+    /// blocks, as llama.cpp does: a different model, with pages of its own. Shares the weights.
+    [[nodiscard]] transformer with_int8_activations() const { return {config_, weights_.with_int8_activations()}; }
 
     /// Returns forward passes over rows in leases of this type. Requires: this and the threads outlive it.
     template <class Lease>

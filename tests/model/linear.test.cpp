@@ -2,15 +2,20 @@
 #include <kvcache/core/shared_memory.hpp>
 #include <kvcache/model/linear.hpp>
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "kernel/blocks.hpp"
 #include "kernel/numbers.hpp"
 #include <catch2/catch.hpp>
 
@@ -49,7 +54,7 @@ std::vector<float> applied(const kv::linear& map, std::size_t rows) {
     kv::thread_pool alone;
     const auto x = numbers::uniforms(5, rows * map.inputs());
     std::vector<float> y(rows * map.outputs());
-    kv::int8_rows scratch;
+    kv::linear_scratch scratch;
     map.apply({x.data(), rows, map.inputs()}, {y.data(), map.outputs()}, alone, scratch);
     return y;
 }
@@ -84,6 +89,61 @@ TEST_CASE("parts of different formats become one map in float32") {
     const kv::linear map = kv::linear::pack(parts);
     CHECK(map.format() == std::string("f32"));
     CHECK(numbers::same_bits(applied(map, 3), applied(kv::linear::pack(wide), 3)));
+}
+
+TEST_CASE("matrices in quantised blocks stay in them, and have the bits of the product of their weights") {
+    using enum kv::block_format;
+    for (const auto& [upper_format, lower_format, name] :
+         {std::tuple{q4_1, q4_1, "Q4_1"}, std::tuple{q4_k, q6_k, "Q4_K+Q6_K"}, std::tuple{q8_0, mxfp4, "Q8_0+MXFP4"}}) {
+        INFO(name);
+        constexpr std::size_t inputs = 256;
+        const auto upper_bytes = blocks::usual(upper_format, 40 * inputs / kv::shape_of(upper_format).weights, 1);
+        const auto lower_bytes = blocks::usual(lower_format, 30 * inputs / kv::shape_of(lower_format).weights, 2);
+        const std::array parts{kv::tensor_view{kv::dtype::f32, {40, inputs}, upper_bytes, upper_format, 8},
+                               kv::tensor_view{kv::dtype::f32, {30, inputs}, lower_bytes, lower_format}};
+        std::vector<float> wide(70 * inputs), row(inputs);
+        parts[0].read(0, std::span(wide).first(40 * inputs));
+        parts[1].read(0, std::span(wide).subspan(40 * inputs));
+        const std::array widened{kv::tensor_view{kv::dtype::f32, {70, inputs}, std::as_bytes(std::span(wide))}};
+        kv::linear map = kv::linear::pack(parts), reference = kv::linear::pack(widened);
+        CHECK(map.format() == name);
+        CHECK(map.outputs() == 70);
+        CHECK(map.inputs() == inputs);
+        CHECK(map.bytes() < reference.bytes() / 3);
+        CHECK_FALSE(map.has_int8_activations());
+        map.set_bias(numbers::uniforms(3, 70));
+        reference.set_bias(numbers::uniforms(3, 70));
+        for (const std::size_t rows : {1u, 5u, 20u})
+            CHECK(numbers::same_bits(applied(map, rows), applied(reference, rows)));
+        map.row(41, row);
+        CHECK(numbers::same_bits(row, std::span(wide).subspan(41 * inputs, inputs)));
+
+        const kv::linear rounded = map.with_int8_activations();
+        CHECK(rounded.has_int8_activations());
+        CHECK(rounded.format() == name);
+        const auto exact = applied(map, 5), near = applied(rounded, 5);
+        CHECK_FALSE(numbers::same_bits(exact, near));
+        float error = 0.0f, size = 0.0f;
+        for (std::size_t i = 0; i < exact.size(); ++i) {
+            error = std::max(error, std::fabs(exact[i] - near[i]));
+            size = std::max(size, std::fabs(exact[i]));
+        }
+        CHECK(error < size / 50);
+        CHECK_FALSE(reference.with_int8_activations().has_int8_activations());
+    }
+}
+
+TEST_CASE("a matrix in blocks below one of numbers becomes float32") {
+    const stored upper(32, 64, kv::dtype::bf16, 1);
+    const auto bytes = blocks::usual(kv::block_format::q8_0, 30 * 2, 2);
+    const std::array parts{upper.view(), kv::tensor_view{kv::dtype::f32, {30, 64}, bytes, kv::block_format::q8_0}};
+    std::vector<float> wide(upper.wide);
+    wide.resize(62 * 64);
+    parts[1].read(0, std::span(wide).subspan(32 * 64));
+    const std::array widened{kv::tensor_view{kv::dtype::f32, {62, 64}, std::as_bytes(std::span(wide))}};
+    const kv::linear map = kv::linear::pack(parts);
+    CHECK(map.format() == std::string("f32"));
+    CHECK(numbers::same_bits(applied(map, 3), applied(kv::linear::pack(widened), 3)));
 }
 
 TEST_CASE("an int8 linear map is the same in its own memory and in a mapped image, which it keeps alive, and copies "

@@ -21,7 +21,7 @@ struct identity {
     std::string codec = {};         ///< The page codec and its options.
     std::string layout = {};        ///< The layout of a page.
     std::uint64_t page_tokens = 0;  ///< Tokens per page.
-    std::string weight_format = {}; ///< Format of the weights that the GEMMs read: "f32", "bf16", "f16".
+    std::string weight_format = {}; ///< Format of the weights that the GEMMs read: "f32", "bf16", "Q4_K".
     std::uint64_t numeric_contract = numeric_contract_revision;
     std::string backend = "cpu";   ///< The backend and its kernel revision.
     std::string lineage = "exact"; ///< "exact", or "approximate" for pages that attended to an inexact page.

@@ -90,7 +90,7 @@ void multiply_few(const rows_in& x, const block_matrix& w, std::size_t strip, st
 /// The bits are those of the same GEMM with the dequantised weights in a packed_matrix<float>: each output is one chain
 /// of fused multiply-adds over ascending inputs. Cost: one row reads each block once, and is bound by memory or by two
 /// multiply-adds a weight; more rows widen each block once for every block of rows.
-KVCACHE_LAZY inline void gemm(const rows_in& x, const block_matrix& w, const rows_out& y, thread_pool& threads) {
+KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& y, thread_pool& threads) {
     const std::size_t work = x.rows * w.inputs() * w.outputs();
     if (x.rows == 0)
         return;
@@ -111,5 +111,9 @@ KVCACHE_LAZY inline void gemm(const rows_in& x, const block_matrix& w, const row
         detail::gemm_of_packed_rows(x, w, detail::row_blocks(x.rows), block, threads);
     }
 }
+
+#if KVCACHE_COMPILED
+extern template void gemm<>(const rows_in&, const block_matrix&, const rows_out&, thread_pool&);
+#endif
 
 } // namespace kvcache

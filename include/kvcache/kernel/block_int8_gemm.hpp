@@ -90,8 +90,8 @@ KVCACHE_LAZY inline void multiply_int8_strips(const int8_block_rows::tile& x, co
 /// of levels are exact, and they are scaled and added in one order (detail::multiply_tile), so the bits depend neither
 /// on the number of rows nor on threads nor on the processor. Cost: one row reads each block once, and is bound by
 /// memory; more rows unpack each block once for every block of rows.
-KVCACHE_LAZY inline void gemm(const rows_in& x, const block_matrix& w, const rows_out& y, thread_pool& threads,
-                              int8_block_rows& scratch) {
+KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& y, thread_pool& threads,
+                       int8_block_rows& scratch) {
     if (x.rows == 0)
         return;
     if (w.inputs() == 0) {
@@ -118,5 +118,9 @@ KVCACHE_LAZY inline void gemm(const rows_in& x, const block_matrix& w, const row
         }
     });
 }
+
+#if KVCACHE_COMPILED
+extern template void gemm<>(const rows_in&, const block_matrix&, const rows_out&, thread_pool&, int8_block_rows&);
+#endif
 
 } // namespace kvcache

@@ -81,7 +81,7 @@ public:
     void project(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
         for_rows(x_.columns(), [&](std::size_t row) { norm(row, w.attention_norm); });
-        w.qkv.apply(normed_.in(rows_.size()), qkv_.out(), threads_, int8_);
+        w.qkv.apply(normed_.in(rows_.size()), qkv_.out(), threads_, scratch_);
         if (model_.config.qk_norm)
             for_rows(qkv_.columns(), [&](std::size_t row) {
                 norm_heads(qkv_.row(row).first(q_), w.q_norm);
@@ -101,17 +101,17 @@ public:
         project(layer);
         for_rows(qkv_.columns(), [&](std::size_t row) { place(layer, row); });
         attention_.run(layer, threads_);
-        w.output.apply(attended_.in(rows), normed_.out(), threads_, int8_);
+        w.output.apply(attended_.in(rows), normed_.out(), threads_, scratch_);
         for_rows(2 * x_.columns(), [&](std::size_t row) {
             add_to(x_.row(row), normed_.row(row));
             norm(row, w.mlp_norm);
         });
-        w.gate_up.apply(normed_.in(rows), inner_.out(), threads_, int8_);
+        w.gate_up.apply(normed_.in(rows), inner_.out(), threads_, scratch_);
         for_rows(4 * inner, [&](std::size_t row) {
             const auto gate = inner_.row(row).first(inner);
             gated_silu(gate, inner_.row(row).subspan(inner), gate);
         });
-        w.down.apply(inner_.in(rows), normed_.out(), threads_, int8_);
+        w.down.apply(inner_.in(rows), normed_.out(), threads_, scratch_);
         for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
     }
 
@@ -137,7 +137,7 @@ public:
             for (std::size_t row = behind - part.wanted_rows(); row < behind; ++row)
                 rms_norm(x_.row(row), model_.weights.final_norm, model_.config.rms_norm_eps, normed_.row(to++));
         }
-        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), model_.config.vocabulary}, threads_, int8_);
+        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), model_.config.vocabulary}, threads_, scratch_);
     }
 
 private:
@@ -213,7 +213,7 @@ private:
     activations qkv_;                 // (rows, q + 2 kv)
     activations attended_;            // (rows, q)
     activations inner_;               // (rows, 2 intermediate)
-    int8_rows int8_;                  // (rows, GEMM inputs): quantized rows, for int8 weights
+    linear_scratch scratch_;          // (rows, GEMM inputs): quantized rows
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 

@@ -4,7 +4,10 @@
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/shared_memory.hpp>
+#include <kvcache/kernel/block_gemm.hpp>
+#include <kvcache/kernel/block_int8_gemm.hpp>
 #include <kvcache/kernel/gemm.hpp>
+#include <kvcache/kernel/int8_block_rows.hpp>
 #include <kvcache/kernel/int8_gemm.hpp>
 #include <kvcache/kernel/math.hpp>
 #include <kvcache/model/packing.hpp>
@@ -15,24 +18,31 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Linear map y = x W^T + b with packed weights in their stored format, F32, BF16 or F16. All three widen exactly to
-/// float32, so the format determines speed and memory, never the bits of the result. Alternatively weights are int8,
-/// which is a different, coarser map. Copies share the weights.
+/// Memory of a linear map's quantized activations, reused from one product to the next.
+struct linear_scratch {
+    int8_rows rows;
+    int8_block_rows blocks;
+};
+
+/// Linear map y = x W^T + b with packed weights in their stored format: F32, BF16, F16 or quantised blocks. All widen
+/// exactly to float32, so the format determines speed and memory, never the bits of the result. Alternatively weights
+/// are int8, or the activations that meet blocks are: different, coarser maps. Copies share the weights.
 class linear {
 public:
     linear() = default;
 
-    /// Packs matrices with the same number of inputs, concatenated along the outputs; parts of different formats become
-    /// F32. Each is (outputs, inputs), as stored.
+    /// Packs matrices with the same number of inputs, concatenated along the outputs; numbers of different formats
+    /// become F32. Each is (outputs, inputs), as stored.
     [[nodiscard]] static linear pack(std::span<const tensor_view> parts, thread_pool& threads) {
         expects(!parts.empty(), "a linear map has a matrix");
-        const dtype format = packed_format(parts);
+        const matrix_format format = packed_format(parts);
         std::size_t outputs = 0;
         for (const tensor_view& part : parts)
             outputs += part.shape.at(0);
@@ -45,11 +55,15 @@ public:
         return pack(parts, alone);
     }
 
-    /// Views weights that pack_rows() has packed, and keeps them alive. Layout as in packed_matrix.
-    [[nodiscard]] static linear packed(dtype format, std::size_t outputs, std::size_t inputs,
+    /// Views weights that pack_rows() has packed, and keeps them alive. Layout as in packed_matrix or block_matrix.
+    [[nodiscard]] static linear packed(const matrix_format& format, std::size_t outputs, std::size_t inputs,
                                        const std::shared_ptr<const std::byte>& weights) {
         linear made;
-        switch (format) {
+        if (!format.blocks.empty()) {
+            made.weights_ = block_matrix(format.blocks, inputs, weights);
+            return made;
+        }
+        switch (format.numbers) {
         case dtype::f32:
             made.weights_ = looking_at<float>(outputs, inputs, weights);
             break;
@@ -86,6 +100,16 @@ public:
         return in_int8(threads, shared_memory(int8_bytes(), nullptr));
     }
 
+    /// Returns the map with the activations that meet quantised blocks rounded to int8 in blocks of 32; another map
+    /// only where the weights are in blocks. Cost: none, it shares the weights.
+    [[nodiscard]] linear with_int8_activations() const {
+        linear made = *this;
+        made.int8_activations_ = std::holds_alternative<block_matrix>(weights_);
+        return made;
+    }
+    /// Returns whether with_int8_activations() made another map.
+    [[nodiscard]] bool has_int8_activations() const noexcept { return int8_activations_; }
+
     void set_bias(std::vector<float> bias) {
         expects(bias.size() == outputs(), "a bias has one number an output");
         bias_ = std::move(bias);
@@ -100,16 +124,27 @@ public:
     [[nodiscard]] std::size_t bytes() const {
         return std::visit([](const auto& w) { return w.bytes(); }, weights_);
     }
-    [[nodiscard]] const char* format() const { return std::array{"f32", "bf16", "f16", "int8"}[weights_.index()]; }
+    /// Format of the weights: "f32", "bf16", "f16", "int8", or that of their blocks, such as "Q4_K" or "Q4_K+Q6_K".
+    [[nodiscard]] std::string format() const {
+        if (const auto* const blocks = std::get_if<block_matrix>(&weights_)) {
+            std::string names;
+            for (std::size_t i = 0; i < blocks->parts(); ++i)
+                names.append(i > 0 ? "+" : "").append(name_of(blocks->part(i).format));
+            return names;
+        }
+        return std::array{"f32", "bf16", "f16", "int8"}[weights_.index()];
+    }
 
-    /// Computes y. (rows, inputs) -> (rows, outputs) `scratch` stores quantized activations, for int8 weights. A
-    /// template, so that only translation units that use it compile the GEMM.
+    /// Computes y. (rows, inputs) -> (rows, outputs) `scratch` stores quantized activations. A template, so
+    /// that only translation units that use it compile the GEMM.
     template <std::same_as<thread_pool> Threads>
-    void apply(const rows_in& x, const rows_out& y, Threads& threads, int8_rows& scratch) const {
+    void apply(const rows_in& x, const rows_out& y, Threads& threads, linear_scratch& scratch) const {
         std::visit(
             [&](const auto& w) {
                 if constexpr (std::same_as<decltype(w), const int8_matrix&>)
-                    gemm(x, w, y, threads, scratch);
+                    gemm(x, w, y, threads, scratch.rows);
+                else if constexpr (std::same_as<decltype(w), const block_matrix&>)
+                    int8_activations_ ? gemm(x, w, y, threads, scratch.blocks) : gemm(x, w, y, threads);
                 else
                     gemm(x, w, y, threads);
             },
@@ -131,7 +166,9 @@ private:
         return {outputs, inputs, reinterpret_cast<const Weight*>(weights.get()), weights};
     }
 
-    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>, int8_matrix> weights_;
+    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>, int8_matrix, block_matrix>
+        weights_;
+    bool int8_activations_ = false;
     std::vector<float> bias_;
 };
 

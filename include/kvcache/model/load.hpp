@@ -34,6 +34,10 @@ struct load_options {
 
     bool int8 = false; ///< Whether to compute in int8 (transformer::in_int8), which is another, approximate model.
 
+    /// Whether products of quantised blocks (GGUF) round their activations to int8, as llama.cpp does
+    /// (transformer::with_int8_activations): faster, and another model. Otherwise they are exact. `int8` comes first.
+    bool int8_activations = false;
+
     std::pmr::memory_resource* memory = nullptr; ///< Memory of newly packed weights; null: new and delete.
 };
 

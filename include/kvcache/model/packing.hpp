@@ -2,6 +2,8 @@
 #pragma once
 
 #include <kvcache/core/contract.hpp>
+#include <kvcache/kernel/block_matrix.hpp>
+#include <kvcache/kernel/block_packing.hpp>
 #include <kvcache/kernel/pack_b.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/tensor_view.hpp>
@@ -11,21 +13,50 @@
 #include <bit>
 #include <cstddef>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Packed format of matrices concatenated along the outputs: their own format if they all share one, else F32. Also F32
-/// on a big-endian machine, since checkpoints are little-endian.
-[[nodiscard]] inline dtype packed_format(std::span<const tensor_view> parts) {
-    const bool alike = std::ranges::all_of(parts, [&](const tensor_view& p) { return p.dtype == parts[0].dtype; });
-    return alike && !parts.empty() && std::endian::native == std::endian::little ? parts[0].dtype : dtype::f32;
+/// Format of packed matrices that are concatenated along the outputs: one format of numbers, or quantised blocks, whose
+/// format may differ from part to part.
+struct matrix_format {
+    dtype numbers = dtype::f32;
+    std::vector<block_part> blocks = {}; ///< Empty for numbers.
+
+    matrix_format() = default;
+    matrix_format(dtype type) : numbers(type) {}
+    explicit matrix_format(std::vector<block_part> parts) : blocks(std::move(parts)) {}
+
+    friend bool operator==(const matrix_format&, const matrix_format&) = default;
+};
+
+/// Packed format of matrices: their own blocks if all are quantised; their own numbers if they all share a format; else
+/// F32. Also F32 on a big-endian machine, since checkpoints are little-endian.
+[[nodiscard]] inline matrix_format packed_format(std::span<const tensor_view> parts) {
+    if (parts.empty() || std::endian::native != std::endian::little)
+        return dtype::f32;
+    if (std::ranges::all_of(parts, [](const tensor_view& p) { return p.blocks.has_value(); })) {
+        std::vector<block_part> blocks;
+        for (const tensor_view& part : parts)
+            if (!blocks.empty() && blocks.back().format == *part.blocks)
+                blocks.back().outputs += part.shape[0];
+            else
+                blocks.push_back({*part.blocks, part.shape[0]});
+        return matrix_format(std::move(blocks));
+    }
+    const bool alike = std::ranges::all_of(
+        parts, [&](const tensor_view& p) { return p.dtype == parts[0].dtype && !p.blocks.has_value(); });
+    return alike ? parts[0].dtype : dtype::f32;
 }
 
 /// Bytes of packed weights.
-[[nodiscard]] constexpr std::size_t packed_bytes(dtype format, std::size_t outputs, std::size_t inputs) noexcept {
+[[nodiscard]] inline std::size_t packed_bytes(const matrix_format& format, std::size_t outputs,
+                                              std::size_t inputs) noexcept {
+    if (!format.blocks.empty())
+        return block_matrix::bytes_of(format.blocks, inputs);
     constexpr std::size_t width = packed_matrix<float>::panel_width;
-    return packed_matrix<float>::panels_of(outputs) * width * inputs * bytes_of(format);
+    return packed_matrix<float>::panels_of(outputs) * width * inputs * bytes_of(format.numbers);
 }
 
 namespace detail {
@@ -71,30 +102,56 @@ inline void pack_as(std::span<const tensor_view> parts, std::size_t outputs, boo
     }
 }
 
+/// Packs the rows of a part, from `row` on, into its panels at `to`.
+inline void pack_blocks(std::span<const tensor_view> parts, std::size_t row, const block_part& part, std::byte* to,
+                        thread_pool& threads) {
+    const std::size_t inputs = parts[0].shape[1], bytes = panel_bytes(part.format, inputs);
+    threads.parallel_for((part.outputs + 15) / 16, part.outputs * inputs, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t panel = begin; panel < end; ++panel) {
+            std::array<const std::byte*, 16> rows = {};
+            for (std::size_t r = 0; r < std::min<std::size_t>(16, part.outputs - panel * 16); ++r)
+                rows[r] = row_in(parts, row + panel * 16 + r);
+            pack_panel(part.format, rows, inputs, to + panel * bytes);
+        }
+    });
+}
+
 } // namespace detail
 
 /// Packs matrices with the same number of inputs, concatenated along the outputs, into `to`: packed_bytes() of memory
 /// on a cache line. Each is (outputs, inputs), as stored. Requires: `format` is packed_format(parts), or F32. Cost:
 /// reads and writes every weight once, with all threads.
-inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byte* to, thread_pool& threads) {
+inline void pack_rows(std::span<const tensor_view> parts, const matrix_format& format, std::byte* to,
+                      thread_pool& threads) {
     expects(!parts.empty(), "a linear map has a matrix");
     std::size_t outputs = 0;
     for (const tensor_view& part : parts) {
         expects(part.shape.size() == 2 && part.shape[1] == parts[0].shape[1], "matrices below one another are as wide");
         outputs += part.shape[0];
     }
+    if (!format.blocks.empty()) {
+        expects(format == packed_format(parts), "blocks are packed as stored");
+        std::size_t row = 0;
+        for (const block_part& part : format.blocks) {
+            detail::pack_blocks(parts, row, part, to, threads);
+            row += part.outputs;
+            to += block_matrix::bytes_of({&part, 1}, parts[0].shape[1]);
+        }
+        return;
+    }
     // Bytes are copied as they are; only a big-endian machine has to convert the values.
     const bool as_stored =
-        std::endian::native == std::endian::little &&
-        std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format && !part.blocks; });
-    expects(as_stored || format == dtype::f32, "weights are packed as stored or as F32");
+        std::endian::native == std::endian::little && std::ranges::all_of(parts, [&](const tensor_view& part) {
+            return part.dtype == format.numbers && !part.blocks;
+        });
+    expects(as_stored || format.numbers == dtype::f32, "weights are packed as stored or as F32");
     const auto pack = [&](auto* weights) {
         threads.parallel_for(packed_matrix<float>::strips_of(outputs), outputs * parts[0].shape[1],
                              [&](std::size_t begin, std::size_t end) {
                                  detail::pack_as(parts, outputs, as_stored, weights, begin, end);
                              });
     };
-    switch (format) {
+    switch (format.numbers) {
     case dtype::f32:
         return pack(reinterpret_cast<float*>(to));
     case dtype::f16:

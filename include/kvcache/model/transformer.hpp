@@ -65,12 +65,16 @@ public:
         return {.weights = weights,
                 .config = canonical_config(),
                 .rope = canonical_rope(),
-                .weight_format = weights_.head.format()};
+                .weight_format = weights_.format()};
     }
 
     /// Returns the model with weights and activations in int8: a different model, coarser and half the size of BF16,
     /// with pages of its own. Cost: reads every weight once, with all threads.
     [[nodiscard]] transformer in_int8(thread_pool& threads) const { return {config_, weights_.in_int8(threads)}; }
+
+    /// Returns the model with activations rounded to int8, in blocks of 32, where they meet weights in quantised
+    /// blocks, as llama.cpp does: a different model, with pages of its own. Shares the weights.
+    [[nodiscard]] transformer with_int8_activations() const { return {config_, weights_.with_int8_activations()}; }
 
     /// Returns forward passes over rows in leases of this type. Requires: this and the threads outlive it.
     template <class Lease>

@@ -36,7 +36,7 @@ struct weight_group {
 
 /// Location of a group in the image of a model's weights.
 struct weight_place {
-    dtype format = dtype::f32;
+    matrix_format format = {};
     std::size_t outputs = 0;
     std::size_t inputs = 0; ///< 0 for a vector of `outputs` floats.
     std::size_t offset = 0; ///< In bytes, a multiple of a cache line.
@@ -67,7 +67,7 @@ public:
                 place.bytes = place.outputs * sizeof(float);
             }
             made.bytes_ += (place.bytes + line_bytes - 1) / line_bytes * line_bytes;
-            made.places_.push_back(place);
+            made.places_.push_back(std::move(place));
         }
         made.groups_ = std::move(groups);
         return made;
@@ -89,7 +89,10 @@ public:
                     builder.number(extent);
             }
             const weight_place& at = places_[i];
-            builder.text(name_of(at.format)).number(at.outputs).number(at.inputs).number(at.offset).number(at.bytes);
+            builder.text(name_of(at.format.numbers));
+            for (const block_part& part : at.format.blocks)
+                builder.text(name_of(part.format)).number(part.outputs);
+            builder.number(at.outputs).number(at.inputs).number(at.offset).number(at.bytes);
         }
         return builder.finish();
     }

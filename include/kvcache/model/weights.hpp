@@ -11,6 +11,7 @@
 #include <kvcache/model/weight_image.hpp>
 #include <kvcache/model/weight_names.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <memory_resource>
@@ -42,26 +43,47 @@ struct model_weights {
     std::vector<float> final_norm; // (hidden)
     linear head;                   // (vocabulary, hidden)
 
+    /// Calls visit(map) for every linear map.
+    template <class Visit>
+    void for_each_map(Visit visit) {
+        visit(head);
+        if (embedding.outputs() > 0)
+            visit(embedding);
+        for (block_weights& layer : layers)
+            for (linear* each : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+                visit(*each);
+    }
+
     /// Returns a copy with every matrix in int8, all in one block of memory. Throws: std::bad_alloc.
     [[nodiscard]] model_weights in_int8(thread_pool& threads) const {
         model_weights rounded = *this;
-        std::vector<linear*> maps{&rounded.head};
-        if (embedding.outputs() > 0)
-            maps.push_back(&rounded.embedding);
-        for (block_weights& layer : rounded.layers)
-            for (linear* each : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
-                maps.push_back(each);
         std::size_t bytes = 0;
-        for (const linear* each : maps)
-            bytes += each->int8_bytes();
+        rounded.for_each_map([&](linear& map) { bytes += map.int8_bytes(); });
         const auto memory = shared_memory(bytes, nullptr);
         std::byte* at = memory.get();
-        for (linear* each : maps) {
-            const std::size_t taken = each->int8_bytes();
-            *each = each->in_int8(threads, {memory, at});
+        rounded.for_each_map([&](linear& map) {
+            const std::size_t taken = map.int8_bytes();
+            map = map.in_int8(threads, {memory, at});
             at += taken;
-        }
+        });
         return rounded;
+    }
+
+    /// Returns a copy with linear::with_int8_activations() of every map. Shares the weights.
+    [[nodiscard]] model_weights with_int8_activations() const {
+        model_weights rounded = *this;
+        rounded.for_each_map([](linear& map) { map = map.with_int8_activations(); });
+        return rounded;
+    }
+
+    /// Format of the products, for the identity of pages: that of the head, and whether activations are rounded.
+    [[nodiscard]] std::string format() const {
+        const auto rounds = [](const linear& map) { return map.has_int8_activations(); };
+        const bool any =
+            rounds(head) || std::ranges::any_of(layers, [&](const block_weights& layer) {
+                return rounds(layer.qkv) || rounds(layer.output) || rounds(layer.gate_up) || rounds(layer.down);
+            });
+        return any ? head.format() + ", int8 activations" : head.format();
     }
 };
 
