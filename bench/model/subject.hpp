@@ -93,10 +93,7 @@ public:
     }
 
     /// The weight bytes that every token reads: the blocks' matrices and the output head.
-    [[nodiscard]] double weight_bytes() const {
-        const std::string format = model_.id({}).weight_format;
-        return (block_weights() + head_weights()) * (format == "f32" ? 4.0 : format == "int8" ? 1.0 : 2.0);
-    }
+    [[nodiscard]] double weight_bytes() const { return static_cast<double>(model_.weight_bytes()); }
     /// The bytes of the keys and values of one position.
     [[nodiscard]] double position_bytes() const {
         return static_cast<double>(cache_->codec().page_bytes()) / page_tokens;

@@ -19306,12 +19306,21 @@ public:
         return made;
     }
 
-    /// Bytes of the same map in int8.
-    [[nodiscard]] std::size_t int8_bytes() const { return int8_matrix::bytes_of(outputs(), inputs()); }
+    /// Bytes of the same map in int8 beyond its own: none for quantised blocks.
+    [[nodiscard]] std::size_t int8_bytes() const {
+        return is_blocks() ? 0 : int8_matrix::bytes_of(outputs(), inputs());
+    }
 
-    /// Returns the map with weights in int8, one scale for each output, in int8_bytes() of `memory` on a cache line,
-    /// which it keeps alive. Cost: reads every weight once, with all threads.
+    /// Returns the map in int8, another and coarser map. Quantised blocks stay as they are, and the activations that
+    /// meet them are rounded to int8 in blocks of 32, as llama.cpp does. Other weights become int8, one scale for each
+    /// output, in int8_bytes() of `memory` on a cache line, which it keeps alive; they meet int8 activations with one
+    /// scale for each row. Cost: reads every weight that is not in blocks once, with all threads.
     [[nodiscard]] linear in_int8(thread_pool& threads, std::shared_ptr<std::byte> memory) const {
+        linear made = *this;
+        if (is_blocks()) {
+            made.int8_activations_ = true;
+            return made;
+        }
         int8_matrix rounded(outputs(), inputs(), std::move(memory));
         threads.parallel_for(outputs(), outputs() * inputs(), [&](std::size_t begin, std::size_t end) {
             std::vector<float> weights(inputs());
@@ -19320,23 +19329,14 @@ public:
                 rounded.set_row(output, weights);
             }
         });
-        linear made;
         made.weights_ = std::move(rounded);
-        made.bias_ = bias_;
         return made;
     }
     [[nodiscard]] linear in_int8(thread_pool& threads) const {
         return in_int8(threads, shared_memory(int8_bytes(), nullptr));
     }
 
-    /// Returns the map with the activations that meet quantised blocks rounded to int8 in blocks of 32; another map
-    /// only where the weights are in blocks. Cost: none, it shares the weights.
-    [[nodiscard]] linear with_int8_activations() const {
-        linear made = *this;
-        made.int8_activations_ = std::holds_alternative<block_matrix>(weights_);
-        return made;
-    }
-    /// Returns whether with_int8_activations() made another map.
+    /// Returns whether in_int8() made another map of quantised blocks.
     [[nodiscard]] bool has_int8_activations() const noexcept { return int8_activations_; }
 
     void set_bias(std::vector<float> bias) {
@@ -19389,6 +19389,8 @@ public:
     }
 
 private:
+    [[nodiscard]] bool is_blocks() const noexcept { return std::holds_alternative<block_matrix>(weights_); }
+
     template <weight_format Weight>
     [[nodiscard]] static packed_matrix<Weight> looking_at(std::size_t outputs, std::size_t inputs,
                                                           const std::shared_ptr<const std::byte>& weights) {
@@ -19667,7 +19669,7 @@ struct model_weights {
                 visit(*each);
     }
 
-    /// Returns a copy with every matrix in int8, all in one block of memory. Throws: std::bad_alloc.
+    /// Returns a copy with linear::in_int8() of every map, all in one block of memory. Throws: std::bad_alloc.
     [[nodiscard]] model_weights in_int8(thread_pool& threads) const {
         model_weights rounded = *this;
         std::size_t bytes = 0;
@@ -19679,13 +19681,6 @@ struct model_weights {
             map = map.in_int8(threads, {memory, at});
             at += taken;
         });
-        return rounded;
-    }
-
-    /// Returns a copy with linear::with_int8_activations() of every map. Shares the weights.
-    [[nodiscard]] model_weights with_int8_activations() const {
-        model_weights rounded = *this;
-        rounded.for_each_map([](linear& map) { map = map.with_int8_activations(); });
         return rounded;
     }
 
@@ -20121,6 +20116,15 @@ public:
     /// RoPE of its queries and keys.
     [[nodiscard]] const rope& rotation() const noexcept { return rope_; }
 
+    /// Bytes of the weights that every token reads: all matrices but the embedding.
+    [[nodiscard]] std::size_t weight_bytes() const noexcept {
+        std::size_t bytes = weights_.head.bytes();
+        for (const block_weights& layer : weights_.layers)
+            for (const linear* map : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+                bytes += map->bytes();
+        return bytes;
+    }
+
     /// Identity of this model's pages; `weights` is the digest of its checkpoint.
     [[nodiscard]] identity id(digest weights) const {
         return {.weights = weights,
@@ -20129,13 +20133,10 @@ public:
                 .weight_format = weights_.format()};
     }
 
-    /// Returns the model with weights and activations in int8: a different model, coarser and half the size of BF16,
-    /// with pages of its own. Cost: reads every weight once, with all threads.
+    /// Returns the model in int8 (linear::in_int8), a different and coarser model with pages of its own: numbers become
+    /// int8, half the size of BF16; quantised blocks stay, and their activations are rounded. Cost: reads every weight
+    /// that is not in blocks once, with all threads.
     [[nodiscard]] transformer in_int8(thread_pool& threads) const { return {config_, weights_.in_int8(threads)}; }
-
-    /// Returns the model with activations rounded to int8, in blocks of 32, where they meet weights in quantised
-    /// blocks, as llama.cpp does: a different model, with pages of its own. Shares the weights.
-    [[nodiscard]] transformer with_int8_activations() const { return {config_, weights_.with_int8_activations()}; }
 
     /// Returns forward passes over rows in leases of this type. Requires: this and the threads outlive it.
     template <class Lease>

@@ -118,7 +118,9 @@ TEST_CASE("matrices in quantised blocks stay in them, and have the bits of the p
         map.row(41, row);
         CHECK(numbers::same_bits(row, std::span(wide).subspan(41 * inputs, inputs)));
 
-        const kv::linear rounded = map.with_int8_activations();
+        kv::thread_pool two(2);
+        CHECK(map.int8_bytes() == 0);
+        const kv::linear rounded = map.in_int8(two);
         CHECK(rounded.has_int8_activations());
         CHECK(rounded.format() == name);
         const auto exact = applied(map, 5), near = applied(rounded, 5);
@@ -129,7 +131,7 @@ TEST_CASE("matrices in quantised blocks stay in them, and have the bits of the p
             size = std::max(size, std::fabs(exact[i]));
         }
         CHECK(error < size / 50);
-        CHECK_FALSE(reference.with_int8_activations().has_int8_activations());
+        CHECK_FALSE(reference.in_int8(two).has_int8_activations());
     }
 }
 

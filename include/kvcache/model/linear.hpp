@@ -77,12 +77,21 @@ public:
         return made;
     }
 
-    /// Bytes of the same map in int8.
-    [[nodiscard]] std::size_t int8_bytes() const { return int8_matrix::bytes_of(outputs(), inputs()); }
+    /// Bytes of the same map in int8 beyond its own: none for quantised blocks.
+    [[nodiscard]] std::size_t int8_bytes() const {
+        return is_blocks() ? 0 : int8_matrix::bytes_of(outputs(), inputs());
+    }
 
-    /// Returns the map with weights in int8, one scale for each output, in int8_bytes() of `memory` on a cache line,
-    /// which it keeps alive. Cost: reads every weight once, with all threads.
+    /// Returns the map in int8, another and coarser map. Quantised blocks stay as they are, and the activations that
+    /// meet them are rounded to int8 in blocks of 32, as llama.cpp does. Other weights become int8, one scale for each
+    /// output, in int8_bytes() of `memory` on a cache line, which it keeps alive; they meet int8 activations with one
+    /// scale for each row. Cost: reads every weight that is not in blocks once, with all threads.
     [[nodiscard]] linear in_int8(thread_pool& threads, std::shared_ptr<std::byte> memory) const {
+        linear made = *this;
+        if (is_blocks()) {
+            made.int8_activations_ = true;
+            return made;
+        }
         int8_matrix rounded(outputs(), inputs(), std::move(memory));
         threads.parallel_for(outputs(), outputs() * inputs(), [&](std::size_t begin, std::size_t end) {
             std::vector<float> weights(inputs());
@@ -91,23 +100,14 @@ public:
                 rounded.set_row(output, weights);
             }
         });
-        linear made;
         made.weights_ = std::move(rounded);
-        made.bias_ = bias_;
         return made;
     }
     [[nodiscard]] linear in_int8(thread_pool& threads) const {
         return in_int8(threads, shared_memory(int8_bytes(), nullptr));
     }
 
-    /// Returns the map with the activations that meet quantised blocks rounded to int8 in blocks of 32; another map
-    /// only where the weights are in blocks. Cost: none, it shares the weights.
-    [[nodiscard]] linear with_int8_activations() const {
-        linear made = *this;
-        made.int8_activations_ = std::holds_alternative<block_matrix>(weights_);
-        return made;
-    }
-    /// Returns whether with_int8_activations() made another map.
+    /// Returns whether in_int8() made another map of quantised blocks.
     [[nodiscard]] bool has_int8_activations() const noexcept { return int8_activations_; }
 
     void set_bias(std::vector<float> bias) {
@@ -160,6 +160,8 @@ public:
     }
 
 private:
+    [[nodiscard]] bool is_blocks() const noexcept { return std::holds_alternative<block_matrix>(weights_); }
+
     template <weight_format Weight>
     [[nodiscard]] static packed_matrix<Weight> looking_at(std::size_t outputs, std::size_t inputs,
                                                           const std::shared_ptr<const std::byte>& weights) {

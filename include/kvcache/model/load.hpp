@@ -32,11 +32,9 @@ struct load_options {
     /// unchanged. Otherwise, and wherever the metadata differs, the content is read and compared.
     bool trust_description = true;
 
-    bool int8 = false; ///< Whether to compute in int8 (transformer::in_int8), which is another, approximate model.
-
-    /// Whether products of quantised blocks (GGUF) round their activations to int8, as llama.cpp does
-    /// (transformer::with_int8_activations): faster, and another model. Otherwise they are exact. `int8` comes first.
-    bool int8_activations = false;
+    /// Whether to compute in int8 (transformer::in_int8), which is another, approximate model. Otherwise products are
+    /// exact, those of quantised blocks (GGUF) too.
+    bool int8 = false;
 
     std::pmr::memory_resource* memory = nullptr; ///< Memory of newly packed weights; null: new and delete.
 };

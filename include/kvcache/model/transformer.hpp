@@ -60,6 +60,15 @@ public:
     /// RoPE of its queries and keys.
     [[nodiscard]] const rope& rotation() const noexcept { return rope_; }
 
+    /// Bytes of the weights that every token reads: all matrices but the embedding.
+    [[nodiscard]] std::size_t weight_bytes() const noexcept {
+        std::size_t bytes = weights_.head.bytes();
+        for (const block_weights& layer : weights_.layers)
+            for (const linear* map : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+                bytes += map->bytes();
+        return bytes;
+    }
+
     /// Identity of this model's pages; `weights` is the digest of its checkpoint.
     [[nodiscard]] identity id(digest weights) const {
         return {.weights = weights,
@@ -68,13 +77,10 @@ public:
                 .weight_format = weights_.format()};
     }
 
-    /// Returns the model with weights and activations in int8: a different model, coarser and half the size of BF16,
-    /// with pages of its own. Cost: reads every weight once, with all threads.
+    /// Returns the model in int8 (linear::in_int8), a different and coarser model with pages of its own: numbers become
+    /// int8, half the size of BF16; quantised blocks stay, and their activations are rounded. Cost: reads every weight
+    /// that is not in blocks once, with all threads.
     [[nodiscard]] transformer in_int8(thread_pool& threads) const { return {config_, weights_.in_int8(threads)}; }
-
-    /// Returns the model with activations rounded to int8, in blocks of 32, where they meet weights in quantised
-    /// blocks, as llama.cpp does: a different model, with pages of its own. Shares the weights.
-    [[nodiscard]] transformer with_int8_activations() const { return {config_, weights_.with_int8_activations()}; }
 
     /// Returns forward passes over rows in leases of this type. Requires: this and the threads outlive it.
     template <class Lease>

@@ -54,7 +54,7 @@ struct model_weights {
                 visit(*each);
     }
 
-    /// Returns a copy with every matrix in int8, all in one block of memory. Throws: std::bad_alloc.
+    /// Returns a copy with linear::in_int8() of every map, all in one block of memory. Throws: std::bad_alloc.
     [[nodiscard]] model_weights in_int8(thread_pool& threads) const {
         model_weights rounded = *this;
         std::size_t bytes = 0;
@@ -66,13 +66,6 @@ struct model_weights {
             map = map.in_int8(threads, {memory, at});
             at += taken;
         });
-        return rounded;
-    }
-
-    /// Returns a copy with linear::with_int8_activations() of every map. Shares the weights.
-    [[nodiscard]] model_weights with_int8_activations() const {
-        model_weights rounded = *this;
-        rounded.for_each_map([](linear& map) { map = map.with_int8_activations(); });
         return rounded;
     }
 

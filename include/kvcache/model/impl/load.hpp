@@ -55,9 +55,7 @@ KVCACHE_LAZY [[nodiscard]] inline digest digest_of(const model_config& config) {
 /// The model in the requested number format.
 KVCACHE_LAZY [[nodiscard]] inline transformer computing(const load_options& options, transformer stored,
                                                         thread_pool& threads) {
-    if (options.int8)
-        return stored.in_int8(threads);
-    return options.int8_activations ? stored.with_int8_activations() : std::move(stored);
+    return options.int8 ? stored.in_int8(threads) : std::move(stored);
 }
 
 /// Opens the packed weights that an earlier start wrote. Errors: those of packed_file; mismatched, if they belong to
