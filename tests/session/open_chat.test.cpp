@@ -2,6 +2,7 @@
 #include <kvcache/chat.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <new>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/gguf/files.hpp"
 #include "model/huggingface/files.hpp"
 #include "promise_fixture.hpp"
 #include <catch2/catch.hpp>
@@ -59,6 +61,30 @@ bool names(const kv::error& reason, const std::string& what) {
     return reason.message.find(what) != std::string::npos;
 }
 
+// The tokenizer of a model directory as keys of a GGUF file.
+void describe_tokenizer(testing_files::gguf_builder& to, const std::filesystem::path& directory, std::size_t size) {
+    const auto file = kv::read_json(directory / "tokenizer.json");
+    const auto config = kv::read_json(directory / "tokenizer_config.json");
+    REQUIRE(file.has_value());
+    REQUIRE(config.has_value());
+    std::vector<std::string> words, merges;
+    for (std::size_t id = 0; id < size; ++id)
+        words.push_back("[PAD" + std::to_string(id) + "]");
+    std::vector<std::int32_t> types(size, 5); // unused
+    for (const auto& [token, id] : (*file)["model"]["vocab"].items()) {
+        words[id.get<std::size_t>()] = token;
+        types[id.get<std::size_t>()] = 1;
+    }
+    for (const auto& token : (*file)["added_tokens"])
+        types[token["id"].get<std::size_t>()] = 3; // control
+    for (const auto& pair : (*file)["model"]["merges"])
+        merges.push_back(pair[0].get<std::string>() + " " + pair[1].get<std::string>());
+    to.text("tokenizer.ggml.model", "gpt2").text("tokenizer.ggml.pre", "gpt-2");
+    to.texts("tokenizer.ggml.tokens", words).numbers("tokenizer.ggml.token_type", types);
+    to.texts("tokenizer.ggml.merges", merges);
+    to.text("tokenizer.chat_template", (*config)["chat_template"].get<std::string>());
+}
+
 // A storage for which the system has no memory.
 struct no_memory {
     using role = kv::storage_role;
@@ -67,6 +93,34 @@ struct no_memory {
 };
 
 } // namespace
+
+TEST_CASE("a chat with a GGUF file answers as one with the directory that it was converted from") {
+    const testing_files::temporary_directory directory;
+    auto built = testing_files::gguf_of(worlds);
+    describe_tokenizer(built, worlds, tiny_model().vocabulary());
+    directory.write("worlds.gguf", built.file());
+    auto chat = kv::open_chat(directory.path() / "worlds.gguf", brief());
+    auto expected = kv::open_chat(worlds, brief());
+    INFO((chat ? std::string() : chat.error().message));
+    REQUIRE(chat.has_value());
+    REQUIRE(expected.has_value());
+    for (const std::string& question : questions) {
+        const auto answer = chat->say(question), same = expected->say(question);
+        REQUIRE(answer.has_value());
+        REQUIRE(same.has_value());
+        CHECK(answer->text == same->text);
+        CHECK(answer->ids == same->ids);
+        CHECK(answer->reused == same->reused);
+    }
+    check_sound(*chat);
+
+    // An error names the file by its path.
+    const auto missing = refused(kv::open_chat(directory.path() / "nothing.gguf", brief()));
+    CHECK(names(missing, (directory.path() / "nothing.gguf").string()));
+    directory.write("broken.gguf", built.file().substr(0, 1000));
+    CHECK(names(refused(kv::open_chat(directory.path() / "broken.gguf", brief())),
+                (directory.path() / "broken.gguf").string()));
+}
 
 TEST_CASE("a chat answers as a session composed by hand, bit for bit, and reuses all earlier tokens") {
     const auto words = kv::tokenizer::open(worlds);
