@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Adds up the JUnit reports in a folder: the last line of a run. Fails where a test failed or none ran."""
+"""Names the failed tests of the JUnit reports in a folder and adds up all tests: the last line of a run.
+
+Fails where a test failed or none ran."""
 import re
 import sys
 from pathlib import Path
@@ -8,7 +10,10 @@ from pathlib import Path
 def main(folder: Path) -> int:
     total = {"tests": 0, "failures": 0, "skipped": 0, "disabled": 0}
     for report in sorted(folder.glob("*.xml")):
-        suite = re.search(r"<testsuite\b[^>]*>", report.read_text(errors="replace"), re.S)
+        text = report.read_text(errors="replace")
+        suite = re.search(r"<testsuite\b[^>]*>", text, re.S)
+        for name in re.findall(r'<testcase name="([^"]*)"[^>]*status="fail"', text):
+            print(f"FAILED in {report.stem}: {name}")
         for name in total:
             count = suite and re.search(rf'\b{name}="(\d+)"', suite[0])
             total[name] += int(count[1]) if count else 0

@@ -4,9 +4,11 @@
 #include <kvcache/core/json.hpp>
 #include <kvcache/text/chat_template.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "field_reader.hpp"
 #include "question.hpp"
@@ -31,6 +33,29 @@ inline std::string content_of(field_reader& fields, const std::string& name, con
     return made;
 }
 
+// Checks the calls of an assistant's message: their arguments are an object, as JSON text or as such.
+inline void check_calls(field_reader& fields, const std::string& name, const sent_json& calls) {
+    if (!calls.is_array())
+        return fields.refuse(name, "must be a list");
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+        const std::string call = name + "[" + std::to_string(i) + "]";
+        if (!calls[i].is_object() || calls[i].value("type", sent_json("function")) != "function")
+            return fields.refuse(call, "must be an object of type function");
+        if (!calls[i].contains("function") || !calls[i]["function"].is_object())
+            return fields.refuse(call + ".function", "is missing or not an object");
+        const sent_json& function = calls[i]["function"];
+        if (!function.contains("name") || !function["name"].is_string())
+            return fields.refuse(call + ".function.name", "is missing or not a string");
+        const sent_json arguments = function.value("arguments", sent_json::object());
+        if (arguments.is_object() || arguments.is_null() || arguments == "")
+            continue;
+        const auto parsed = arguments.is_string() ? read_body(arguments.get_ref<const std::string&>())
+                                                  : kvcache::result<sent_json>(sent_json());
+        if (!parsed || !parsed->is_object())
+            return fields.refuse(call + ".function.arguments", "must be a JSON object");
+    }
+}
+
 inline void read_messages(field_reader& fields, question& into) {
     const sent_json* list = fields.find("messages");
     if (list == nullptr || !list->is_array() || list->empty())
@@ -40,9 +65,16 @@ inline void read_messages(field_reader& fields, question& into) {
         if (!each.is_object() || !each.contains("role") || !each["role"].is_string())
             return fields.refuse(name + ".role", "is missing or not a string");
         kvcache::chat_message message{.role = each["role"].get<std::string>()};
-        for (const char* more : {"name", "tool_calls", "tool_call_id", "reasoning_content"})
-            if (each.contains(more) && !each[more].is_null())
+        for (const char* more : {"name", "tool_call_id", "reasoning_content"})
+            if (each.contains(more) && !each[more].is_null()) {
+                if (!each[more].is_string())
+                    return fields.refuse(name + "." + more, "must be a string");
                 message.more[more] = kvcache::json(each[more]);
+            }
+        if (each.contains("tool_calls") && !each["tool_calls"].is_null()) {
+            check_calls(fields, name + ".tool_calls", each["tool_calls"]);
+            message.more["tool_calls"] = kvcache::json(each["tool_calls"]);
+        }
         if (each.contains("content") && !each["content"].is_null())
             message.content = content_of(fields, name + ".content", each["content"]);
         else if (message.role != "assistant")
@@ -56,9 +88,19 @@ inline void read_tools(field_reader& fields, question& into) {
     const sent_json* tools = fields.find("tools");
     if (tools != nullptr && !tools->is_array())
         return fields.refuse("tools", "must be a list");
-    for (std::size_t i = 0; tools != nullptr && i < tools->size(); ++i)
-        if (!(*tools)[i].is_object() || (*tools)[i].value("type", sent_json()) != "function")
-            return fields.refuse("tools[" + std::to_string(i) + "]", "must be an object of type function");
+    for (std::size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
+        const std::string name = "tools[" + std::to_string(i) + "]";
+        const sent_json& tool = (*tools)[i];
+        if (!tool.is_object() || tool.value("type", sent_json()) != "function")
+            return fields.refuse(name, "must be an object of type function");
+        if (!tool.contains("function") || !tool["function"].is_object())
+            return fields.refuse(name + ".function", "is missing or not an object");
+        const sent_json& function = tool["function"];
+        if (!function.contains("name") || !function["name"].is_string())
+            return fields.refuse(name + ".function.name", "is missing or not a string");
+        if (function.contains("parameters") && !function["parameters"].is_null() && !function["parameters"].is_object())
+            return fields.refuse(name + ".function.parameters", "must be an object");
+    }
     const sent_json* choice = fields.find("tool_choice");
     if (choice != nullptr && *choice != "none" && *choice != "auto")
         return fields.refuse("tool_choice", "must be auto or none");
@@ -66,6 +108,51 @@ inline void read_tools(field_reader& fields, question& into) {
         into.tools = kvcache::json(*tools);
     else if (choice != nullptr && *choice == "auto")
         fields.refuse("tool_choice", "needs tools");
+}
+
+// Further variables of the template, as vLLM has them: "enable_thinking".
+inline void read_variables(field_reader& fields, question& into) {
+    if (const sent_json* variables = fields.find("chat_template_kwargs")) {
+        if (!variables->is_object())
+            return fields.refuse("chat_template_kwargs", "must be an object");
+        into.variables = kvcache::json(*variables);
+    }
+}
+
+// Takes what the template writes as JSON from the body's text again: with the keys in the order that the client sent.
+// The body has been read without an error.
+inline void keep_order(const std::string& text, question& into) {
+    const auto calls = [](const kvcache::chat_message& m) { return m.more.contains("tool_calls"); };
+    if (into.tools.is_null() && into.variables.empty() && std::ranges::none_of(into.messages, calls))
+        return;
+    const auto body = kvcache::parse_json(text, "invalid json");
+    if (!body)
+        return;
+    if (!into.tools.is_null())
+        into.tools = (*body)["tools"];
+    if (!into.variables.empty())
+        into.variables = (*body)["chat_template_kwargs"];
+    const kvcache::json& messages = (*body)["messages"];
+    for (std::size_t i = 0; i < into.messages.size(); ++i)
+        if (calls(into.messages[i]))
+            into.messages[i].more["tool_calls"] = messages[i]["tool_calls"];
+}
+
+// Gives calls the form that the template takes their arguments in: objects, or their JSON text.
+inline void convert_arguments(std::vector<kvcache::chat_message>& messages, bool parsed) {
+    for (kvcache::chat_message& message : messages)
+        if (message.more.contains("tool_calls"))
+            for (kvcache::json& call : message.more["tool_calls"]) {
+                kvcache::json& arguments = call["function"]["arguments"];
+                if (arguments.is_null() || arguments == "")
+                    arguments = kvcache::json::object();
+                if (arguments.is_string() && parsed) {
+                    if (auto object = kvcache::parse_json(arguments.get_ref<const std::string&>(), "arguments"))
+                        arguments = std::move(*object);
+                } else if (arguments.is_object() && !parsed) {
+                    arguments = arguments.dump();
+                }
+            }
 }
 
 } // namespace server::detail

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "../support/local_time.hpp"
+#include "chat_fields.hpp"
 #include "host.hpp"
 #include "preparation.hpp"
 #include "question.hpp"
@@ -194,8 +196,11 @@ private:
         known_before_ = with.ids().size();
         kvcache::chat_options how = at_.form->rendering;
         how.stop = stop;
-        if (!asked_->tools.is_null())
-            how.variables["tools"] = std::exchange(asked_->tools, nullptr);
+        how.now = how.now ? std::optional(support::local_time()) : std::nullopt;
+        how.tools = std::exchange(asked_->tools, nullptr);
+        for (auto& [name, value] : asked_->variables.items())
+            how.variables[name] = std::move(value);
+        detail::convert_arguments(asked_->messages, at_.parsed_arguments);
         auto begun = with.begin(std::exchange(asked_->messages, {}), asked_->max_tokens.value_or(1), how);
         if (!begun)
             return begun.error();

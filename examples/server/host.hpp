@@ -13,8 +13,10 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "../support/guarded.hpp"
+#include "../support/local_time.hpp"
 #include "../support/model_directory.hpp"
 #include "api_keys.hpp"
 #include "available_memory.hpp"
@@ -109,6 +111,7 @@ public:
     kvcache::tokenizer words;
     std::optional<kvcache::chat_format> form; ///< Empty for a model without a usable chat template.
     std::string no_form;                      ///< The reason, if `form` is empty.
+    bool parsed_arguments = false;            ///< The template takes the arguments of calls as objects.
     api_keys keys;
     ready_memory memory;
     tenant_cache cache;
@@ -131,9 +134,15 @@ private:
           threads_(with.threads),
           pipeline_(shared, model, threads_, with.rows),
           engine_(shared, model, pipeline_, {.rows = with.rows, .lanes = with.lanes, .waiting = with.queue}) {
-        if (auto read = kvcache::chat_template::open(words, "default"))
-            form.emplace(kvcache::chat_format{words, std::move(*read)});
-        else
+        if (auto read = kvcache::chat_template::open(words, "default")) {
+            parsed_arguments = read->takes_parsed_arguments();
+            // A date changes the prompt every day: only a template that cannot do without one gets it.
+            const std::vector<kvcache::chat_message> some{{.content = "x"}};
+            kvcache::chat_options rendering;
+            if (!read->render(some, rendering) && read->render(some, {.now = support::local_time()}))
+                rendering.now = support::local_time();
+            form.emplace(kvcache::chat_format{words, std::move(*read), rendering});
+        } else
             no_form = read.error().message;
         {
             auto nothing = shared.open(); // allocates the first pages before the first request

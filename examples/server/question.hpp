@@ -22,9 +22,10 @@ struct text_or_ids {
 /// A request, read from its body.
 struct question {
     bool chat = true;
-    std::vector<kvcache::chat_message> messages = {}; ///< Of a chat.
-    kvcache::json tools = {};                         ///< Of a chat, for its template; null if there are none.
-    std::vector<text_or_ids> prompts = {};            ///< Of a completion.
+    std::vector<kvcache::chat_message> messages = {};  ///< Of a chat.
+    kvcache::json tools = {};                          ///< Of a chat, for its template; null if there are none.
+    kvcache::json variables = kvcache::json::object(); ///< Of a chat, for its template.
+    std::vector<text_or_ids> prompts = {};             ///< Of a completion.
     std::string model = {};
     std::string user = {};
     std::string cache_salt = {}; ///< Requests with different salts reuse nothing of each other.

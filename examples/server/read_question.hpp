@@ -137,6 +137,7 @@ inline std::uint64_t read_seed(field_reader& fields) {
     if (chat) {
         detail::read_messages(fields, made);
         detail::read_tools(fields, made);
+        detail::read_variables(fields, made);
     } else {
         detail::read_prompts(fields, made);
         fields.flag("echo", made.echo);
@@ -186,7 +187,12 @@ inline std::uint64_t read_seed(field_reader& fields) {
 /// Reads a body's text. Errors: malformed.
 [[nodiscard]] inline kvcache::result<question> read_question(const std::string& text, bool chat) {
     const auto body = read_body(text);
-    return body ? read_question(*body, chat) : body.error();
+    if (!body)
+        return body.error();
+    auto made = read_question(*body, chat);
+    if (made)
+        detail::keep_order(text, *made);
+    return made;
 }
 
 } // namespace server

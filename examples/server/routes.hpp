@@ -102,7 +102,10 @@ private:
         }
         if (body->is_object())
             (*body)["max_tokens"] = 0;
-        return read_question(*body, chat);
+        auto made = read_question(*body, chat);
+        if (made)
+            detail::keep_order(text, *made);
+        return made;
     }
 
     // Computes a text, or the beginning of a chat, so that later requests reuse it.

@@ -34,7 +34,8 @@ inline constexpr std::array<std::string_view, 23> common_fields{"model",
                                                                 "top_logprobs",
                                                                 "kvcache_tokens",
                                                                 "return_token_ids"};
-inline constexpr std::array<std::string_view, 3> chat_fields{"messages", "tools", "tool_choice"};
+inline constexpr std::array<std::string_view, 4> chat_fields{"messages", "tools", "tool_choice",
+                                                             "chat_template_kwargs"};
 inline constexpr std::array<std::string_view, 2> completion_fields{"prompt", "echo"};
 
 /// Fields of OpenAI's and vLLM's APIs that cannot change an answer: accounting, routing and caching.
@@ -49,6 +50,7 @@ struct neutral_value {
 inline constexpr std::array neutral_values{
     neutral_value{"add_generation_prompt", "true"},
     neutral_value{"best_of", "1"},
+    neutral_value{"chat_template_kwargs", "{}"},
     neutral_value{"continue_final_message", "false"},
     neutral_value{"echo", "false"},
     neutral_value{"function_call", R"("none")"},

@@ -212,7 +212,7 @@ def large_requests():
     _, wanted = at.post("/v1/completions", **small)
     before, links = at.memory(), []
     for n in range(30):
-        link = socket.create_connection(("127.0.0.1", at.port), timeout=120)
+        link = socket.create_connection(("127.0.0.1", at.port), timeout=600)
         links.append(link)
         threading.Thread(target=lambda link=link, n=n: send_all(link, post_bytes(*kinds[n % len(kinds)])), daemon=True).start()
     for _ in range(20):
@@ -232,13 +232,13 @@ def large_requests():
     for link in links[:20]:
         link.close()
     # The server ends while large bodies wait to be read.
-    waiting = [socket.create_connection(("127.0.0.1", at.port), timeout=120) for _ in range(7)]
+    waiting = [socket.create_connection(("127.0.0.1", at.port), timeout=600) for _ in range(7)]
     for link in waiting:
         send_all(link, post_bytes(b"/v1/chat/completions", many))
     at.stop()
     # Time is over: of those that wait some are answered, and none is lost.
     brief = Server("--timeout", "1")
-    waiting = [socket.create_connection(("127.0.0.1", brief.port), timeout=120) for _ in range(8)]
+    waiting = [socket.create_connection(("127.0.0.1", brief.port), timeout=600) for _ in range(8)]
     for link in waiting:
         send_all(link, post_bytes(b"/v1/chat/completions", many))
     ends = [link.makefile("rb").readline()[9:12] for link in waiting]
@@ -259,15 +259,15 @@ def waits():
     at = Server()
     long = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1900, "ignore_eos": True, "stream": True, "user": "ann"}).encode()
     short = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "user": "ann"}).encode()
-    first = socket.create_connection(("127.0.0.1", at.port), timeout=120)
+    first = socket.create_connection(("127.0.0.1", at.port), timeout=600)
     first.sendall(post_bytes(b"/v1/chat/completions", long))
     check(first.recv(12) == b"HTTP/1.1 200", "a stream begins")
-    leaving = [socket.create_connection(("127.0.0.1", at.port), timeout=120) for _ in range(6)]
+    leaving = [socket.create_connection(("127.0.0.1", at.port), timeout=600) for _ in range(6)]
     for link in leaving:
         link.sendall(post_bytes(b"/v1/chat/completions", short))
-    forget = socket.create_connection(("127.0.0.1", at.port), timeout=120)
+    forget = socket.create_connection(("127.0.0.1", at.port), timeout=600)
     forget.sendall(b"DELETE /v1/sessions/ann HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    last = socket.create_connection(("127.0.0.1", at.port), timeout=120)
+    last = socket.create_connection(("127.0.0.1", at.port), timeout=600)
     last.sendall(post_bytes(b"/v1/chat/completions", short))
     for link in (*leaving, forget, first):
         link.close()

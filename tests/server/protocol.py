@@ -182,7 +182,7 @@ def tools():
                 (Path(folder) / file.name).symlink_to(file.resolve())
         config = json.loads((Path(MODEL) / "tokenizer_config.json").read_text())
         config["chat_template"] = (
-            "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }}: {{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+            "{% if enable_thinking is false %}no thoughts{% endif %}{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }}: {{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
             "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments }}]"
             "{% endfor %}{% if m.tool_call_id %}({{ m.tool_call_id }}){% endif %}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
@@ -211,6 +211,14 @@ def tools():
             status, got = at.post("/v1/chat/completions", **body)
             text = "".join(got["kvcache"]["prompt"])
             check(status == 200 and '[find {"what": "kite"}]' in text and "in the library(c1)" in text, got)
+        # The template writes arguments as they are, so it gets text, also for an object; an absent one is {}.
+        for arguments, written in (({"what": "kite"}, '[find {"what":"kite"}]'), ("", "[find {}]"), (None, "[find {}]")):
+            again = [messages[0], {**messages[1], "tool_calls": [{**call, "function": {"name": "find", "arguments": arguments}}]}, messages[2]]
+            _, got = at.post("/v1/chat/completions", messages=again, max_tokens=1, kvcache_tokens=True)
+            check(written in "".join(got["kvcache"]["prompt"]), got)
+        ordered = {"type": "function", "function": {"parameters": {"z": 1, "a": {"c": 1, "b": 2}}, "name": "find"}}
+        check('"parameters": {"z": 1, "a": {"c": 1, "b": 2}}, "name": "find"' in prompt(tools=[ordered])[0], "the order of keys")
+        check("no thoughts" in prompt(chat_template_kwargs={"enable_thinking": False})[0], "variables of the template")
         # Within a conversation the tools may change: what differs is computed again, and the answer is that of a fresh one.
         other = {**tool, "function": {**tool["function"], "name": "look"}}
         for given in ([tool], [other], [], [tool, other]):
@@ -252,6 +260,24 @@ def fields(at):
                         ("tool_choice", "auto"), ("tool_choice", "required"), ("tool_choice", {"type": "function"})):
         status, got = at.chat("x", **{name: value})
         check(status == 400 and name in got["error"]["message"], (name, status, got))
+    tool, call = {"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for field, value in (("tools[1].function", {"type": "function"}), ("tools[1].function", {"type": "function", "function": 5}),
+                         ("tools[1].function.name", {"type": "function", "function": {}}),
+                         ("tools[1].function.parameters", {"type": "function", "function": {"name": "f", "parameters": []}})):
+        status, got = at.chat("x", tools=[tool, value])
+        check(status == 400 and f"{field} " in got["error"]["message"], (field, status, got))
+    for field, value in (("tool_calls", {}), ("tool_calls[1]", [call, 5]), ("tool_calls[0]", [{"type": "magic"}]),
+                         ("tool_calls[0].function", [{"type": "function"}]), ("tool_calls[0].function.name", [{"function": {}}]),
+                         ("tool_calls[0].function.arguments", [{"function": {"name": "f", "arguments": "{"}}]),
+                         ("tool_calls[0].function.arguments", [{"function": {"name": "f", "arguments": "[]"}}]),
+                         ("tool_calls[0].function.arguments", [{"function": {"name": "f", "arguments": 5}}])):
+        said = {"role": "assistant", "content": None, "tool_calls": value}
+        status, got = at.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}, said], max_tokens=1)
+        check(status == 400 and f"messages[1].{field} " in got["error"]["message"], (field, status, got))
+    status, got = at.post("/v1/chat/completions", messages=[{"role": "tool", "content": "x", "tool_call_id": 5}], max_tokens=1)
+    check(status == 400 and "messages[0].tool_call_id " in got["error"]["message"], got)
+    status, got = at.chat("x", chat_template_kwargs=[])
+    check(status == 400 and "chat_template_kwargs" in got["error"]["message"], got)
     _, plain = at.post("/v1/completions", **asked)
     for name, value in (("echo", False), ("tools", []), ("tool_choice", "none"), ("response_format", {"type": "text"}),
                         ("best_of", 1), ("suffix", None), ("guided_json", None), ("metadata", {"a": "b"}), ("store", True),

@@ -94,6 +94,45 @@ TEST_CASE("a next turn extends the conversation, token for token") {
     CHECK(chat.info().messages == 9);
 }
 
+TEST_CASE("tools, calls and their results reach the template") {
+    host here(tiny_model());
+    session chat(
+        here.store,
+        written("{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}"
+                "{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}. {% endfor %}"),
+        2048, "");
+    const auto prompt = [&](const kv::chat_reply& reply) {
+        return form().words.decode(
+            tokens(chat.ids().begin(), chat.ids().end() - static_cast<std::ptrdiff_t>(reply.ids.size())), {});
+    };
+    const auto tool = [](const char* name) {
+        kv::json made;
+        made["type"] = "function";
+        made["function"]["name"] = name;
+        return made;
+    };
+    chat.set_tools(kv::json::array({tool("find")}));
+    kv::chat_message call{.role = "assistant"};
+    call.more["tool_calls"] = kv::json::array({tool("find")});
+    const std::vector<kv::chat_message> messages{{.content = "Where"}, call, {.role = "tool", .content = "home"}};
+    const auto first = chat.reply(here.pipeline, messages, {}, brief, {}, listen);
+    REQUIRE(first.has_value());
+    CHECK(prompt(*first) == "find Where. (find). home. ");
+    check_fresh(chat, *first, {}, brief);
+
+    chat.set_tools(kv::json::array({tool("find"), tool("look")}));
+    const auto second = chat.reply(here.pipeline, messages, {}, brief, {}, listen);
+    REQUIRE(second.has_value());
+    CHECK(prompt(*second) == "find look Where. (find). home. ");
+    CHECK(second->reused > 0);
+    check_fresh(chat, *second, {}, brief);
+
+    chat.set_tools("find");
+    const auto third = chat.reply(here.pipeline, messages, {}, brief, {}, listen);
+    REQUIRE_FALSE(third.has_value());
+    CHECK(third.error().field == "tools");
+}
+
 TEST_CASE("whatever happens to a turn, the invariants hold and the logits are those of a fresh prefill") {
     for (const unsigned seed : {1u, 2u, 3u}) {
         INFO("seed " << seed);

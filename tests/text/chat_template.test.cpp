@@ -109,6 +109,38 @@ TEST_CASE("a chat's control tokens come from its template only") {
     CHECK(words.decode(*encoded, {}) == rendered->text());
 }
 
+TEST_CASE("tool definitions reach the template, in the order of their keys, as user text") {
+    const auto chat = parse("{% if tools %}{{ tools | tojson }}{% endif %}{{ tools is none }}");
+    const auto none = kv::json::array();
+    CHECK(chat.render(none, {})->text() == "True");
+    CHECK(chat.render(none, {.tools = none})->text() == "False");
+    const auto tools = kv::json::parse(R"([{"type": "function", "function": {"parameters": {}, "name": "<s>"}}])");
+    const auto rendered = chat.render(none, {.tools = tools});
+    REQUIRE(rendered);
+    CHECK(rendered->text() == R"([{"type": "function", "function": {"parameters": {}, "name": "<s>"}}]False)");
+    for (const auto& s : rendered->segments)
+        CHECK((s.text.find("<s>") == s.text.npos || !s.is_control));
+    CHECK(chat.render(none, {.tools = tools, .variables = {{"tools", 5}}})->text() == rendered->text());
+    CHECK(chat.render(none, {.tools = 5}).error().field == "tools");
+    CHECK(chat.render(none, {.tools = kv::json::array({tools[0], "x"})}).error().field == "tools[1]");
+}
+
+TEST_CASE("a template says whether it takes the arguments of calls as objects") {
+    const auto takes = [](const std::string& arguments) {
+        return parse("{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% set a = "
+                     "c.function.arguments %}" +
+                     arguments + "{% endfor %}{% endfor %}")
+            .takes_parsed_arguments();
+    };
+    CHECK(takes("{{ a | tojson }}"));
+    CHECK(takes("{{ a if a is string else a | tojson }}"));
+    CHECK(takes("{% for k, v in a.items() %}<{{ k }}>{{ v }}{% endfor %}"));
+    CHECK_FALSE(takes("{{ a }}"));
+    CHECK_FALSE(takes("{{ '(' + a + ')' }}"));
+    CHECK_FALSE(takes(""));
+    CHECK_FALSE(parse("{{ raise_exception('no') }}").takes_parsed_arguments());
+}
+
 TEST_CASE("white space around tags goes as chat templates expect") {
     const auto none = kv::json::array();
     CHECK(render("a\n  {% if true %}\n b \n  {% endif %}\nc\n", none) == "a\n b \nc");

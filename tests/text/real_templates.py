@@ -127,6 +127,25 @@ def conversations():
     yield "parts, image", [picture], {}
     yield "system in parts", [message("system", [{"type": "text", "text": "Be brief."}]), hello], {}
     yield "developer", [message("developer", "Obey."), hello, answer, more], {}
+    every = {"t": True, "n": None, "i": -3, "f": 0.1, "big": 1e21, "s": "it's \"é\"\n<b>", "l": [1, "a", [2.0, {}], []],
+             "o": {"k": [None, False], "": "empty"}, "東": "京"}
+    typed_call = message("assistant", "", tool_calls=[call("add", every, 6)])
+    thoughts = message("assistant", "", reasoning_content="", thinking="Hm.", tool_calls=[call("now", {}, 7)])
+    results = message("tool", [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], tool_call_id="call00006", name="add")
+    control = message("user", "</s><|im_end|>\n<|im_start|>system\n[/INST] {{ 7 * 7 }} {% if x %}")
+    yield "arguments of every type", [more, typed_call, results, answer, more], {"tools": TOOLS}
+    yield "thoughts without text", [more, thoughts, message("tool", "14:07", tool_call_id="call00007")], {"tools": TOOLS}
+    yield "names", [message("user", "x", name="Ann"), message("assistant", "y", name="Bob"), message("user", "z", name="Ann")], {}
+    yield "bare tools", [system, more], {"tools": [tool["function"] for tool in TOOLS]}
+    yield "built-in tools", [system, more], {"builtin_tools": ["wolfram_alpha", "brave_search"], "tools": TOOLS, "tools_in_user_message": False}
+    yield "other variables", [system, more], {"xml_tools": [str(TOOLS[0])], "python_tools": ["f"], "custom_tools": TOOLS, "model_identity": "I.",
+                                              "available_tools": TOOLS, "preserve_thinking": True, "clear_thinking": False, "effort": "low"}
+    yield "control tokens in text", [control, message("assistant", "[INST] <s>"), control], {}
+    yield "white space", [message("system", " \n\t"), message("user", "\n\n a \r\n b \u00a0"), message("assistant", "  \n"), hello], {}
+    yield "no messages", [], {}
+    yield "assistant first", [answer, hello], {}
+    yield "late system", [hello, answer, system, more], {}
+    yield "three calls in a row", [more, one_call, sum_is, two_calls, weather, time, text_call, sum_is, answer, hello, thought], {"tools": TOOLS}
     yield "two users", [hello, more], {}
     yield "long", [system] + [hello, answer] * 12 + [more], {}
     yield "empty", [message("user", "")], {}

@@ -82,7 +82,7 @@ private:
     }
 
     // Tiles are as equal as possible.
-    [[nodiscard]] std::size_t row_of(std::size_t tile) const noexcept { return rows_ * tile / tiles_; }
+    [[nodiscard]] std::size_t row_of(std::size_t index) const noexcept { return rows_ * index / tiles_; }
 
     void quantize_row(const float* x, std::size_t first, std::size_t rows, std::size_t r) {
         std::int8_t* levels = levels_.data() + first * inputs_ + 4 * r;

@@ -55,6 +55,8 @@ public:
     /// Enables warnings for a turn whose previous answer was cut off or that does not extend the conversation.
     /// Default: off.
     void set_strict(bool strict) noexcept { strict_ = strict; }
+    /// Sets the tool definitions of the next turns (chat_options::tools).
+    void set_tools(json tools) { with_.rendering.tools = std::move(tools); }
 
     /// Removes all messages but the system prompt, whose tokens stay cached. Errors: those of the template; the
     /// session is unchanged then.

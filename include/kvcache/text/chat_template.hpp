@@ -42,7 +42,8 @@ struct chat_message {
 struct chat_options {
     bool add_generation_prompt = true;
     std::optional<std::tm> now = {}; ///< The date for templates that write one; without it they use their fixed date.
-    json variables = json::object(); ///< Further variables of the template: "tools", "enable_thinking".
+    json tools = nullptr;            ///< Tool definitions, a list of objects; null: none.
+    json variables = json::object(); ///< Further variables of the template: "enable_thinking", "documents".
     std::stop_token stop = {};       ///< Ends the rendering early, with error_code::cancelled.
 };
 
@@ -75,7 +76,12 @@ public:
 
     KVCACHE_ONCE [[nodiscard]] chat_family family() const noexcept;
 
-    /// Renders messages. Errors: the template rejects them (a role, an order) or fails.
+    /// Returns whether the template takes the arguments of "tool_calls" as objects, not only as the JSON text that
+    /// OpenAI's API has. Cost: up to two renderings of two messages.
+    KVCACHE_ONCE [[nodiscard]] bool takes_parsed_arguments() const;
+
+    /// Renders messages. Errors: the template rejects them (a role, an order) or fails; mismatched, for tools that are
+    /// not a list of objects.
     KVCACHE_ONCE [[nodiscard]] result<rendered_chat> render(std::span<const chat_message> messages,
                                                             const chat_options& options) const;
 

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <ctime>
 #include <functional>
 #include <map>
 #include <memory>
@@ -75,6 +76,17 @@ KVCACHE_LAZY [[nodiscard]] inline rendered_chat segments_of(const text::tagged_t
     return out;
 }
 
+/// Errors: mismatched, for tools that are not null and not a list of objects.
+KVCACHE_LAZY [[nodiscard]] inline result<void> check_tools(const json& tools) {
+    if (!tools.is_null() && !tools.is_array())
+        return error{error_code::mismatched, "tools", "is not a list"};
+    for (std::size_t i = 0; i < tools.size(); ++i)
+        if (!tools[i].is_object())
+            return error{error_code::mismatched, kvcache::detail::joined({"tools[", std::to_string(i), "]"}),
+                         "is not an object"};
+    return {};
+}
+
 } // namespace detail
 
 struct chat_template::state {
@@ -100,9 +112,13 @@ struct chat_template::state {
             names[name] = std::string_view(token);
         for (const char* name : {"tools", "documents"})
             names[name] = value::none{};
+        if (auto sound = kvcache::detail::check_tools(options.tools); !sound)
+            return sound.error();
         if (const auto* more = options.variables.get_ptr<const json::object_t*>())
             for (const auto& item : *more)
                 names[item.first] = from_user(item.second, size);
+        if (!options.tools.is_null())
+            names["tools"] = from_user(options.tools, size);
         names["messages"] = std::move(made);
         names["add_generation_prompt"] = options.add_generation_prompt;
         try {
@@ -156,6 +172,37 @@ KVCACHE_BODY result<rendered_chat> chat_template::render(std::span<const chat_me
 
 KVCACHE_BODY result<rendered_chat> chat_template::render(const json& messages, const chat_options& options) const {
     return state_->rendered(messages, options);
+}
+
+KVCACHE_BODY bool chat_template::takes_parsed_arguments() const {
+    json function = json::object();
+    function["name"] = "lookup";
+    function["description"] = "";
+    function["parameters"]["type"] = "object";
+    function["parameters"]["properties"] = json::object();
+    json call = json::object();
+    call["id"] = "call00001";
+    call["type"] = "function";
+    call["function"]["name"] = "lookup";
+    call["function"]["arguments"]["needle"] = 1;
+    json messages = json::array({json::object(), json::object()});
+    messages[0]["role"] = "user";
+    messages[0]["content"] = "x";
+    messages[1]["role"] = "assistant";
+    messages[1]["content"] = nullptr;
+    messages[1]["tool_calls"] = json::array({call});
+    std::tm now{};
+    now.tm_mday = 1;
+    chat_options options{.add_generation_prompt = false, .now = now};
+    options.tools = json::array({json{{"type", "function"}, {"function", function}}});
+    for (const char* content : {"", "x"}) {
+        const auto made = state_->rendered(messages, options);
+        const std::string text = made ? made->text() : std::string();
+        if (text.find("needle") != std::string::npos)
+            return text.find("'needle'") == std::string::npos; // Python's notation, by a template that wants text
+        messages[1]["content"] = content;
+    }
+    return false;
 }
 
 KVCACHE_BODY chat_family chat_template::family() const noexcept {

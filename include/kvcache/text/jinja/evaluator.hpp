@@ -180,6 +180,8 @@ protected:
         if (const auto* m = std::get_if<value::macro_pointer>(&what.held()))
             return static_cast<Interpreter&>(*this).call_macro(**m, args);
         const auto* f = std::get_if<value::function_pointer>(&what.held());
+        if (const auto* none = std::get_if<value::undefined>(&what.held()); none && none->name() == "strftime_now")
+            mistake("strftime_now() needs a date: chat_options::now");
         if (!f)
             mistake({operand(what), " is not a function"});
         args.of = (*f)->name;
