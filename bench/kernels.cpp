@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "../examples/support/guarded.hpp"
+#include "kernels/block_products.hpp"
 #include "support/huge.hpp"
 #include "support/machine.hpp"
 #include "support/suite.hpp"
@@ -202,6 +203,24 @@ double streamed_rate(std::size_t threads) {
             bytes += static_cast<double>(w.bytes());
         }
     return bytes * 1e-9 / watch.seconds();
+}
+
+// One row through matrices of blocks that exceed the cache, in GB/s, compared with the memory; and 512 rows through one
+// layer, in GOP/s, compared with the same GEMM in float32.
+bench::sample blocks_streamed(kv::block_format format, bool int8, std::size_t threads) {
+    static std::map<kv::block_format, bench::block_layers> layers;
+    const auto& of = layers.try_emplace(format, format, beyond_cache / 2).first->second;
+    const double seconds =
+        of.seconds({activations().data(), 1, 1536}, {results().data(), 3072}, int8, pool_of(threads));
+    return of_stream(of.bytes() * 1e-9 / seconds, threads);
+}
+bench::sample blocks_beside_f32(kv::block_format format, bool int8, std::size_t threads) {
+    constexpr std::size_t rows = 512;
+    static std::map<kv::block_format, bench::block_layers> layers;
+    const auto& of = layers.try_emplace(format, format, 0).first->second;
+    const double seconds = of.seconds({activations().data(), rows, kv::row_stride(1536)},
+                                      {results().data(), kv::row_stride(3072)}, int8, pool_of(threads));
+    return {2e-9 * rows * of.products() / seconds, product_rate<float>(smollm2, rows, threads)};
 }
 
 // Runs the same GEMM with Eigen, with the outputs split among the threads.
@@ -391,6 +410,21 @@ void add_limits(bench::suite& suite, std::size_t threads) {
                }});
 }
 
+void add_block_products(bench::suite& suite, std::size_t threads) {
+    for (const kv::block_format format : kv::block_formats)
+        for (const bool int8 : {false, true}) {
+            if (!kv::is_quantized(format))
+                continue;
+            const std::string name = std::string("product_") + std::string(kv::name_of(format)) + (int8 ? "_int8" : "");
+            suite.add({.name = name + "_m1", .threads = threads, .unit = "GB/s", .take = [=] {
+                           return blocks_streamed(format, int8, threads);
+                       }});
+            suite.add({.name = name + "_m512", .threads = threads, .unit = "GOP/s", .take = [=] {
+                           return blocks_beside_f32(format, int8, threads);
+                       }});
+        }
+}
+
 void add_products(bench::suite& suite, std::size_t threads) {
     const auto add = [&](std::string name, double aim, auto weight, std::span<const matrix_shape> shapes,
                          std::size_t rows) {
@@ -486,6 +520,7 @@ int program(int count, char** words) {
     for (const std::size_t threads : {1u, 2u}) {
         add_limits(suite, threads);
         add_products(suite, threads);
+        add_block_products(suite, threads);
         add_attention(suite, threads);
         add_beside_eigen(suite, threads);
     }

@@ -6,6 +6,8 @@
 
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/core/digest.hpp>
+#include <kvcache/kernel/block_gemm.hpp>
+#include <kvcache/kernel/block_int8_gemm.hpp>
 #include <kvcache/kernel/int8_gemm.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/sampler.hpp>
@@ -22,6 +24,8 @@
 #include <vector>
 
 #include "attention/pages.hpp"
+#include "kernel/block_problem.hpp"
+#include "kernel/blocks.hpp"
 #include "kernel/numbers.hpp"
 
 namespace kv = kvcache;
@@ -100,6 +104,23 @@ std::string int8_gemm() {
             kv::gemm({x.data(), rows, inputs}, packed, {y.data(), outputs}, threads, scratch);
             add(builder, y);
         }
+    return kv::to_string(builder.finish());
+}
+
+// The products of all block formats, exact or with int8 activations.
+template <class... Scratch>
+std::string block_gemm(Scratch... scratch) {
+    kv::thread_pool threads(2);
+    kv::digest_builder builder;
+    for (const kv::block_format format : blocks::quantized()) {
+        const blocks::problem w({{format, 100}}, 512, 7);
+        for (const std::size_t rows : {1u, 2u, 5u, 13u, 26u}) {
+            const auto x = numbers::uniforms(rows, rows * w.inputs, 2.0f);
+            std::vector<float> y(rows * w.outputs);
+            kv::gemm({x.data(), rows, w.inputs}, w.matrix, {y.data(), w.outputs}, threads, scratch...);
+            add(builder, y);
+        }
+    }
     return kv::to_string(builder.finish());
 }
 
@@ -205,6 +226,8 @@ int main() {
         product<kv::bfloat16>(),
         product<kv::half>(),
         int8_gemm(),
+        block_gemm(),
+        block_gemm(kv::int8_block_rows()),
         norms(),
         rotations(kv::make_rope({}, 64)),
         rotations(kv::make_rope(llama, 128)),
