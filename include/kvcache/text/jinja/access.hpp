@@ -96,8 +96,10 @@ KVCACHE_LAZY [[nodiscard]] inline value slice_of(const value& of, const std::arr
     const auto* text = of.as_text();
     if (text)
         spent.work(8 * text->bytes.size());
+    if (of.is_undefined())
+        mistake({"\"", std::get<value::undefined>(of.held()).name(), "\" is undefined"});
     if (!text && (!of.as_list() || of.kind() >= list_kind::view))
-        mistake({"a value of type ", of.type_name(), " has no slices"});
+        return value::undefined{"slice"};
     const auto size = static_cast<std::int64_t>(text ? character_count(text->bytes) : of.as_list()->size());
     const std::int64_t step = bound(2).value_or(1);
     if (step == 0)

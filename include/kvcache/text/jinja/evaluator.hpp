@@ -62,7 +62,7 @@ protected:
             spent_->items(2 * e.parts.size());
             for (const auto& part : e.parts)
                 items.push_back(eval(*part));
-            return {std::move(items), e.kind == expression_kind::tuple ? list_kind::tuple : list_kind::plain};
+            return {std::move(items), e.kind == expression_kind::tuple ? list_kind::tuple : list_kind::ordinary};
         }
         case expression_kind::mapping: {
             mapping made;

@@ -213,7 +213,8 @@ KVCACHE_LAZY [[nodiscard]] inline value percent_formatted(const value& form, con
         const tagged_text made = detail::percent_value(*found, field, spent);
         append(out, form.is_markup() && !found->is_markup() ? escaped(made, spent) : made, spent);
     }
-    if (next < values.size() && !of.as_mapping() && !(next == 0 && of.as_list() && of.kind() != list_kind::tuple))
+    if (next < values.size() && !of.as_mapping() && !of.is_undefined() &&
+        !(next == 0 && of.as_list() && of.kind() != list_kind::tuple))
         mistake("the operator % has too many values");
     return text_like(form, std::move(out));
 }

@@ -256,7 +256,7 @@ private:
     void string(char quote) {
         std::size_t end = at_ + 1;
         while (end < source_.size() && source_[end] != quote)
-            end += source_[end] == '\\' ? 2 : 1;
+            end += source_[end] == '\\' ? std::size_t{2} : std::size_t{1};
         if (end >= source_.size())
             refuse({"line ", std::to_string(line_), ": a string does not end"});
         try {

@@ -81,7 +81,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool has_method(const value& self, std::string
         return find_text_method(name) != nullptr;
     if (const auto* map = self.as_mapping())
         return !map->is_namespace && is_one_of({"get", "items", "keys", "values", "copy"});
-    return self.as_list() && (is_one_of({"index", "count"}) || (self.kind() == list_kind::plain && name == "copy"));
+    return self.as_list() && (is_one_of({"index", "count"}) || (self.kind() == list_kind::ordinary && name == "copy"));
 }
 
 /// Calls a method of a Python string, list or mapping, as has_method knows it. Throws: failure.

@@ -139,7 +139,7 @@ KVCACHE_LAZY [[nodiscard]] inline value length_filter(const value& v, const argu
 KVCACHE_LAZY [[nodiscard]] inline value list_filter(const value& v, const arguments& args, budget& spent) {
     args.expect(0, {});
     const value items = items_of(v, spent);
-    if (!v.as_list() || v.kind() == list_kind::plain)
+    if (!v.as_list() || v.kind() == list_kind::ordinary)
         return items;
     spent.items(items.as_list()->size());
     return *items.as_list();

@@ -173,6 +173,8 @@ KVCACHE_LAZY [[nodiscard]] inline value wordcount_filter(const value& v, const a
 
 KVCACHE_LAZY [[nodiscard]] inline value truncate_filter(const value& v, const arguments& args, budget& spent) {
     args.expect(4, {"length", "killwords", "end", "leeway"});
+    if (!v.as_text())
+        mistake({"truncate() needs a string, not ", v.type_name()});
     const tagged_text t = text_of(v, spent);
     const value* killwords = args.find(1, "killwords");
     const tagged_text end = args.find(2, "end") ? text_of(*args.find(2, "end"), spent) : tagged_text{"...", {}};

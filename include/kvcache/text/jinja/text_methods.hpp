@@ -76,7 +76,7 @@ KVCACHE_LAZY [[nodiscard]] inline value split_method(const value& self, const ar
     list parts = args.of == "split" || (!separator && most == limit_of(-1)) ? split(text, separator, most, spent)
                  : separator                                                ? split_right(text, *separator, most, spent)
                                                                             : split_space_right(text, most, spent);
-    return parts_like(self, std::move(parts), list_kind::plain, spent);
+    return parts_like(self, std::move(parts), list_kind::ordinary, spent);
 }
 
 /// partition, rpartition: the text before a separator, the separator and the text after it.
@@ -166,7 +166,7 @@ KVCACHE_LAZY [[nodiscard]] inline value join_method(const value& self, const arg
 KVCACHE_LAZY [[nodiscard]] inline value splitlines_method(const value& self, const arguments& args, budget& spent) {
     args.expect(1, {"keepends"});
     const value* keep = args.find(0, "keepends");
-    return parts_like(self, split_lines(*self.as_text(), keep && keep->truth(), spent), list_kind::plain, spent);
+    return parts_like(self, split_lines(*self.as_text(), keep && keep->truth(), spent), list_kind::ordinary, spent);
 }
 
 /// lower, upper, title, capitalize, casefold, swapcase.

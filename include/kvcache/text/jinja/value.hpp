@@ -28,7 +28,7 @@ using list = std::vector<value>;
 
 /// The type that Python has for a list of values. A group is a pair of Jinja's `groupby`. A view is what `dict.items()`
 /// returns. A generator is what `select` and `map` return: it is true, and has neither a length nor items by number.
-enum class list_kind { plain, tuple, group, view, generator };
+enum class list_kind { ordinary, tuple, group, view, generator };
 
 /// Limits on nested values: their depth, so that a recursive walk cannot exhaust the stack, and whether they contain
 /// a namespace, so that none can contain itself.
@@ -116,7 +116,7 @@ public:
         return p ? p->get() : nullptr;
     }
     KVCACHE_LAZY [[nodiscard]] const list* as_list() const noexcept;
-    /// Returns the kind of a list, and list_kind::plain of another value.
+    /// Returns the kind of a list, and list_kind::ordinary of another value.
     KVCACHE_LAZY [[nodiscard]] list_kind kind() const noexcept;
     [[nodiscard]] mapping* as_mapping() const noexcept {
         const auto* p = std::get_if<mapping_pointer>(&held_);
@@ -156,7 +156,7 @@ private:
 struct shared_list {
     KVCACHE_LAZY shared_list(list made, list_kind of);
     list items = {};
-    list_kind kind = list_kind::plain;
+    list_kind kind = list_kind::ordinary;
     nesting inside = {};
 };
 
@@ -172,7 +172,7 @@ struct mapping {
     KVCACHE_LAZY void add(tagged_text key, value v);
 };
 
-KVCACHE_LAZY inline value::value(list items) : value(std::move(items), list_kind::plain) {}
+KVCACHE_LAZY inline value::value(list items) : value(std::move(items), list_kind::ordinary) {}
 KVCACHE_LAZY inline value::value(list items, list_kind kind)
     : held_(std::make_shared<const shared_list>(std::move(items), kind)) {}
 KVCACHE_LAZY inline value::value(mapping entries) : held_(std::make_shared<mapping>(std::move(entries))) {}
@@ -182,7 +182,7 @@ KVCACHE_LAZY inline const list* value::as_list() const noexcept {
 }
 KVCACHE_LAZY inline list_kind value::kind() const noexcept {
     const auto* p = std::get_if<list_pointer>(&held_);
-    return p ? (*p)->kind : list_kind::plain;
+    return p ? (*p)->kind : list_kind::ordinary;
 }
 KVCACHE_LAZY inline nesting value::inside() const noexcept {
     if (const auto* p = std::get_if<list_pointer>(&held_))

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -45,18 +46,20 @@ KVCACHE_LAZY [[nodiscard]] inline bool comparison_test(const value& v, const arg
 }
 
 KVCACHE_LAZY [[nodiscard]] inline bool number_test(const value& v, const arguments& args, budget&) {
-    const auto n = v.as_integer();
+    const auto n = v.as_number();
     if (!n)
-        mistake({"the test ", args.of, " needs an integer, not ", v.type_name()});
+        mistake({"the test ", args.of, " needs a number, not ", v.type_name()});
     if (args.of != "divisibleby") {
         args.expect(0, {});
-        return (*n % 2 != 0) == (args.of == "odd");
+        return std::fmod(*n, 2) == 0 ? args.of == "even" : args.of == "odd" && std::abs(std::fmod(*n, 2)) == 1;
     }
     args.expect(1, {"num"});
-    const auto by = args.integer(0, "num", 0);
-    if (by == 0)
-        mistake("a number is divided by zero");
-    return by == -1 || *n % by == 0;
+    const auto by = args.at(0, "num").as_number();
+    if (!by || *by == 0)
+        mistake("a number is divided by zero, or by none");
+    const auto x = v.as_integer();
+    const auto y = args.at(0, "num").as_integer();
+    return x && y ? *y == -1 || *x % *y == 0 : std::fmod(*n, *by) == 0;
 }
 
 KVCACHE_LAZY [[nodiscard]] inline bool type_test(const value& v, const arguments& args, budget&) {

@@ -148,8 +148,12 @@ private:
             mistake({"a value is nested more than ", std::to_string(deepest), " levels deep"});
         check_length(out.bytes.size());
         spent_->memory(32);
-        if (const auto* t = v.as_text())
-            return detail::append_quoted(out, *t, json_, *spent_);
+        if (const auto* t = v.as_text()) {
+            const bool markup = v.is_markup() && !json_;
+            out.append(markup ? "Markup(" : "", false);
+            detail::append_quoted(out, *t, json_, *spent_);
+            return out.append(markup ? ")" : "", false);
+        }
         if (v.is_none())
             return out.append(json_ ? "null" : "None", false);
         if (const auto* b = std::get_if<bool>(&v.held()))
