@@ -16432,10 +16432,10 @@ struct block_strip {
     [[nodiscard]] const std::byte* panel(std::size_t i) const noexcept { return data + i * panel_bytes; }
 };
 
-/// Weights of y = W x that stay in their quantised blocks, in about as many bytes as the file (Q4_K, Q5_K, IQ4_XS and
-/// Q3_K: up to 5 % more, since nested scales become bytes). Packed in panels of 16 outputs (block_layout) that do not
-/// depend on the processor; a panel has its blocks by ascending inputs. Parts, such as the queries, keys and values of
-/// an attention layer, may differ in format; each begins a panel. It views packed bytes and keeps their owner alive.
+/// Weights of y = W x that stay in their quantised blocks, in about as many bytes as the file: nested scales become
+/// bytes, which adds up to 4 %, to Q2_K 19 %. Packed in panels of 16 outputs (block_layout) that do not depend on the
+/// processor; a panel has its blocks by ascending inputs. Parts, such as the queries, keys and values of an attention
+/// layer, may differ in format; each begins a panel. It views packed bytes and keeps their owner alive.
 class block_matrix {
 public:
     static constexpr std::size_t panel_width = 16;
