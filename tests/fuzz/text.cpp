@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <ctime>
 #include <string>
 #include <string_view>
 
@@ -34,6 +35,13 @@ void render(std::string_view source) {
                                                 {{"role", "user"}, {"content", " <s> a\nb 'c' \xc3\xa9 "}},
                                                 {{"role", "assistant"}, {"content", ""}}});
     named(chat->render(messages, {}));
+    const auto call =
+        kvcache::json::parse(R"({"id": "1", "function": {"name": "f", "arguments": {"a": [1.5, null]}}})");
+    auto talk = messages;
+    talk[2]["tool_calls"] = kvcache::json::array({call});
+    talk.push_back({{"role", "tool"}, {"content", "1e3"}, {"tool_call_id", "1"}});
+    kvcache::chat_options options{.now = std::tm{}, .tools = kvcache::json::array({call})};
+    named(chat->render(talk, options));
 }
 
 void encode(std::string_view file, std::string_view text) {
