@@ -147,11 +147,13 @@ void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip,
                 dot_sums sums[vectors];
                 KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] =
                     dot_sums{} - zero_of_operands(layout) * of.sums[index];
-                KVCACHE_UNROLL for (std::size_t quad = g * group / 4; quad < (g + 1) * group / 4; ++quad)
-                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) add_dot(
-                        sums[v],
-                        operands_of<Format>(codes_of<Format>(codes + v / native_parts * next, quad, v % native_parts)),
-                        levels + quad * 4);
+                KVCACHE_UNROLL for (std::size_t i = 0; i < group / 4; ++i) {
+                    const std::size_t quad = g * group / 4 + i;
+                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) {
+                        const auto four = codes_of<Format>(codes + v / native_parts * next, quad, v % native_parts);
+                        add_dot(sums[v], operands_of<Format>(four), levels + quad * 4);
+                    }
+                }
                 const native_floats row_sum(of.scaled[index]);
                 KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
                     const group_scales by = block_scales<Format>(block + p * next).group(step * 32 / group + g);
