@@ -293,7 +293,7 @@ TEST_CASE("a GGUF model with changed bytes is refused or loaded, in memory that 
     counting_memory memory;
     for (int round = 0; round < 1000; ++round) {
         std::string changed = file;
-        for (std::uint32_t i = 0, n = 1 + random() % 3; i < n; ++i)
+        for (std::uint32_t i = 0, n = 1 + static_cast<std::uint32_t>(random() % 3); i < n; ++i)
             changed[random() % header->data()] = static_cast<char>(random() % 3 == 0 ? 0xff : random());
         if (random() % 8 == 0)
             changed.resize(random() % changed.size());
