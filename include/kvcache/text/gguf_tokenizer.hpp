@@ -31,9 +31,8 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// Reads the tokenizer of a GGUF file from its keys `tokenizer.*`: `tokenizer.ggml.model` "gpt2" (byte-level BPE with
-/// merges) and "llama" (SentencePiece BPE, whose merges follow from the scores). It makes the parts that a
-/// tokenizer.json describes.
+/// Reads the tokenizer of a GGUF file from its keys. Models are gpt2, byte-level BPE with merges, and llama,
+/// SentencePiece BPE whose merges follow from the scores. It makes the parts that a tokenizer.json describes.
 template <class...>
 class basic_gguf_tokenizer {
 public:
