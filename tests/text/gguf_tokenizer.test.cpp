@@ -195,7 +195,7 @@ TEST_CASE("a GGUF tokenizer with changed bytes is refused or encodes") {
     for (const std::string& file : {gpt2("llama-bpe").file(), llama().file()})
         for (int round = 0; round < 500; ++round) {
             std::string changed = file;
-            for (std::uint32_t i = 0, n = 1 + random() % 3; i < n; ++i)
+            for (std::uint32_t i = 0, n = 1 + static_cast<std::uint32_t>(random() % 3); i < n; ++i)
                 changed[24 + random() % (changed.size() - 24)] = static_cast<char>(random());
             const std::vector<char> exact(changed.begin(), changed.end());
             const auto header = kv::gguf_header::parse(testing_files::bytes_of({exact.data(), exact.size()}), "x");
