@@ -32,7 +32,8 @@
 namespace kvcache::inline KVCACHE_ABI::text {
 
 /// Reads the tokenizer of a GGUF file from its keys. Models are gpt2, byte-level BPE with merges, and llama,
-/// SentencePiece BPE whose merges follow from the scores. It makes the parts that a tokenizer.json describes.
+/// SentencePiece BPE whose merges follow from the scores.
+/// It makes the parts that a tokenizer.json describes.
 template <class...>
 class basic_gguf_tokenizer {
 public:
