@@ -47,8 +47,8 @@ void widen_panel(const std::byte* panel, std::size_t k, std::size_t inputs, floa
     }
 }
 
-/// Panels of a single row that are computed together: enough chains to hide the latency of a multiply-add.
-inline constexpr std::size_t row_panels = 4;
+/// Panels of a single row that are computed together: enough chains to hide the latency of a multiply-add, and no more.
+inline constexpr std::size_t row_panels = native_lanes == 4 ? 1 : 4;
 
 /// Bytes that a single row prefetches ahead in each panel, about the latency of memory; but the same place of the next
 /// panels where that is less than `panels_ahead`, since short panels end too soon.
