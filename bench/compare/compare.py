@@ -172,7 +172,7 @@ def main() -> None:
     parse.add_argument("--llama-arguments", default="", help="more settings for llama-bench, in one word")
     parse.add_argument("--models", type=Path, default=Path("build/compare"), help="where the weights are written")
     parse.add_argument("--shape", choices=weights.SHAPES, default="smollm2-135m")
-    parse.add_argument("--gguf", type=Path, help="a model file for all, in place of random weights")
+    parse.add_argument("--gguf", type=Path, help="a model file that replaces the random weights")
     parse.add_argument("--dtypes", help="f32, bf16, and of the peers' q8_0 (f32,bf16); of a GGUF file: blocks, blocks-int8 (both)")
     parse.add_argument("--threads", type=numbers, default=[1, 2])
     parse.add_argument("--depths", type=numbers, default=[0, 2048, 8192])

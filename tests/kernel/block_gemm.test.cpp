@@ -17,13 +17,6 @@ namespace kv = kvcache;
 
 namespace {
 
-std::vector<kv::thread_pool> pools(std::size_t most) {
-    std::vector<kv::thread_pool> made;
-    for (std::size_t threads = 1; threads <= most; ++threads)
-        made.emplace_back(threads);
-    return made;
-}
-
 // (rows, outputs + 2), the last two untouched
 template <class Matrix>
 std::vector<float> product(const std::vector<float>& x, std::size_t rows, const Matrix& w, kv::thread_pool& threads) {
@@ -42,7 +35,7 @@ kv::packed_matrix<float> widened(const blocks::problem& p) {
 } // namespace
 
 TEST_CASE("a product of blocks has the bits of the product of their weights, at every shape and on any threads") {
-    auto threads = pools(4);
+    auto threads = blocks::pools(4);
     for (const kv::block_format format : blocks::quantized()) {
         const std::size_t block = kv::shape_of(format).weights;
         const auto check = [&](std::size_t rows, std::size_t outputs, std::size_t inputs) {
@@ -70,7 +63,7 @@ TEST_CASE("a product of blocks has the bits of the product of their weights, at 
 
 TEST_CASE("parts of different formats are one product") {
     using enum kv::block_format;
-    auto threads = pools(3);
+    auto threads = blocks::pools(3);
     const blocks::problem p({{q4_k, 100}, {q6_k, 33}, {iq4_xs, 70}, {q2_k, 1}}, 512, 8);
     const auto w = widened(p);
     for (const std::size_t rows : {1u, 2u, 9u, 10u, 40u, 140u}) {

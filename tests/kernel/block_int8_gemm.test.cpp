@@ -18,13 +18,6 @@ namespace kv = kvcache;
 
 namespace {
 
-std::vector<kv::thread_pool> pools(std::size_t most) {
-    std::vector<kv::thread_pool> made;
-    for (std::size_t threads = 1; threads <= most; ++threads)
-        made.emplace_back(threads);
-    return made;
-}
-
 // (rows, outputs + 2), the last two untouched
 std::vector<float> product(std::span<const float> x, std::size_t rows, const kv::block_matrix& w,
                            kv::thread_pool& threads) {
@@ -108,7 +101,7 @@ void check(kv::block_format format, std::size_t rows, std::size_t outputs, std::
 } // namespace
 
 TEST_CASE("a product of blocks and int8 activations is the documented arithmetic, bit for bit") {
-    auto threads = pools(4);
+    auto threads = blocks::pools(4);
     for (const kv::block_format format : blocks::quantized()) {
         const std::size_t block = kv::shape_of(format).weights;
         const auto run = [&](std::size_t rows, std::size_t outputs, std::size_t inputs) {
@@ -129,7 +122,7 @@ TEST_CASE("a product of blocks and int8 activations is the documented arithmetic
 }
 
 TEST_CASE("extreme scales and activations give the numbers of the documented arithmetic") {
-    auto threads = pools(1);
+    auto threads = blocks::pools(1);
     for (const kv::block_format format : blocks::quantized())
         for (const std::size_t rows : {1u, 5u})
             for (const float size : {1e-42f, 1e-30f, 1e30f})
@@ -138,7 +131,7 @@ TEST_CASE("extreme scales and activations give the numbers of the documented ari
 
 TEST_CASE("a row of a block product has the same bits alone, among others, and with parts of other formats") {
     using enum kv::block_format;
-    auto threads = pools(3);
+    auto threads = blocks::pools(3);
     const blocks::problem p({{q4_k, 100}, {q6_k, 33}, {q8_0, 70}, {q2_k, 1}}, 512, 8);
     const auto x = numbers::uniforms(3, 150 * 515);
     const auto all = product(x, 150, p.matrix, threads[0]);

@@ -4,6 +4,7 @@
 #include <kvcache/core/shared_memory.hpp>
 #include <kvcache/kernel/block_matrix.hpp>
 #include <kvcache/kernel/dequantize.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
 
 #include <array>
 #include <cstddef>
@@ -59,5 +60,13 @@ private:
         matrix = {parts, inputs, memory};
     }
 };
+
+/// Pools of 1 to `most` threads.
+inline std::vector<kv::thread_pool> pools(std::size_t most) {
+    std::vector<kv::thread_pool> made;
+    for (std::size_t threads = 1; threads <= most; ++threads)
+        made.emplace_back(threads);
+    return made;
+}
 
 } // namespace blocks

@@ -99,7 +99,7 @@ template <block_format Format>
     const auto at = static_cast<unsigned>(8 * i);
     code_numbers numbers;
 #if defined(__AVX512BW__)
-    if (layout.zero == 0 && (i == 1 || i == 2)) { // one shuffle in place of a shift and a mask
+    if (layout.zero == 0 && (i == 1 || i == 2)) { // one shuffle replaces a shift and a mask
         const auto byte = static_cast<int>(0x80808000u + i);
         const __m512i from = _mm512_set4_epi32(byte + 12, byte + 8, byte + 4, byte);
         numbers = reinterpret_cast<code_numbers>(_mm512_shuffle_epi8(reinterpret_cast<__m512i>(levels), from));

@@ -70,8 +70,8 @@ public:
     /// Checks that these are exactly the weights of `config`: every weight is present, with its shape and a supported
     /// dtype, and there are no others, since an unknown bias or norm would be ignored silently. Three exceptions are
     /// allowed: rotary_emb.inv_freq, which follows from the configuration; a tied head whose bytes equal the
-    /// embedding's; and a tied head in place of the embedding. Errors: those of tensor(); mismatched, for an extra
-    /// tensor or a tied head that differs. Cost: reads no weights except the two of a tied head.
+    /// embedding's; and a tied head that is stored alone, without the embedding. Errors: those of tensor(); mismatched,
+    /// for an extra tensor or a tied head that differs. Cost: reads no weights except the two of a tied head.
     KVCACHE_ONCE [[nodiscard]] result<void> holds(const model_config& config) const;
 
     /// Digests of tensors' bytes, by tensor name.
