@@ -5,6 +5,7 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
+#include <kvcache/model/checkpoint_files.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/gguf/file.hpp>
 #include <kvcache/model/tensor_view.hpp>
@@ -79,32 +80,14 @@ public:
     /// weights.
     KVCACHE_LAZY [[nodiscard]] std::optional<kvcache::digest>
     description(std::chrono::system_clock::time_point now) const {
-        digest_builder builder;
-        builder.text("kvcache files 1").number(parts_.size());
-        for (const gguf_file& part : parts_) {
-            const auto described = part.file().description(now);
-            if (!described)
-                return std::nullopt;
-            builder.nested(*described);
-        }
-        return builder.finish();
+        return detail::description_of(parts_, now);
     }
 
     /// Starts reading all files from the disk; returns at once.
-    KVCACHE_LAZY void read_ahead() const noexcept {
-        for (const gguf_file& part : parts_)
-            part.file().read_ahead();
-    }
+    KVCACHE_LAZY void read_ahead() const noexcept { detail::read_ahead(parts_); }
 
     /// Drops the pages of a tensor that has been read from this process's memory: mapped_file::forget().
-    KVCACHE_LAZY void forget(const tensor_view& tensor) const noexcept {
-        for (const gguf_file& part : parts_) {
-            const std::span<const std::byte> all = part.file().bytes();
-            if (!std::less<>()(tensor.bytes.data(), all.data()) &&
-                std::less<>()(tensor.bytes.data(), all.data() + all.size()))
-                part.file().forget(tensor.bytes);
-        }
-    }
+    KVCACHE_LAZY void forget(const tensor_view& tensor) const noexcept { detail::forget(parts_, tensor.bytes); }
 
 private:
     gguf_checkpoint() = default;

@@ -7,6 +7,7 @@
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/shown.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
+#include <kvcache/model/checkpoint_files.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
 #include <kvcache/model/tensor_view.hpp>
@@ -91,32 +92,14 @@ public:
     /// weights.
     KVCACHE_LAZY [[nodiscard]] std::optional<kvcache::digest>
     description(std::chrono::system_clock::time_point now) const {
-        digest_builder builder;
-        builder.text("kvcache files 1").number(shards_.size());
-        for (const safetensors_file& shard : shards_) {
-            const auto described = shard.file().description(now);
-            if (!described)
-                return std::nullopt;
-            builder.nested(*described);
-        }
-        return builder.finish();
+        return detail::description_of(shards_, now);
     }
 
     /// Starts reading all files from the disk; returns at once.
-    KVCACHE_LAZY void read_ahead() const noexcept {
-        for (const safetensors_file& shard : shards_)
-            shard.file().read_ahead();
-    }
+    KVCACHE_LAZY void read_ahead() const noexcept { detail::read_ahead(shards_); }
 
     /// Drops the pages of a tensor that has been read from this process's memory: mapped_file::forget().
-    KVCACHE_LAZY void forget(const tensor_view& tensor) const noexcept {
-        for (const safetensors_file& shard : shards_) {
-            const std::span<const std::byte> all = shard.file().bytes();
-            if (!std::less<>()(tensor.bytes.data(), all.data()) &&
-                std::less<>()(tensor.bytes.data(), all.data() + all.size()))
-                shard.file().forget(tensor.bytes);
-        }
-    }
+    KVCACHE_LAZY void forget(const tensor_view& tensor) const noexcept { detail::forget(shards_, tensor.bytes); }
 
 private:
     checkpoint() = default;
