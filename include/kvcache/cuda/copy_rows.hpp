@@ -42,34 +42,40 @@ struct copy_rows {
     token_rows rows = {};
 
     [[nodiscard]] std::uint64_t blocks() const noexcept {
-        return (2 * tokens * side_vectors() + threads * each - 1) / (threads * each);
+        const std::uint64_t vectors = std::uint64_t{2} * tokens * layout.shape.kv_heads * (layout.row_bytes() / 16);
+        return (vectors + threads * each - 1) / (threads * each);
     }
     [[nodiscard]] std::size_t shared_bytes() const noexcept { return 0; }
 
     template <class Group>
     KVCACHE_HOST_DEVICE void operator()(Group& group) const {
+        const auto vectors = static_cast<std::uint32_t>(layout.row_bytes() / 16);
+        const std::uint32_t side = layout.shape.kv_heads * vectors; // of one token's keys in all heads
+        // (tokens, keys or values, kv_heads, vectors): one wide division a block, since these are slow
+        const std::uint64_t first = group.block() * (threads * each);
+        const auto first_token = static_cast<std::uint32_t>(first / (2 * side));
+        const auto first_of_token = static_cast<std::uint32_t>(first % (2 * side));
         group.alone([&](unsigned thread) {
             vector16 held[each];
             vector16* to[each];
             KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < each; ++i) {
                 to[i] = nullptr;
-                const std::uint64_t at = (group.block() * each + i) * threads + thread;
-                if (at >= 2 * tokens * side_vectors())
+                const std::uint32_t at = first_of_token + i * threads + thread;
+                const std::uint32_t token = first_token + at / (2 * side);
+                if (token >= tokens)
                     continue;
-                // (tokens, keys or values, kv_heads, vectors)
-                const auto token = static_cast<std::uint32_t>(at / (2 * side_vectors()));
-                auto rest = static_cast<std::uint32_t>(at % (2 * side_vectors()));
-                const bool values = rest >= side_vectors();
-                rest -= values ? static_cast<std::uint32_t>(side_vectors()) : 0;
+                std::uint32_t rest = at % (2 * side);
+                const bool values = rest >= side;
+                rest -= values ? side : 0;
                 const row_slot slot = slots[token];
                 if (slot.page == row_slot::none)
                     continue;
-                const auto vectors = static_cast<std::uint32_t>(layout.row_bytes() / 16);
                 std::byte* const page = pool.page(slot.page) +
                                         layout.side(layer, values ? row_side::values : row_side::keys) +
                                         layout.codes(layout.row(slot.row, rest / vectors)) + rest % vectors * 16;
-                std::byte* const outside = (values ? rows.values : rows.keys) + (token * side_vectors() + rest) * 16;
+                std::byte* const outside =
+                    (values ? rows.values : rows.keys) + (std::uint64_t{token} * side + rest) * 16;
                 held[i] = *reinterpret_cast<const vector16*>(Way == row_way::into_pages ? outside : page);
                 to[i] = reinterpret_cast<vector16*>(Way == row_way::into_pages ? page : outside);
             }
@@ -78,12 +84,6 @@ struct copy_rows {
                 if (to[i] != nullptr)
                     *to[i] = held[i];
         });
-    }
-
-private:
-    // Vectors of one token's keys in all heads.
-    [[nodiscard]] KVCACHE_HOST_DEVICE std::uint64_t side_vectors() const noexcept {
-        return layout.shape.kv_heads * layout.row_bytes() / 16;
     }
 };
 

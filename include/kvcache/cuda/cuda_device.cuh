@@ -25,7 +25,7 @@ struct cuda_options {
     int ordinal = 0; ///< Index of the device in the machine.
     /// Pieces smaller than this are copied in batches of 128 by a kernel, larger ones by the copy engines,
     /// whose overhead of some microseconds a piece determines the threshold.
-    std::size_t engine_bytes = std::size_t{1} << 20;
+    std::size_t engine_bytes = std::size_t{2} << 20;
 };
 
 /// A device of the CUDA runtime. Requires: calls come from one thread at a time.

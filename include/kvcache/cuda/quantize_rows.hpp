@@ -31,7 +31,8 @@ struct quantize_rows {
     token_rows rows = {};
     float transform_scale = 1.0f; ///< 1 / sqrt(size of a Hadamard block); set by `make`.
 
-    /// Requires: head_dim is a multiple of 8 and at most 2048, and of 32 for int4; the layout has this format.
+    /// Requires: head_dim is a multiple of 8 and at most 2048, and of 32 for int4; the layout has this format; the rows
+    /// of all tokens, keys and values, are fewer than 2^32 - 256.
     [[nodiscard]] static quantize_rows make(const page_layout& layout, const device_page_pool& pool,
                                             std::uint32_t layer, std::uint32_t tokens, const row_slot* slots,
                                             const token_rows& rows) {
@@ -89,11 +90,12 @@ private:
     [[nodiscard]] KVCACHE_HOST_DEVICE held find(std::uint64_t block, unsigned thread) const noexcept {
         held own{};
         const std::uint32_t row_of_block = thread / lanes(), heads = layout.shape.kv_heads;
-        const std::uint64_t row = block * rows_a_block() + row_of_block; // (tokens, keys or values, kv_heads)
-        if (row_of_block >= rows_a_block() || row >= std::uint64_t{tokens} * 2 * heads)
+        // (tokens, keys or values, kv_heads); divisions of 64 bits are slow
+        const std::uint32_t row = static_cast<std::uint32_t>(block) * rows_a_block() + row_of_block;
+        if (row_of_block >= rows_a_block() || row >= tokens * 2 * heads)
             return own;
-        const auto token = static_cast<std::uint32_t>(row / (2 * heads));
-        const auto rest = static_cast<std::uint32_t>(row % (2 * heads)), head = rest % heads;
+        const std::uint32_t token = row / (2 * heads), rest = row % (2 * heads);
+        const std::uint32_t head = rest < heads ? rest : rest - heads;
         const row_slot slot = slots[token];
         if (slot.page == row_slot::none)
             return own;
