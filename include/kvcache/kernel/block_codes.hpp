@@ -21,6 +21,15 @@ using code_bytes = std::uint8_t __attribute__((vector_size(4 * native_lanes)));
 using code_numbers = std::int32_t __attribute__((vector_size(4 * native_lanes)));
 using lane_floats = float __attribute__((vector_size(4 * native_lanes)));
 
+/// Keeps a quad in its register: GCC would compute it again for each of its inputs.
+KVCACHE_INLINE inline void keep(code_quad& quad) noexcept {
+#if defined(__GNUC__) && defined(__SSE2__)
+    asm("" : "+x"(quad));
+#elif defined(__GNUC__) && defined(__aarch64__)
+    asm("" : "+w"(quad));
+#endif
+}
+
 /// `bits` in every byte of a quad.
 [[nodiscard]] KVCACHE_INLINE inline code_quad in_all(std::uint32_t bits) noexcept {
     return code_quad{} + bits * 0x01010101u;
@@ -90,6 +99,26 @@ template <block_format Format>
                                            reinterpret_cast<code_bytes>(in_all(layout.zero)));
     else
         return codes;
+}
+
+/// The values of a table, each plus `zero`, so that none is negative.
+[[nodiscard]] constexpr std::array<std::int8_t, 16> raised(std::array<std::int8_t, 16> table, int zero) noexcept {
+    for (std::int8_t& value : table)
+        value = static_cast<std::int8_t>(value + zero);
+    return table;
+}
+
+/// Levels of codes plus the layout's `zero`, as uint8.
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline code_quad raised_levels_of(code_quad codes) noexcept {
+    constexpr block_layout layout = layout_of(Format);
+    if constexpr (layout.table == block_layout::values::linear) {
+        return codes;
+    } else {
+        static constexpr std::array<std::int8_t, 16> table =
+            raised(layout.table == block_layout::values::iq4 ? iq4_values : mxfp4_values, layout.zero);
+        return looked_up(table, codes);
+    }
 }
 
 /// Levels of input `i` (of 4) of a quad, as float32.

@@ -21,12 +21,7 @@ using dot_sums = code_numbers;
 /// the activations is subtracted.
 template <block_format Format>
 [[nodiscard]] KVCACHE_INLINE inline code_quad operands_of(code_quad codes) noexcept {
-    constexpr block_layout layout = layout_of(Format);
-    if constexpr (layout.table == block_layout::values::linear)
-        return codes;
-    else
-        return reinterpret_cast<code_quad>(reinterpret_cast<code_bytes>(levels_of<Format>(codes)) +
-                                           reinterpret_cast<code_bytes>(in_all(layout.zero)));
+    return raised_levels_of<Format>(codes);
 }
 [[nodiscard]] constexpr std::int32_t zero_of_operands(block_layout layout) noexcept {
     return layout.zero;

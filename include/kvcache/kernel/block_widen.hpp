@@ -54,12 +54,72 @@ inline constexpr std::size_t row_panels = native_lanes == 4 ? 1 : 4;
 /// panels where that is less than `panels_ahead`, since short panels end too soon.
 inline constexpr std::size_t blocks_ahead = 4096, panels_ahead = 128 << 10;
 
+/// Weights of a group of inputs, for one row: the scales and offsets of Vectors vectors of outputs.
+template <block_format Format, std::size_t Vectors>
+class group_weights {
+    static constexpr block_layout layout = layout_of(Format);
+
+public:
+    KVCACHE_INLINE void set(std::size_t v, const native_floats& scale, const native_floats& offset) noexcept {
+        scale_[0][v] = scale;
+        if constexpr (layout.offset)
+            offset_[v] = offset;
+        KVCACHE_UNROLL for (std::size_t i = 1; i < scales; ++i) scale_[i][v] = scale * native_floats(1.0f / place(i));
+    }
+
+    /// What at() takes of quad `quad` of a step of 32 inputs, of one part of the 16 outputs.
+    [[nodiscard]] KVCACHE_INLINE static code_quad four(const std::byte* step, std::size_t quad,
+                                                       std::size_t part) noexcept {
+        if constexpr (!in_place)
+            return levels_of<Format>(codes_of<Format>(step, quad, part));
+        keep(step); // otherwise GCC holds what adjacent quads share, and runs out of registers
+        code_quad codes;
+        if constexpr (layout.table == block_layout::values::linear && layout.high_bits == 0)
+            codes = load_quad(step + quad * layout.low_bits / 8 * 64) >> quad * layout.low_bits % 8; // masked in at()
+        else
+            codes = raised_levels_of<Format>(codes_of<Format>(step, quad, part));
+        keep(codes);
+        return codes;
+    }
+
+    /// The weights of input `i` of four, of vector `v`.
+    [[nodiscard]] KVCACHE_INLINE native_floats at(code_quad four, std::size_t v, std::size_t i) const noexcept {
+#if defined(__AVX512BW__)
+        if constexpr (in_place) {
+            const auto raised = reinterpret_cast<__m512i>(four & mask << 8 * i);
+            native_floats level(_mm512_cvtepu32_ps(raised));
+            if constexpr (layout.zero > 0)
+                level = level - native_floats(layout.zero * place(i));
+            return weight_of<Format>(level, scale_[i][v], offset_[v]);
+        }
+#endif
+        return weight_of<Format>(level_of<Format>(four, i), scale_[0][v], offset_[v]);
+    }
+
+private:
+    // A byte is masked where it lies, and its place is a factor of the scale: (level * 2^8i) * (scale * 2^-8i) is
+    // exact, except for scales near the smallest float. A shift or a shuffle would compete with multiply-adds.
+#if defined(__AVX512BW__)
+    static constexpr bool in_place = layout.table != block_layout::values::mxfp4;
+#else
+    static constexpr bool in_place = false;
+#endif
+    static constexpr std::size_t scales = in_place ? 4 : 1;
+    static constexpr std::uint32_t mask =
+        layout.table == block_layout::values::linear ? (1u << (layout.low_bits + layout.high_bits)) - 1 : 255u;
+    [[nodiscard]] static constexpr float place(std::size_t i) noexcept {
+        return static_cast<float>(std::uint32_t{1} << 8 * i);
+    }
+
+    native_floats scale_[scales][Vectors], offset_[Vectors];
+};
+
 /// Product of one row with Panels panels of a strip, from panel `panel` on: each output one chain of fused
 /// multiply-adds over ascending inputs. x: (inputs), y: (last - first) of the strip
 template <block_format Format, std::size_t Panels>
 void multiply_row(const float* x, const block_strip& strip, std::size_t panel, std::size_t inputs, float* y) {
     constexpr block_layout layout = layout_of(Format);
-    constexpr std::size_t vectors = Panels * native_parts;
+    constexpr std::size_t vectors = Panels * native_parts, quads = layout.group / 4;
     tile_sums<1, Panels> sums;
     KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = native_floats(0.0f);
     const std::byte* block = strip.panel(panel);
@@ -68,25 +128,21 @@ void multiply_row(const float* x, const block_strip& strip, std::size_t panel, s
     for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
         for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
             const std::byte* codes = block + layout.head_bytes() + step * layout.step_bytes();
-            KVCACHE_UNROLL for (std::size_t half_step = 0; half_step < 2; ++half_step) {
-                native_floats scale[vectors], offset[vectors];
+            KVCACHE_UNROLL for (std::size_t g = 0; g < 8 / quads; ++g) {
+                group_weights<Format, vectors> weights;
                 KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-                    const group_scales by =
-                        block_scales<Format>(block + p * next).group((step * 32 + half_step * 16) / layout.group);
-                    KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
-                        scale[p * native_parts + part] = by.scale.part[part];
-                        if constexpr (layout.offset)
-                            offset[p * native_parts + part] = by.offset.part[part];
-                    }
+                    const group_scales by = block_scales<Format>(block + p * next).group(step * 8 / quads + g);
+                    KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part)
+                        weights.set(p * native_parts + part, by.scale.part[part], by.offset.part[part]);
                 }
-                KVCACHE_UNROLL for (std::size_t quad = half_step * 4; quad < half_step * 4 + 4; ++quad) {
-                    code_quad levels[vectors];
-                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) levels[v] =
-                        levels_of<Format>(codes_of<Format>(codes + v / native_parts * next, quad, v % native_parts));
+                KVCACHE_UNROLL for (std::size_t quad = g * quads; quad < (g + 1) * quads; ++quad) {
+                    code_quad four[vectors];
+                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) four[v] =
+                        weights.four(codes + v / native_parts * next, quad, v % native_parts);
                     KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i) {
                         const native_floats a(x[quad * 4 + i]);
-                        KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) accumulate(
-                            sums[v], a, weight_of<Format>(level_of<Format>(levels[v], i), scale[v], offset[v]));
+                        KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v)
+                            accumulate(sums[v], a, weights.at(four[v], v, i));
                     }
                 }
             }
