@@ -14,7 +14,6 @@
 #include "../examples/support/guarded.hpp"
 #include "chunks/arms.hpp"
 #include "chunks/facts.hpp"
-#include "chunks/plot.hpp"
 #include "chunks/presets.hpp"
 #include "chunks/quality.hpp"
 #include "chunks/questions.hpp"
@@ -27,7 +26,7 @@ namespace {
 
 struct flags {
     std::vector<std::string> parts{"speed", "presets", "quality"}, kinds{"two", "refer"}, strategies;
-    std::string model = "examples/models/worlds-2m", text, facts, json, svg;
+    std::string model = "examples/models/worlds-2m", text, facts, json;
 
     [[nodiscard]] bool notes() const { return text.empty() && facts.empty(); }
     std::size_t threads = 1, rounds = 2, orders = 3, chunks = 8, size = 512, questions = 40;
@@ -119,7 +118,8 @@ int run(const flags& f) {
             });
         std::vector<bench::chunk_row> rows;
         const auto ask = [&](const char* name, auto policy, bool bottom_right = false) {
-            if (!f.strategies.empty() && std::ranges::find(f.strategies, name) == f.strategies.end())
+            const bool compared_with = rows.size() < 2; // none and random
+            if (!compared_with && !f.strategies.empty() && std::ranges::find(f.strategies, name) == f.strategies.end())
                 return;
             quality.run(name, policy, bottom_right, rows);
             print(rows.back());
@@ -146,8 +146,6 @@ int run(const flags& f) {
         std::printf("%zu questions\n", quality.questions());
         if (f.strategies.empty())
             std::printf("exact against bottom-right mask: p %.4f\n", quality.p_between("blend", "blend bottom-right"));
-        if (!f.svg.empty() && !bench::write_text(f.svg, bench::repair_plot(rows)))
-            return std::fprintf(stderr, "chunk_reuse: %s cannot be written\n", f.svg.c_str()), 1;
         all.insert(all.end(), rows.begin(), rows.end());
     }
     if (!f.json.empty() && !write_json(f.json, all))
@@ -167,8 +165,7 @@ int program(int count, char** words) {
     app.add_option("--questions", f.questions, "At most so many about the text")
         ->check(CLI::Range(1, 100000))
         ->capture_default_str();
-    app.add_option("--strategies", f.strategies, "Only these, of --part quality (none and random first)")
-        ->delimiter(',');
+    app.add_option("--strategies", f.strategies, "Only these of --part quality, and none and random")->delimiter(',');
     app.add_option("--kinds", f.kinds, "Kinds of questions")->delimiter(',')->capture_default_str();
     app.add_option("--orders", f.orders, "Orders of its documents that each question is asked with")
         ->check(CLI::Range(1, 1000))
@@ -177,7 +174,6 @@ int program(int count, char** words) {
     app.add_option("--size", f.size, "Tokens of a chunk")->check(CLI::Range(32, 65536))->capture_default_str();
     app.add_option("--threads", f.threads)->check(CLI::Range(1, 1024))->capture_default_str();
     app.add_option("--rounds", f.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
-    app.add_option("--svg", f.svg, "Draws what each strategy leaves of the divergence here");
     app.add_option("--json", f.json, "Writes the rows here");
     CLI11_PARSE(app, count, words);
     return run(f);

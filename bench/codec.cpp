@@ -191,6 +191,10 @@ public:
                         made.perplexity, 100.0 * (made.perplexity / base.perplexity - 1.0), made.divergence,
                         100.0 * made.agreement);
             auto& row = rows_.emplace_back(start(name, set));
+            const kv::page_shape shape = model.shape(page_tokens);
+            row["bits_per_value"] =
+                8.0 * static_cast<double>(codec.open(shape).page_bytes()) /
+                static_cast<double>(2 * shape.layers * shape.kv_heads * shape.head_dim * shape.tokens);
             row["ppl"] = made.perplexity;
             row["ppl_f32"] = base.perplexity;
             row["kl"] = made.divergence;

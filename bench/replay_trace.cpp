@@ -22,7 +22,6 @@
 
 #include "../examples/support/guarded.hpp"
 #include "replay/contest.hpp"
-#include "replay/plot.hpp"
 #include "replay/progress.hpp"
 #include "replay/report.hpp"
 #include <CLI/CLI.hpp>
@@ -31,7 +30,7 @@ namespace {
 
 struct flags {
     std::vector<std::string> traces, policies = bench::policy_names(), capacities;
-    std::string format, json, plot;
+    std::string format, json;
     std::uint64_t block_bytes = 0;
     double crossover = kvcache::prefill_work{}.crossover;
     bool bytes = false, unit_size = false, no_bound = false;
@@ -137,14 +136,6 @@ int replay(const flags& f) {
     bench::print_table(rows, contest::prefix);
     if (!f.json.empty() && !bench::write_json(f.json, rows, contest::prefix))
         throw std::runtime_error("--json: " + f.json + " cannot be written");
-    const bool in_bytes = contest::prefix ? f.bytes : !f.unit_size && f.format != "lirs";
-    if (!f.plot.empty() &&
-        !bench::hit_ratio_plot(rows, traces.front().filename().string(),
-                               in_bytes          ? "bytes"
-                               : contest::prefix ? "blocks of " + std::to_string(block_tokens) + " tokens"
-                                                 : "objects")
-             .write(f.plot))
-        throw std::runtime_error("--plot: " + f.plot + " cannot be written");
     return 0;
 }
 
@@ -178,7 +169,6 @@ int program(int count, char** words) {
         ->check(CLI::PositiveNumber);
     app.add_flag("--no-bound", f.no_bound, "Without the clairvoyant, which needs memory for each access");
     app.add_option("--json", f.json, "Write the rows to this file");
-    app.add_option("--plot", f.plot, "Draw the curves to this SVG file");
     CLI11_PARSE(app, count, words);
     return run(f);
 }

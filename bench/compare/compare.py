@@ -3,16 +3,16 @@
 this library runs in the forms of --dtypes: blocks, exact; blocks-int8, with int8 activations. Without a peer's path, a GGUF file is run by
 llama-cpp-python too, if this Python has it.
 
-Each part can run alone, a round and a number of threads at a time, so that a shared machine can be had in short turns:
+Each part can run alone, a round and a number of threads at a time:
 --state keeps the samples and later rounds add to it, --report prints the tables of all that it holds.
 
-    speed      a prompt of 512 tokens and an answer of 32, behind so many tokens; llama-bench
+    speed      a prompt of 512 tokens and an answer of 32 at each depth; llama-bench
     served     the same by llama-server's own clock: it knows F32 pages, and deep pasts come from a file
     chat       ten turns: milliseconds to the first token, warm and cold; llama-server
     shared     users that share a system prompt
     documents  prompts of the same documents in other orders
     zero       what the cache costs a prompt that it knows nothing of; ours alone
-    quant      a token after the other by quant.cpp's program
+    quant      quant.cpp's program, token by token
     agree      whether llama-server says the same tokens; nothing is timed
 """
 import argparse
@@ -76,12 +76,18 @@ class Turn:
                 self.python_peer(depth)
             if not self.f.llama_bench:
                 continue
-            text = run([self.f.llama_bench, "-m", self.paths["gguf-" + self.dtype], "-t", self.threads, "-d", depth,
-                        "-p", PROMPT, "-n", STEPS, "-fa", "0,1", "-r", 2, "-o", "json", *self.f.llama_arguments.split()])
+            text = run([self.f.llama_bench, "-m", self.paths["gguf-" + self.dtype], "-t", self.threads, *self.bench_tests(depth),
+                        "-fa", "0,1", "-r", 2, "-o", "json", *self.f.llama_arguments.split()])
             for test in json.loads(text):
-                name = f"prefill_{PROMPT}" if test["n_prompt"] else "generation"
+                name = "generation" if test["n_gen"] else f"prefill_{PROMPT}"
                 for value in test["samples_ts"]:
                     self.theirs("llama-bench f16" if test["flash_attn"] else "llama-bench f16 plain")(f"{name}_d{depth}", value)
+
+    def bench_tests(self, depth: int) -> list:
+        """A prompt and an answer after `depth` tokens; ik_llama.cpp's llama-bench has only answers at a depth."""
+        if "--n-depth" in run([self.f.llama_bench, "--help"]):
+            return ["-d", depth, "-p", PROMPT, "-n", STEPS]
+        return ["-p", 0, "-n", 0, "-gp", f"{depth},{STEPS}"] if depth else ["-p", PROMPT, "-n", STEPS]
 
     def python_peer(self, depth: int) -> None:
         text = run([sys.executable, Path(__file__).with_name("python_peer.py"), self.paths["gguf-" + self.dtype], self.threads,
@@ -173,7 +179,7 @@ def main() -> None:
     parse.add_argument("--models", type=Path, default=Path("build/compare"), help="where the weights are written")
     parse.add_argument("--shape", choices=weights.SHAPES, default="smollm2-135m")
     parse.add_argument("--gguf", type=Path, help="a model file that replaces the random weights")
-    parse.add_argument("--dtypes", help="f32, bf16, and of the peers' q8_0 (f32,bf16); of a GGUF file: blocks, blocks-int8 (both)")
+    parse.add_argument("--dtypes", help="weights: f32, bf16, q8_0 (f32,bf16); of a GGUF file: blocks, blocks-int8 (both). Ours for q8_0 are int8, made from f32")
     parse.add_argument("--threads", type=numbers, default=[1, 2])
     parse.add_argument("--depths", type=numbers, default=[0, 2048, 8192])
     parse.add_argument("--pages", type=lambda text: text.split(","), default=["f16", "f32"], help="of llama-server")
@@ -182,7 +188,6 @@ def main() -> None:
     parse.add_argument("--state", type=Path, default=Path("build/compare/state.json"), help="keeps the samples")
     parse.add_argument("--report", action="store_true", help="only prints what the state holds")
     parse.add_argument("--markdown", action="store_true", help="prints it as Markdown tables")
-    parse.add_argument("--chart", type=Path, help="writes the first token by turn as SVG")
     f = parse.parse_args()
     if unknown := set(f.parts) - set(PARTS):
         parse.error(f"there is no part {', '.join(sorted(unknown))}")
@@ -208,9 +213,6 @@ def main() -> None:
                         state.save()
     if not f.prepare:
         tables.show(state, f)
-    if f.chart:
-        import chart  # pylint: disable=import-outside-toplevel
-        f.chart.write_text(chart.first_token_by_turn(state))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ namespace server {
 /// The command line options of the server.
 struct options {
     std::string model;
-    std::string name;               ///< Name of the model in the API; default: the directory's name.
+    std::string name;               ///< Name of the model in the API; default: that of its directory or file.
     std::string host = "127.0.0.1"; ///< Default: loopback only.
     int port = 8080;
     std::vector<std::string> api_keys;
@@ -51,7 +51,7 @@ inline void add_flags(CLI::App& app, options& o) {
     app.add_option("--model", o.model, "Hugging Face model directory, or GGUF file")
         ->required()
         ->check(CLI::ExistingPath);
-    app.add_option("--name", o.name, "What clients call the model (its directory's name)");
+    app.add_option("--name", o.name, "What clients call the model (the name of its directory or file)");
     app.add_option("--host", o.host, "Address to listen on")->capture_default_str();
     app.add_option("--port", o.port, "0: any that is free")->check(CLI::Range(0, 65535))->capture_default_str();
     app.add_option("--api-key", o.api_keys,
@@ -96,7 +96,7 @@ inline void add_flags(CLI::App& app, options& o) {
     support::add_tier_flag(app, o.tier);
     support::add_tier_secret_flag(app, o.tier_secret_file);
     app.add_flag("--packed-cache", o.packed_cache, "Keep the packed weights next to the model");
-    app.add_flag("--int8", o.int8, "Round weights and activations to int8");
+    app.add_flag("--int8", o.int8, "Compute in int8, with float weights and all activations rounded");
     app.add_flag("--debug", o.debug, "Say on standard error what each request reused");
 }
 

@@ -87,7 +87,8 @@ inline void add_flags(CLI::App& app, generation_flags& f) {
         ->check(whole(1, 1u << 20))
         ->capture_default_str();
     app.add_flag("--packed-cache", f.packed_cache, "Keep the packed weights next to the model for the next start");
-    app.add_flag("--int8", f.int8, "Round weights and activations to int8: faster, smaller, and approximate");
+    app.add_flag("--int8", f.int8,
+                 "Compute in int8, with float weights and all activations rounded: faster, and approximate");
     app.add_option("--page", f.page, "Tokens a page, a multiple of 16")->check(page_size())->capture_default_str();
 }
 

@@ -10415,7 +10415,7 @@ static_assert(recompute_policy<blend> && deviation_recompute_state<blend::state>
 namespace kvcache::inline KVCACHE_ABI::recompute {
 
 /// Recomputes the last tokens of every reused span, those before the boundary to the next span (KVBoost's selective
-/// recompute). This is the wrong side of the boundary to correct: see `chunk_head`.
+/// recompute). Which side of a boundary matters depends on the model: `chunk_head` is the other.
 struct chunk_boundary {
     using role = recompute_role;
     std::size_t rows = 16; ///< Tokens before each boundary.

@@ -16020,7 +16020,7 @@ struct block_layout {
     [[nodiscard]] constexpr std::size_t weights() const noexcept { return nested ? 256 : 32; }
     /// Groups of a block.
     [[nodiscard]] constexpr std::size_t groups() const noexcept { return weights() / group; }
-    /// Bytes of the scales of one group of 16 outputs, where they are nested.
+    /// Bytes of the nested scales and offsets of one group of inputs, for 16 outputs.
     [[nodiscard]] constexpr std::size_t group_bytes() const noexcept { return nested ? offset ? 32 : 16 : 0; }
     /// Bytes of the scales and offsets of 16 outputs that are not nested.
     [[nodiscard]] constexpr std::size_t scale_bytes() const noexcept {
@@ -16550,6 +16550,15 @@ using code_bytes = std::uint8_t __attribute__((vector_size(4 * native_lanes)));
 using code_numbers = std::int32_t __attribute__((vector_size(4 * native_lanes)));
 using lane_floats = float __attribute__((vector_size(4 * native_lanes)));
 
+/// Keeps a quad in its register: GCC would compute it again for each of its inputs.
+KVCACHE_INLINE inline void keep(code_quad& quad) noexcept {
+#if defined(__GNUC__) && defined(__SSE2__)
+    asm("" : "+x"(quad));
+#elif defined(__GNUC__) && defined(__aarch64__)
+    asm("" : "+w"(quad));
+#endif
+}
+
 /// `bits` in every byte of a quad.
 [[nodiscard]] KVCACHE_INLINE inline code_quad in_all(std::uint32_t bits) noexcept {
     return code_quad{} + bits * 0x01010101u;
@@ -16621,6 +16630,26 @@ template <block_format Format>
         return codes;
 }
 
+/// The values of a table, each plus `zero`, so that none is negative.
+[[nodiscard]] constexpr std::array<std::int8_t, 16> raised(std::array<std::int8_t, 16> table, int zero) noexcept {
+    for (std::int8_t& value : table)
+        value = static_cast<std::int8_t>(value + zero);
+    return table;
+}
+
+/// Levels of codes plus the layout's `zero`, as uint8.
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline code_quad raised_levels_of(code_quad codes) noexcept {
+    constexpr block_layout layout = layout_of(Format);
+    if constexpr (layout.table == block_layout::values::linear) {
+        return codes;
+    } else {
+        static constexpr std::array<std::int8_t, 16> table =
+            raised(layout.table == block_layout::values::iq4 ? iq4_values : mxfp4_values, layout.zero);
+        return looked_up(table, codes);
+    }
+}
+
 /// Levels of input `i` (of 4) of a quad, as float32.
 template <block_format Format>
 [[nodiscard]] KVCACHE_INLINE inline native_floats level_of(code_quad levels, std::size_t i) noexcept {
@@ -16669,7 +16698,7 @@ template <>
 }
 #endif
 
-/// Scales and offsets of a group of 16 outputs.
+/// Scales and offsets of one group of inputs, for 16 outputs.
 struct group_scales {
     f32x16 scale, offset;
 };
@@ -16691,7 +16720,7 @@ public:
             whole_.offset = f32x16::load(reinterpret_cast<const half*>(block + 32));
     }
 
-    /// Those of group `g`. `offset` is undefined where the format has none. Every product is exact.
+    /// Those of group `g`. `offset` is undefined for a format without offsets. The products are exact.
     [[nodiscard]] KVCACHE_INLINE group_scales group(std::size_t g) const noexcept {
         if constexpr (!layout.nested)
             return whole_;
@@ -16822,43 +16851,100 @@ void widen_panel(const std::byte* panel, std::size_t k, std::size_t inputs, floa
 /// Panels of a single row that are computed together: enough chains to hide the latency of a multiply-add, and no more.
 inline constexpr std::size_t row_panels = native_lanes == 4 ? 1 : 4;
 
-/// Bytes that a single row prefetches ahead in each panel, about the latency of memory; but the same place of the next
-/// panels where that is less than `panels_ahead`, since short panels end too soon.
-inline constexpr std::size_t blocks_ahead = 4096, panels_ahead = 128 << 10;
+/// How far ahead a single row prefetches, in bytes. If the next panels begin within `most_panels_ahead`, the same place
+/// in them is prefetched, since a short panel ends before `panel_ahead` is reached. Both were found by measuring.
+inline constexpr std::size_t panel_ahead = 4096, most_panels_ahead = 128 << 10;
+
+/// Weights of a group of inputs, for one row: the scales and offsets of Vectors vectors of outputs.
+template <block_format Format, std::size_t Vectors>
+class group_weights {
+    static constexpr block_layout layout = layout_of(Format);
+
+public:
+    KVCACHE_INLINE void set(std::size_t v, const native_floats& scale, const native_floats& offset) noexcept {
+        scale_[0][v] = scale;
+        if constexpr (layout.offset)
+            offset_[v] = offset;
+        KVCACHE_UNROLL for (std::size_t i = 1; i < scales; ++i) scale_[i][v] = scale * native_floats(1.0f / place(i));
+    }
+
+    /// What at() takes of quad `quad` of a step of 32 inputs, of one part of the 16 outputs.
+    [[nodiscard]] KVCACHE_INLINE static code_quad four(const std::byte* step, std::size_t quad,
+                                                       std::size_t part) noexcept {
+        if constexpr (!in_place)
+            return levels_of<Format>(codes_of<Format>(step, quad, part));
+        keep(step); // otherwise GCC holds what adjacent quads share, and runs out of registers
+        code_quad codes;
+        if constexpr (layout.table == block_layout::values::linear && layout.high_bits == 0)
+            codes = load_quad(step + quad * layout.low_bits / 8 * 64) >> quad * layout.low_bits % 8; // masked in at()
+        else
+            codes = raised_levels_of<Format>(codes_of<Format>(step, quad, part));
+        keep(codes);
+        return codes;
+    }
+
+    /// The weights of input `i` of four, of vector `v`.
+    [[nodiscard]] KVCACHE_INLINE native_floats at(code_quad four, std::size_t v, std::size_t i) const noexcept {
+#if defined(__AVX512BW__)
+        if constexpr (in_place) {
+            const auto raised = reinterpret_cast<__m512i>(four & mask << 8 * i);
+            native_floats level(_mm512_cvtepu32_ps(raised));
+            if constexpr (layout.zero > 0)
+                level = level - native_floats(layout.zero * place(i));
+            return weight_of<Format>(level, scale_[i][v], offset_[v]);
+        }
+#endif
+        return weight_of<Format>(level_of<Format>(four, i), scale_[0][v], offset_[v]);
+    }
+
+private:
+    // A byte is masked where it lies, and its place is a factor of the scale: (level * 2^8i) * (scale * 2^-8i) is
+    // exact, since a scale that is not zero is at least 2^-24. Those of MXFP4 are smaller. A shift or a shuffle would
+    // compete with multiply-adds for their ports.
+#if defined(__AVX512BW__)
+    static constexpr bool in_place = layout.table != block_layout::values::mxfp4;
+#else
+    static constexpr bool in_place = false;
+#endif
+    static constexpr std::size_t scales = in_place ? 4 : 1;
+    static constexpr std::uint32_t mask =
+        layout.table == block_layout::values::linear ? (1u << (layout.low_bits + layout.high_bits)) - 1 : 255u;
+    [[nodiscard]] static constexpr float place(std::size_t i) noexcept {
+        return static_cast<float>(std::uint32_t{1} << 8 * i);
+    }
+
+    native_floats scale_[scales][Vectors], offset_[Vectors];
+};
 
 /// Product of one row with Panels panels of a strip, from panel `panel` on: each output one chain of fused
 /// multiply-adds over ascending inputs. x: (inputs), y: (last - first) of the strip
 template <block_format Format, std::size_t Panels>
 void multiply_row(const float* x, const block_strip& strip, std::size_t panel, std::size_t inputs, float* y) {
     constexpr block_layout layout = layout_of(Format);
-    constexpr std::size_t vectors = Panels * native_parts;
+    constexpr std::size_t vectors = Panels * native_parts, quads = layout.group / 4;
     tile_sums<1, Panels> sums;
     KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = native_floats(0.0f);
     const std::byte* block = strip.panel(panel);
     const std::size_t next = strip.panel_bytes;
-    const std::size_t ahead = Panels * next < panels_ahead ? Panels * next : blocks_ahead;
+    const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
     for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
         for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
             const std::byte* codes = block + layout.head_bytes() + step * layout.step_bytes();
-            KVCACHE_UNROLL for (std::size_t half_step = 0; half_step < 2; ++half_step) {
-                native_floats scale[vectors], offset[vectors];
+            KVCACHE_UNROLL for (std::size_t g = 0; g < 8 / quads; ++g) {
+                group_weights<Format, vectors> weights;
                 KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-                    const group_scales by =
-                        block_scales<Format>(block + p * next).group((step * 32 + half_step * 16) / layout.group);
-                    KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
-                        scale[p * native_parts + part] = by.scale.part[part];
-                        if constexpr (layout.offset)
-                            offset[p * native_parts + part] = by.offset.part[part];
-                    }
+                    const group_scales by = block_scales<Format>(block + p * next).group(step * 8 / quads + g);
+                    KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part)
+                        weights.set(p * native_parts + part, by.scale.part[part], by.offset.part[part]);
                 }
-                KVCACHE_UNROLL for (std::size_t quad = half_step * 4; quad < half_step * 4 + 4; ++quad) {
-                    code_quad levels[vectors];
-                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) levels[v] =
-                        levels_of<Format>(codes_of<Format>(codes + v / native_parts * next, quad, v % native_parts));
+                KVCACHE_UNROLL for (std::size_t quad = g * quads; quad < (g + 1) * quads; ++quad) {
+                    code_quad four[vectors];
+                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) four[v] =
+                        weights.four(codes + v / native_parts * next, quad, v % native_parts);
                     KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i) {
                         const native_floats a(x[quad * 4 + i]);
-                        KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) accumulate(
-                            sums[v], a, weight_of<Format>(level_of<Format>(levels[v], i), scale[v], offset[v]));
+                        KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v)
+                            accumulate(sums[v], a, weights.at(four[v], v, i));
                     }
                 }
             }
@@ -17657,7 +17743,7 @@ template <>
 struct strip_reader<block_matrix> {
     static constexpr std::size_t input_step = 32;
     static constexpr bool buffered = true;
-    static constexpr bool buffered_by_tile = false; // but before it
+    static constexpr bool buffered_by_tile = false; // widened before the first tile
 
     [[nodiscard]] static std::size_t strips(const block_matrix& w) { return w.strips(strip_panels); }
     [[nodiscard]] static strip_outputs outputs(const block_matrix& w, std::size_t strip) {
@@ -17760,12 +17846,7 @@ using dot_sums = code_numbers;
 /// the activations is subtracted.
 template <block_format Format>
 [[nodiscard]] KVCACHE_INLINE inline code_quad operands_of(code_quad codes) noexcept {
-    constexpr block_layout layout = layout_of(Format);
-    if constexpr (layout.table == block_layout::values::linear)
-        return codes;
-    else
-        return reinterpret_cast<code_quad>(reinterpret_cast<code_bytes>(levels_of<Format>(codes)) +
-                                           reinterpret_cast<code_bytes>(in_all(layout.zero)));
+    return raised_levels_of<Format>(codes);
 }
 [[nodiscard]] constexpr std::int32_t zero_of_operands(block_layout layout) noexcept {
     return layout.zero;
@@ -18061,7 +18142,7 @@ void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip,
     KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) totals[v] = native_floats(0.0f);
     const std::byte* block = strip.panel(panel);
     const std::size_t next = strip.panel_bytes;
-    const std::size_t ahead = Panels * next < panels_ahead ? Panels * next : blocks_ahead;
+    const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
     const int8_block_rows::group_sums of = group == 32 ? x.of_32 : x.of_16;
     for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
         for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
@@ -20653,7 +20734,7 @@ static_assert(recompute_policy<blend> && deviation_recompute_state<blend::state>
 namespace kvcache::inline KVCACHE_ABI::recompute {
 
 /// Recomputes the last tokens of every reused span, those before the boundary to the next span (KVBoost's selective
-/// recompute). This is the wrong side of the boundary to correct: see `chunk_head`.
+/// recompute). Which side of a boundary matters depends on the model: `chunk_head` is the other.
 struct chunk_boundary {
     using role = recompute_role;
     std::size_t rows = 16; ///< Tokens before each boundary.

@@ -51,7 +51,8 @@ struct copy_rows {
     KVCACHE_HOST_DEVICE void operator()(Group& group) const {
         const auto vectors = static_cast<std::uint32_t>(layout.row_bytes() / 16);
         const std::uint32_t side = layout.shape.kv_heads * vectors; // of one token's keys in all heads
-        // (tokens, keys or values, kv_heads, vectors): one wide division a block, since these are slow
+        // (tokens, keys or values, kv_heads, vectors). 64-bit divisions are slow: only the block's first vector needs
+        // them.
         const std::uint64_t first = group.block() * (threads * each);
         const auto first_token = static_cast<std::uint32_t>(first / (2 * side));
         const auto first_of_token = static_cast<std::uint32_t>(first % (2 * side));

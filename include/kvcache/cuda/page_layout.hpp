@@ -15,7 +15,7 @@ enum class row_format : std::uint32_t {
     f16,           ///< IEEE binary16.
     bf16,          ///< bfloat16.
     int8,          ///< Integers from -127 to 127 with one scale a row.
-    int4_hadamard, ///< Turned by a Hadamard matrix, then 4 bits with a scale for each 32 numbers.
+    int4_hadamard, ///< Transformed by a Hadamard matrix, then 4 bits with a scale for each 32 values.
 };
 
 /// Values of a row that share a scale in `int4_hadamard`.

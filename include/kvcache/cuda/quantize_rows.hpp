@@ -15,9 +15,10 @@
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// Encodes rows of one layer on their way into pages, or decodes them on their way out, as the host's codecs do, bit
-/// for bit: `int8` (the largest size / 127 is the scale), `hadamard_codec<int4>` (turned by a Hadamard matrix over the
-/// largest power of two that divides head_dim; the number of the largest size among 32 is -8 scales), `f16` and `bf16`.
-/// Eight numbers a thread; head_dim / 8 threads share a row. A NaN makes its scale NaN.
+/// for bit: `codec::int8` up to head_dim 128 (scale: the largest absolute value / 127), `codec::hadamard<codec::int4>`
+/// (transformed by a Hadamard matrix over the largest power of two that divides head_dim; scale: of 32 values the one
+/// of largest magnitude, / -8), `codec::f16` and `codec::bf16`. A thread has eight values; head_dim / 8 threads share a
+/// row. A NaN makes its scale NaN.
 template <row_way Way, row_format Format>
 struct quantize_rows {
     static constexpr unsigned threads = 256;

@@ -169,7 +169,7 @@ template <>
 }
 #endif
 
-/// Scales and offsets of a group of 16 outputs.
+/// Scales and offsets of one group of inputs, for 16 outputs.
 struct group_scales {
     f32x16 scale, offset;
 };
@@ -191,7 +191,7 @@ public:
             whole_.offset = f32x16::load(reinterpret_cast<const half*>(block + 32));
     }
 
-    /// Those of group `g`. `offset` is undefined where the format has none. Every product is exact.
+    /// Those of group `g`. `offset` is undefined for a format without offsets. The products are exact.
     [[nodiscard]] KVCACHE_INLINE group_scales group(std::size_t g) const noexcept {
         if constexpr (!layout.nested)
             return whole_;

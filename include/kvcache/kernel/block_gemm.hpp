@@ -30,7 +30,7 @@ template <>
 struct strip_reader<block_matrix> {
     static constexpr std::size_t input_step = 32;
     static constexpr bool buffered = true;
-    static constexpr bool buffered_by_tile = false; // but before it
+    static constexpr bool buffered_by_tile = false; // widened before the first tile
 
     [[nodiscard]] static std::size_t strips(const block_matrix& w) { return w.strips(strip_panels); }
     [[nodiscard]] static strip_outputs outputs(const block_matrix& w, std::size_t strip) {

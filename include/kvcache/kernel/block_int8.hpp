@@ -135,7 +135,7 @@ void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip,
     KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) totals[v] = native_floats(0.0f);
     const std::byte* block = strip.panel(panel);
     const std::size_t next = strip.panel_bytes;
-    const std::size_t ahead = Panels * next < panels_ahead ? Panels * next : blocks_ahead;
+    const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
     const int8_block_rows::group_sums of = group == 32 ? x.of_32 : x.of_16;
     for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
         for (std::size_t step = 0; step < layout.weights() / 32; ++step) {

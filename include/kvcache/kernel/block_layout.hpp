@@ -44,7 +44,7 @@ struct block_layout {
     [[nodiscard]] constexpr std::size_t weights() const noexcept { return nested ? 256 : 32; }
     /// Groups of a block.
     [[nodiscard]] constexpr std::size_t groups() const noexcept { return weights() / group; }
-    /// Bytes of the scales of one group of 16 outputs, where they are nested.
+    /// Bytes of the nested scales and offsets of one group of inputs, for 16 outputs.
     [[nodiscard]] constexpr std::size_t group_bytes() const noexcept { return nested ? offset ? 32 : 16 : 0; }
     /// Bytes of the scales and offsets of 16 outputs that are not nested.
     [[nodiscard]] constexpr std::size_t scale_bytes() const noexcept {

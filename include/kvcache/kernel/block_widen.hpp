@@ -50,9 +50,9 @@ void widen_panel(const std::byte* panel, std::size_t k, std::size_t inputs, floa
 /// Panels of a single row that are computed together: enough chains to hide the latency of a multiply-add, and no more.
 inline constexpr std::size_t row_panels = native_lanes == 4 ? 1 : 4;
 
-/// Bytes that a single row prefetches ahead in each panel, about the latency of memory; but the same place of the next
-/// panels where that is less than `panels_ahead`, since short panels end too soon.
-inline constexpr std::size_t blocks_ahead = 4096, panels_ahead = 128 << 10;
+/// How far ahead a single row prefetches, in bytes. If the next panels begin within `most_panels_ahead`, the same place
+/// in them is prefetched, since a short panel ends before `panel_ahead` is reached. Both were found by measuring.
+inline constexpr std::size_t panel_ahead = 4096, most_panels_ahead = 128 << 10;
 
 /// Weights of a group of inputs, for one row: the scales and offsets of Vectors vectors of outputs.
 template <block_format Format, std::size_t Vectors>
@@ -98,7 +98,8 @@ public:
 
 private:
     // A byte is masked where it lies, and its place is a factor of the scale: (level * 2^8i) * (scale * 2^-8i) is
-    // exact, except for scales near the smallest float. A shift or a shuffle would compete with multiply-adds.
+    // exact, since a scale that is not zero is at least 2^-24. Those of MXFP4 are smaller. A shift or a shuffle would
+    // compete with multiply-adds for their ports.
 #if defined(__AVX512BW__)
     static constexpr bool in_place = layout.table != block_layout::values::mxfp4;
 #else
@@ -124,7 +125,7 @@ void multiply_row(const float* x, const block_strip& strip, std::size_t panel, s
     KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = native_floats(0.0f);
     const std::byte* block = strip.panel(panel);
     const std::size_t next = strip.panel_bytes;
-    const std::size_t ahead = Panels * next < panels_ahead ? Panels * next : blocks_ahead;
+    const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
     for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
         for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
             const std::byte* codes = block + layout.head_bytes() + step * layout.step_bytes();

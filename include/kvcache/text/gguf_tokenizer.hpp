@@ -199,8 +199,8 @@ private:
             if (split == std::end(gguf_splits))
                 return fields.refuse(error_code::unsupported, "tokenizer.ggml.pre",
                                      {"\"", kvcache::detail::shown(pre),
-                                      "\" is not known; default, gpt-2, smollm, llama-bpe, qwen2, deepseek-llm and "
-                                      "tekken are"});
+                                      "\" is not known; default, gpt-2, smollm, llama-bpe, llama3, llama-v3, qwen2, "
+                                      "deepseek-r1-qwen, deepseek-llm and tekken are"});
             to.rest["pre_tokenizer"] = detail::byte_level_pre_tokenizer(*split);
             to.rest["decoder"] = {{"type", "ByteLevel"}};
             to.rest["post_processor"] = post_processor(split->add_bos);
