@@ -41,9 +41,9 @@ def chunks(rows: list[dict], title: str = "") -> pyplot.Figure:
 
 def codecs(rows: list[dict], title: str = "") -> pyplot.Figure:
     """The divergence of a model's predictions with each codec, smallest first; bits a value where the rows have them."""
-    bits = {row["codec"]: row["bits_per_value"] for row in rows if row.get("bits_per_value")}
+    bits = {row["codec"]: row["bits_per_value"] for row in rows if (row.get("bits_per_value") or 32) < 32}
     rows = sorted((row for row in rows if row.get("kl")), key=lambda row: row["kl"])
-    figure, axes = pyplot.subplots(figsize=(7.6, 0.8 + 0.28 * len(rows)))
+    figure, axes = pyplot.subplots(figsize=(7.6, 0.8 + 0.38 * len(rows)))
     axes.scatter([row["kl"] for row in rows], range(len(rows)), color=BLUE, zorder=3)
     axes.hlines(range(len(rows)), 0, [row["kl"] for row in rows], color=BLUE, alpha=0.3)
     names = [row["codec"].replace(", ", ",\n") for row in rows]

@@ -208,7 +208,7 @@ public:
         };
         for_codecs(
             [&](const std::string& name, const std::string& type) { compare(name, loaded.model, *any::named(type)); });
-        compare("weights in int8", loaded.model.in_int8(threads), kv::codec::f32{});
+        compare("int8 products", loaded.model.in_int8(threads), kv::codec::f32{});
     }
 
     void write() const {
