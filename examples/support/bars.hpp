@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <fstream>
 #include <iomanip>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,15 @@ struct bar_pairs {
 
 /// Writes the chart as SVG. Returns whether the file was written.
 inline bool write_svg(const std::string& file, const bar_pairs& bars) {
-    constexpr double width = 640, height = 260, left = 56, bottom = 200, top = 44;
+    constexpr double width = 640, left = 56, bottom = 200, top = 44, line = 14;
+    std::vector<std::string> command{""}; // in lines that fit
+    std::istringstream words(bars.command);
+    for (std::string word; words >> word;)
+        if (command.back().size() + word.size() < 90)
+            command.back() += (command.back().empty() ? "" : " ") + word;
+        else
+            command.push_back("    " + word);
+    const double height = bottom + 46 + line * static_cast<double>(command.size());
     double most = 1e-9;
     for (const auto& series : {bars.firsts, bars.seconds})
         for (const double x : series)
@@ -51,8 +60,11 @@ inline bool write_svg(const std::string& file, const bar_pairs& bars) {
     out << "<rect x=\"" << left << "\" y=\"28\" width=\"10\" height=\"10\" fill=\"#b0b0b0\"/><text x=\"" << left + 14
         << "\" y=\"37\">" << bars.first << "</text>\n<rect x=\"" << left + 150
         << "\" y=\"28\" width=\"10\" height=\"10\" fill=\"#1f77b4\"/><text x=\"" << left + 164 << "\" y=\"37\">"
-        << bars.second << "</text>\n<text x=\"" << left << "\" y=\"" << height - 14 << "\" fill=\"#606060\">"
-        << bars.command << "</text>\n</svg>\n";
+        << bars.second << "</text>\n";
+    for (std::size_t i = 0; i < command.size(); ++i)
+        out << "<text x=\"" << left << "\" y=\"" << bottom + 46 + line * static_cast<double>(i)
+            << "\" fill=\"#606060\">" << command[i] << "</text>\n";
+    out << "</svg>\n";
     return out.flush().good();
 }
 
