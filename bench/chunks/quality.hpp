@@ -55,14 +55,15 @@ public:
                              {.split = {.size = 0}, .store = false, .rows = 2048, .bottom_right = bottom_right});
             for (const tokens& document : one.documents)
                 static_cast<void>(must(here.runner.warm(document, {})));
-            if (divergence.size() < timed) {
+            const bool timed = divergence.size() < timed_questions;
+            if (timed) {
                 const stopwatch cold;
                 static_cast<void>(must(here.runner.prefill(one.prompt_elsewhere, kvcache::reuse_mode::baseline)));
                 full.add(1e3 * cold.seconds());
             }
             const stopwatch watch;
             auto filled = must(here.runner.prefill(one.prompt, kvcache::reuse_mode::chunks));
-            if (divergence.size() < timed)
+            if (timed)
                 warm.add(1e3 * watch.seconds());
             again += static_cast<double>(filled.counts.recomputed);
             found += static_cast<double>(filled.counts.recomputed + filled.counts.approximate);
@@ -108,7 +109,7 @@ public:
     [[nodiscard]] double p_between(const std::string& a, const std::string& b) const { return paired(of(a), of(b)); }
 
 private:
-    static constexpr std::size_t timed = 20; // questions, compared with a prefill of everything
+    static constexpr std::size_t timed_questions = 20; // the first of them, compared with a prefill of everything
 
     using plain_cache = kvcache::cache<>;
 

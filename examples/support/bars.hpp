@@ -30,7 +30,7 @@ inline bool write_svg(const std::string& file, const bar_pairs& bars) {
         if (command.back().size() + word.size() < 90)
             command.back() += (command.back().empty() ? "" : " ") + word;
         else
-            command.push_back("    " + word);
+            command.push_back(word);
     const double height = bottom + 46 + line * static_cast<double>(command.size());
     double most = 1e-9;
     for (const auto& series : {bars.firsts, bars.seconds})

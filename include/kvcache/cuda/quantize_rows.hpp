@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/contract.hpp>
 #include <kvcache/cuda/copy_rows.hpp>
 #include <kvcache/cuda/device_math.hpp>
 #include <kvcache/cuda/device_page_pool.hpp>
@@ -37,6 +38,8 @@ struct quantize_rows {
     [[nodiscard]] static quantize_rows make(const page_layout& layout, const device_page_pool& pool,
                                             std::uint32_t layer, std::uint32_t tokens, const row_slot* slots,
                                             const token_rows& rows) {
+        expects(std::uint64_t{2} * tokens * layout.shape.kv_heads < (std::uint64_t{1} << 32) - threads,
+                "the rows of a launch are counted in 32 bits");
         quantize_rows kernel{layout, pool, layer, tokens, slots, rows, 1.0f};
         kernel.transform_scale = 1.0f / std::sqrt(static_cast<float>(kernel.transformed_numbers()));
         return kernel;
