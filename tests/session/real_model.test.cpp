@@ -88,7 +88,8 @@ void come_and_go(const kv::transformer& model, const tokens& prompt, const kv::m
         CHECK(same_bits(elsewhere.extend(restored->sequence, rest), want));
     }
     const std::size_t bytes = (prompt.size() / 16 + 4) * host::bytes(model, 16);
-    auto store = kv::make_cache(model.id({1, 2}), model.shape(16), {.bytes = bytes}, kv::tier::memory<>{});
+    auto store = kv::make_cache(model.id({1, 2}), model.shape(16), {.bytes = bytes},
+                                kv::tier::memory<>{.bytes = 5 * bytes}); // all four prompts
     kv::pipeline<decltype(store), kv::transformer> pipeline(store, model, here.pool, 64);
     for (unsigned seed = 0; seed < 3; ++seed) { // the cache has room for one of the prompts
         {
