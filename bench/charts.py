@@ -71,7 +71,7 @@ def turns(samples: dict[str, list[float]], weights: str = "f32", threads: str = 
     axes.set_xticks(range(1, 11))
     axes.set_xlabel("turn")
     axes.set_ylabel("ms to the first token")
-    axes.set_title(f"SmolLM2-135M, weights {weights}, threads {threads}", loc="left")
+    axes.set_title(f"SmolLM2-135M, weights: {weights}, threads: {threads}", loc="left")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return figure
 
