@@ -1,6 +1,7 @@
 # What Doxygen 1.9.4 reads instead of valid C++ that it misreads.
 # A nested inline namespace:
-s/namespace kvcache::inline KVCACHE_ABI/namespace kvcache/
+s/^namespace kvcache \{ inline namespace KVCACHE_ABI \{/namespace kvcache {/
+s/^\}(\}+ \/\/ namespace kvcache)/\1/
 # A requires clause after the parameters of a member function:
 s/\) (const )?requires [^{]*\{/) \1{/
 # The usual form of a class template has the documentation of the template:

@@ -160,9 +160,9 @@ def namespaces(graph: dict[str, list[str]]) -> list[str]:
     wrong = []
     for path in headers():
         name, text = path.relative_to(INCLUDE).as_posix(), path.read_text()
-        if re.search(r"^namespace kvcache(?!::inline KVCACHE_ABI\b)", text, re.M):
-            wrong.append(f"{name}: opens kvcache without \"inline KVCACHE_ABI\"")
-        if "inline KVCACHE_ABI" in text and not knows(name, set()):
+        if re.search(r"^namespace kvcache\b(?! \{ inline namespace KVCACHE_ABI \{)", text, re.M):
+            wrong.append(f"{name}: opens kvcache without \"inline namespace KVCACHE_ABI\"")
+        if "inline namespace KVCACHE_ABI" in text and not knows(name, set()):
             wrong.append(f"{name}: does not include kvcache/core/abi.hpp")
     return wrong
 

@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 class rope;
 
@@ -65,4 +65,4 @@ struct attention_part {
     query_rows queries;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

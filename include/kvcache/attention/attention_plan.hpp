@@ -13,7 +13,7 @@
 #include <tuple>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Schedule of the attention of a batch: which query rows attend to which pages, in which order. One plan serves all
 /// layers and heads.
@@ -276,4 +276,4 @@ private:
     std::vector<work_item> work_items_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Working memory of one attention thread, allocated once.
 struct attention_scratch {
@@ -29,4 +29,4 @@ struct attention_scratch {
     spliced_tiles spliced;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -18,7 +18,7 @@
 #include <limits>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Executes one work item of a plan on one KV head of a layer: its queries attend to the pages of its ranges.
 template <codec_state Codec, storage_state Storage>
@@ -210,4 +210,4 @@ private:
     tile_queue<Codec> queue_;
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

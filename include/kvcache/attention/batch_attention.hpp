@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Causal attention of a batch: query rows of many sequences over their pages, on all threads. Pages that sequences
 /// share are read once. The result of a row is bit-identical to the result it has alone on one thread.
@@ -102,4 +102,4 @@ private:
     aligned_vector<float> partials_;         // (kv_heads, queries and their splits, state)
 };
 
-} // namespace kvcache
+}} // namespace kvcache

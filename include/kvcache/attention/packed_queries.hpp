@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// The selected queries of a block in the layout of the kernels: in groups of nearly equal size (8 as 4 + 4, not 6 +
 /// 2), so that the values of a group at one element of head_dim are contiguous.
@@ -62,4 +62,4 @@ private:
     aligned_vector<float> numbers_; // by group: (head_dim, queries of the group)
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

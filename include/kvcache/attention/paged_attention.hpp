@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Causal attention of one KV head over pages, for all query rows of `part`: softmax(q k) v, each row over the
 /// positions up to its own (Vaswani et al. 2017; online softmax, Milakov & Gimelshein 2018). Tiles are processed in
@@ -39,4 +39,4 @@ void paged_attention(const attention_shape& shape, page_source<Codec, Storage> s
     paged_attention(shape, source, part, layer, kv_head, scratch);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Reader of a tile of 16-bit floats in strips of 16: of keys by element of head_dim, of values by 16 adjacent elements
 /// of a row.
@@ -212,4 +212,4 @@ inline void add_columns_of(const Reader& values, std::size_t column, std::size_t
         add_columns_of<N, Columns / 2>(values, column, last, weights, to, fetch);
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Smallest magnitude that is not treated as zero: the inverse of a smaller one could overflow.
 inline constexpr float least_size = 1e-30f;
@@ -148,4 +148,4 @@ private:
     aligned_vector<float> read_; // (sixteens, some queries, 16)
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -16,7 +16,7 @@
 #include <span>
 #include <type_traits>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Whether keys in a format are multiplied with quantized queries, unscaled or scaled by channel steps.
 [[nodiscard]] constexpr bool wants_quantized_queries(codec::quant_format format) noexcept {
@@ -274,4 +274,4 @@ extern template void quantized_tiles<queries_of_codes>::add(std::span<const atte
                                                             const code_fetch&) const;
 #endif
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -16,7 +16,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Queries on one KV head that process tiles together, each with a running softmax of its own. Each query is a chain of
 /// operations of its own, so its bits depend neither on the other queries of the block nor on the number of tiles in a
@@ -259,4 +259,4 @@ extern template void query_block::dispatch<detail::max_queries>(std::span<const 
                                                                 std::size_t, bool);
 #endif
 
-} // namespace kvcache
+}} // namespace kvcache

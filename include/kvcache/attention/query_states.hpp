@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Visibility limit of each query of a block, its running softmax over the current split, and its merged softmax over
 /// earlier splits.
@@ -118,4 +118,4 @@ private:
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <limits>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// View of the partial softmax of one query over some of its positions: the weighted sums of the values, the sum of
 /// weights in 16 lanes, and the largest score. (width, 16, 1), padded to whole cache lines.
@@ -67,4 +67,4 @@ private:
     std::size_t width_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

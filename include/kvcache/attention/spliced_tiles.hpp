@@ -17,7 +17,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Lanes of a tile that a spliced table uses: `lanes` has a bit for each.
 struct spliced_tile {
@@ -101,4 +101,4 @@ private:
     std::vector<spliced_tile> tiles_; // tiles of the current block
 };
 
-} // namespace kvcache
+}} // namespace kvcache

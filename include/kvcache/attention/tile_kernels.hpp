@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Tile of up to 16 keys and values, with the range of lanes in use.
 struct attention_tile {
@@ -274,4 +274,4 @@ inline void add_values(std::span<const attention_tile> tiles, std::size_t width,
 
 } // namespace detail
 
-} // namespace kvcache
+}} // namespace kvcache

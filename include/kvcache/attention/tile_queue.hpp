@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Whether a codec's tiles are read in place, so that reading them needs no decoding.
 template <class Codec>
@@ -90,4 +90,4 @@ private:
     std::size_t waiting_ = 0;
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <limits>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 // Scores of queries become weights, in place, and enter each query's running softmax. Earlier sums are rescaled where a
 // larger score appears.
@@ -99,4 +99,4 @@ inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t
     each[0].store(lanes);
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

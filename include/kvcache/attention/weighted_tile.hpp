@@ -13,7 +13,7 @@
 #include <limits>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Forces the values at `at` to be read from memory: a compiler that knows them splits vectors into scalars.
 inline void in_memory(const void* at) noexcept {
@@ -148,4 +148,4 @@ inline void add_dots(std::span<const attention_tile> tiles, std::size_t begin, c
     }
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

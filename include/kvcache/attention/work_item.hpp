@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Consecutive rows of one part that are scheduled together, with all query heads of a KV head.
 struct query_tile {
@@ -43,4 +43,4 @@ struct work_item {
     std::size_t cost = 0; ///< Approximate cost, in queries times positions.
 };
 
-} // namespace kvcache
+}} // namespace kvcache

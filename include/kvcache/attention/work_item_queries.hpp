@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Queries of one work item on one KV head: those of its query tiles, in the query block of a thread.
 template <codec_state Codec>
@@ -134,4 +134,4 @@ private:
     head_id head_ = {};
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

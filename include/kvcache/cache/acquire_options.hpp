@@ -4,7 +4,7 @@
 #include <kvcache/cache/reserve_options.hpp>
 #include <kvcache/core/abi.hpp>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// What acquire does about a prefix of the prompt that another lease computes at the moment, made by acquire too.
 enum class pending_prefix {
@@ -20,4 +20,4 @@ struct acquire_options {
     reserve_options reserve = {};
 };
 
-} // namespace kvcache
+}} // namespace kvcache

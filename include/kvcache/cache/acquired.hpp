@@ -13,7 +13,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A sequence for a prompt, and a lease over the rows of the prompt that have to be computed. The first lease.first()
 /// tokens are cached. After the lease is committed the sequence is continued with reserve. For threads it counts as one
@@ -50,4 +50,4 @@ struct acquired {
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

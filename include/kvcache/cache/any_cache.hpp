@@ -13,7 +13,7 @@
 #include <tuple>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Names of policies, as type_name() gives them.
 struct policy_names {
@@ -56,4 +56,4 @@ make_any_cache(const policy_names& names, identity id, page_shape shape, cache_l
     return std::make_unique<made>(*std::move(cache));
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -104,4 +104,4 @@ private:
 
 static_assert(codec_policy<any_codec<>>);
 
-} // namespace kvcache
+}} // namespace kvcache

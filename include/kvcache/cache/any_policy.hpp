@@ -17,7 +17,7 @@
 #include <utility>
 #include <variant>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -281,4 +281,4 @@ private:
     choice which_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

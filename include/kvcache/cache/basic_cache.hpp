@@ -39,7 +39,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A paged KV cache with prefix sharing and copy-on-write; the codec decides how a page stores keys and values.
 /// Requires: it outlives its sequences, matches and leases. It can be moved before it has any. One thread at a time
@@ -285,4 +285,4 @@ private:
     mutable locking_type lock_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The block tables of a batch as compressed rows, as FlashInfer's and vLLM's paged attention kernels read them
 /// (FlashInfer: paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len). The arrays keep their memory when cleared.
@@ -62,4 +62,4 @@ private:
     std::vector<std::int32_t> last_page_len_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

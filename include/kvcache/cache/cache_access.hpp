@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 template <class Cache>
 class basic_tenant;
@@ -265,4 +265,4 @@ public:
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// What a cache is opened for.
 struct cache_config {
@@ -16,4 +16,4 @@ struct cache_config {
     std::size_t tenants = 0; ///< The maximum number of tenants; 0 for a cache without tenants.
 };
 
-} // namespace kvcache
+}} // namespace kvcache

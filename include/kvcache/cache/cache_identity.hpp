@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 // A host's identity with the fields that the cache itself decides: codec, layout, page size, device backend.
 template <class Codec>
@@ -36,4 +36,4 @@ template <class Hash>
         return {};
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

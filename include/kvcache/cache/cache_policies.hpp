@@ -3,7 +3,7 @@
 
 #include <kvcache/core/abi.hpp>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// One policy for each role of a cache, in this order. basic_cache requires that each has its role.
 template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
@@ -20,4 +20,4 @@ struct cache_policies {
     Locking locking = {};
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -24,7 +24,7 @@
 // policies as arguments of the misuse, and each static_assert prints the policy again. An entry header includes this
 // file directly: GCC prints the path of includes before its message.
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Satisfied if a policy has everything that its role requires.
 template <class P>
@@ -274,4 +274,4 @@ struct first_misuse<P, Ps...> {
     using type = both_play<typename role_of<P>::type, P, typename slot<typename role_of<P>::type, void, Ps...>::type>;
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Chunk reuse over a cache, or over a tenant of one: finds registered chunks anywhere in a prompt, and splices their
 /// rows into a sequence. A program that does not include this header compiles none of it. Requires: the cache
@@ -125,4 +125,4 @@ private:
     decltype(cache_access::cache_of(std::declval<Cache&>())) cache_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

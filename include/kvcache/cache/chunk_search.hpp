@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The reusable tokens of a prompt, and the pages to pin for them: the pages of the chunks and all their ancestors.
 struct chunk_search {
@@ -97,4 +97,4 @@ private:
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -21,7 +21,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace storage {
 struct external;
@@ -189,4 +189,4 @@ template <class Fields = detail::the_fields_are_layers_kv_heads_head_dim_tokens_
     = delete;
 #endif
 
-} // namespace kvcache
+}} // namespace kvcache

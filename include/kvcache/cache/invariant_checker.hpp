@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Recomputes the reference count of every page from the sequences, and compares each sequence with the index.
 template <index_state Index>
@@ -85,4 +85,4 @@ private:
     std::vector<std::uint32_t> held_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

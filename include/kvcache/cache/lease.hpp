@@ -12,7 +12,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
 /// commit rolls the sequence back. At most one lease a sequence; it ends when its sequence is destroyed. Several
@@ -218,4 +218,4 @@ private:
     bool committed_ = false;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 struct sequence_state;
 
@@ -82,4 +82,4 @@ struct lease_state {
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

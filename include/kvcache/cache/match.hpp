@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The longest cached prefix of a prompt, pinned, and the reason why it ends there. A miss is an empty match. Its pages
 /// stay pinned until it is destroyed or passed to `open`. Several threads may read it at once. Requires: the cache
@@ -65,4 +65,4 @@ private:
     std::optional<token_id> stored_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// All Prometheus metrics of a cache with the observer `metrics`: event counts and current occupancy. Thread-safe if
 /// the cache has a mutex.
@@ -29,4 +29,4 @@ template <class Cache>
     return text + to.text();
 }
 
-} // namespace kvcache
+}} // namespace kvcache

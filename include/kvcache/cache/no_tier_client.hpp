@@ -13,7 +13,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The tier operations of a cache: cache/tier_client.hpp, which <kvcache/tier.hpp> includes.
 template <tier_state Tier>
@@ -50,4 +50,4 @@ private:
     tier::none::state none_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

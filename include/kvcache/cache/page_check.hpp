@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 [[nodiscard]] inline error broken_page(page_id page, const std::string& how) {
     return {error_code::malformed, joined({"page ", std::to_string(index_of(page))}), joined({"the page ", how})};
@@ -62,4 +62,4 @@ template <class Pages>
     return {};
 }
 
-} // namespace kvcache
+}}} // namespace kvcache::detail

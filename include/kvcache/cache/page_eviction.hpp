@@ -16,7 +16,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Adapts the pages of an index to the eviction policy: their keys, the cost that a hit saves, and their children.
 template <hash_state Hash, eviction_state Eviction>
@@ -139,4 +139,4 @@ private:
     std::vector<std::uint8_t> flags_;   // by page
 };
 
-} // namespace kvcache
+}} // namespace kvcache

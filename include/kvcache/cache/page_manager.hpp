@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The state of every page: free, in use (referenced by sequences), or idle (unreferenced, and kept in the index until
 /// space is needed). The children of an idle page are idle too, because a sequence that references a page references
@@ -288,4 +288,4 @@ private:
     std::size_t idle_ = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The record parts of a sequence's pages. A partial page is copied, with zeros after the rows in use, so that a record
 /// contains nothing of an earlier sequence. Requires: the sequence keeps its pages while the parts live.
@@ -109,4 +109,4 @@ template <class Codec, class Lease>
     return {};
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A fixed number of pages of one storage, each free or reference-counted.
 template <storage_state Storage>
@@ -78,4 +78,4 @@ private:
     std::vector<page_id> free_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

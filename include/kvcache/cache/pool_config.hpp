@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The memory of a cache's pages.
 struct pool_config {
@@ -15,4 +15,4 @@ struct pool_config {
     std::size_t tenants = 0; ///< The maximum number of tenants.
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A model of the time of a prefill on this machine, fitted to timed prefills. A token costs its projections,
 /// independent of its position, and its attention, in proportion to its position. Both are fitted by least squares with
@@ -61,4 +61,4 @@ private:
     double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -16,7 +16,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The prompts that leases of a cache compute, for acquire. Not for hosts. Each function takes the cache's lock.
 class prompt_access {
@@ -72,4 +72,4 @@ public:
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A whole page of a prompt, as a record names it.
 struct prompt_page {
@@ -39,4 +39,4 @@ struct page_run {
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

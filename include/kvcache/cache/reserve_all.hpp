@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Rows to reserve for a sequence.
 template <class Cache>
@@ -45,4 +45,4 @@ template <class Cache>
     return made;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

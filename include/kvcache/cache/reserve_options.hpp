@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <limits>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// How rows are reserved.
 struct reserve_options {
@@ -15,4 +15,4 @@ struct reserve_options {
     std::size_t at_once = std::numeric_limits<std::size_t>::max();
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -13,7 +13,7 @@
 #include <new>
 #include <optional>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// What sequences and leases do with exact rows, where the codec codes whole pages: a sequence has those of its last
 /// page while it is not full, of its first pages and of the pages before its end where the codec keeps those; a lease
@@ -170,4 +170,4 @@ private:
     std::optional<residual_window> quantized_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The residual rows that a codec of whole pages keeps in addition to the pages: those of each page, and their total
 /// size. They count toward the cache's limit: as many pages as they occupy are set aside. `Coded`: whether the cache
@@ -83,4 +83,4 @@ private:
     std::size_t alive_ = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

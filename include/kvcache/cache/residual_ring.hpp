@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The residual rows of the pages that a lease writes. Rows are written in ascending order, with a bounded number at
 /// once, so pages that are far enough apart reuse the same buffer. Pages that keep their residual rows have buffers of
@@ -45,4 +45,4 @@ struct residual_ring {
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

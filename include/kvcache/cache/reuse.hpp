@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The provenance of the cached keys and values of a span of tokens.
 enum class reuse_kind {
@@ -87,4 +87,4 @@ private:
     reuse_map map_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -18,7 +18,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Allocates the pages of rows that are appended to sequences.
 template <class PageManager>
@@ -114,4 +114,4 @@ private:
     std::size_t page_tokens_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

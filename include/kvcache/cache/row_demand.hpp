@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// What a reservation of rows takes.
 struct row_demand {
@@ -18,4 +18,4 @@ struct row_demand {
     std::size_t pages = 0;   ///< Pages in all, with those set aside for residual rows.
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Consecutive rows of one layer and KV head in one page, in place. Row i has its key in the head_dim numbers from
 /// keys + i * stride on, and its value from values + i * stride on.
@@ -114,4 +114,4 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache
+}} // namespace kvcache

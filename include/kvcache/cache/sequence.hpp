@@ -14,7 +14,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
 /// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
@@ -111,4 +111,4 @@ private:
     std::unique_ptr<sequence_state> state_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

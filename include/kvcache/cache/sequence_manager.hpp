@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
 /// released tail first, so that a parent was always used more recently than its children.
@@ -286,4 +286,4 @@ private:
     spare_sequences spare_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

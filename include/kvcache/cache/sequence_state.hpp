@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The state of one sequence: its tokens, their pages, and its lease. Every live sequence is in a circular list of its
 /// cache, so that `check` can recount all references.
@@ -171,4 +171,4 @@ struct sequence_state {
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

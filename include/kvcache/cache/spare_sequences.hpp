@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// States of sequences that have ended, whose memory new sequences use. Together they keep no more page-table entries
 /// than the cache has pages.
@@ -44,4 +44,4 @@ private:
     std::vector<std::unique_ptr<sequence_state>> spare_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A plan that appends rows of a prompt to a sequence. Rows of reused spans stay in their pages, which are shared, not
 /// copied. The other rows get new pages, at the row in the page that their position has in any sequence.
@@ -100,4 +100,4 @@ private:
 
 using splice_plan = basic_splice_plan<spliced_row>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The occupancy of a cache. Every page is free, in use or evictable.
 struct cache_stats {
@@ -52,4 +52,4 @@ struct cache_stats {
                            " free"});
 }
 
-} // namespace kvcache
+}} // namespace kvcache

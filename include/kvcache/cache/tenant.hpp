@@ -21,7 +21,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A salt that separates a tenant's prompts from all others, in the index and in every name: a nonempty byte string. It
 /// need not be secret to separate tenants within one process; names that leave the process are only as secret as the
@@ -143,4 +143,4 @@ struct tenant_view<basic_tenant<Cache>> {
 template <class Cache>
 using tenant_of = typename detail::tenant_view<Cache>::type;
 
-} // namespace kvcache
+}} // namespace kvcache

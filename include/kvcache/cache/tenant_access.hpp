@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The tenants of a cache, as a tenant cache administers them. Not for hosts. Each function takes the cache's lock.
 /// Tenant 0 is the cache's own.
@@ -72,4 +72,4 @@ public:
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -15,7 +15,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A cache shared by several tenants, none of which can find what another has stored. It has no `match` and no `open`;
 /// only its tenants do. Pages are shared within a tenant by content, as in any cache. Memory is shared by all, up to
@@ -122,4 +122,4 @@ template <class... Ps>
     return {most, std::move(id), shape, limit, std::tuple(std::move(policies)...)};
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// An index with a root for each tenant: a full page outside the pool, whose run repeats the tenant's number. A
 /// tenant's first pages continue its root, so no sequence of tokens leads from one tenant to another, in any index.
@@ -89,4 +89,4 @@ private:
     Index index_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

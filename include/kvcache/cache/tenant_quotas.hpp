@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The page usage of a tenant.
 struct tenant_usage {
@@ -69,4 +69,4 @@ private:
     std::vector<tenant_usage> accounts_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

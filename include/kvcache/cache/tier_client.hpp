@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The tier operations of a cache. After a commit, full pages are handed over. If a prompt is not wholly in memory,
 /// records are copied into a lease, verified there and committed. A failure is counted, and is a miss. A refused record
@@ -230,4 +230,4 @@ private:
     tier_stats stats_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -29,7 +29,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A contiguous part of a run of pages, filled by one thread.
 struct placed_part {
@@ -162,4 +162,4 @@ private:
     std::vector<std::unique_ptr<record_names>> names_; // by tenant
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Counters of a cache's use of its tier.
 struct tier_stats {
@@ -23,4 +23,4 @@ struct tier_stats {
     std::optional<error> last = {};   ///< The error of the last refusal or failure.
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The tokens of a sequence. Capacity is reserved before tokens are appended, so that appending cannot fail. A span of
 /// the tokens stays readable until the `reserve` after an append, even where the tokens have moved.
@@ -53,4 +53,4 @@ private:
     std::vector<token_id> spare_; // where the tokens move as they grow; then where they were, until the next reserve
 };
 
-} // namespace kvcache
+}} // namespace kvcache

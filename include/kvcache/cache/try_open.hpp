@@ -13,7 +13,7 @@
 
 #include <unistd.h>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Checks what a cache is opened for. Errors: those of open_cache, except a failed allocation.
 template <class Cache>
@@ -49,4 +49,4 @@ template <class Cache, class Codec, class Open>
     return std::move(*made);
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Which rows of a lease were written, in each layer: a bit each. Threads may mark different rows at once.
 class written_rows {
@@ -57,4 +57,4 @@ private:
     std::size_t used_ = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

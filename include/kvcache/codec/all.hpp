@@ -19,7 +19,7 @@
 
 #include <tuple>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// All codec policies of the library, with their default options.
 using codec_policies = std::tuple<
@@ -30,4 +30,4 @@ using codec_policies = std::tuple<
     codec::codebook<4>, codec::codebook<3>, codec::codebook<2>, codec::mixed_kv<codec::int4_per_channel, codec::int4>,
     codec::keep_sinks<codec::int8>, codec::keep_recent<codec::int8>>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -4,7 +4,7 @@
 #include <kvcache/codec/float16_coder.hpp>
 #include <kvcache/codec/quantized_pages.hpp>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// Stores keys and values as bfloat16: the range of float32 with 8 significant bits. Larger magnitudes saturate to the
 /// largest finite bfloat16.
@@ -18,4 +18,4 @@ struct bf16 {
 
 static_assert(codec_policy<bf16>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

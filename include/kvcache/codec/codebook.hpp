@@ -12,7 +12,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 namespace detail {
 
@@ -111,4 +111,4 @@ struct codebook {
 
 static_assert(codec_policy<codebook<4>>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Position of one row of keys and values inside a page.
 struct page_row {
@@ -109,4 +109,4 @@ concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape sh
     p.open(shape);
 } && codec_state<opened_by<P, page_shape>>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// For pages in the host's own memory, which the cache never reads: it says how large one is and how the host lays it
 /// out. Standard with storage::external.
@@ -37,4 +37,4 @@ struct external {
 
 static_assert(codec_policy<external>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

@@ -4,7 +4,7 @@
 #include <kvcache/codec/float16_coder.hpp>
 #include <kvcache/codec/quantized_pages.hpp>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// Stores keys and values as binary16: magnitudes from 6e-8 to 65504 with 11 significant bits. Larger magnitudes
 /// saturate to 65504.
@@ -18,4 +18,4 @@ struct f16 {
 
 static_assert(codec_policy<f16>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// Stores keys and values as float32, unchanged: reads return the computed values bit for bit. Keys are transposed in
 /// tiles of 16 tokens, so that one vector holds 16 scores. Values are row-major, padded with zeros to whole vectors:
@@ -86,4 +86,4 @@ inline f32::state f32::open(page_shape shape) const {
 
 static_assert(codec_policy<f32>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

@@ -9,7 +9,7 @@
 #include <string>
 #include <type_traits>
 
-namespace kvcache::inline KVCACHE_ABI::codec::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec::detail {
 
 /// Coder of a tile in 16-bit floats, in the tile's own order: keys (head_dim, 16), values (16, padded_head_dim).
 template <class Number>
@@ -46,4 +46,4 @@ private:
     std::size_t numbers_;
 };
 
-} // namespace kvcache::codec::detail
+}}} // namespace kvcache::codec::detail

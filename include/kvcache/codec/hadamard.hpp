@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 namespace detail {
 
@@ -46,4 +46,4 @@ hadamard(Inner) -> hadamard<Inner>;
 
 static_assert(codec_policy<hadamard<int4>>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

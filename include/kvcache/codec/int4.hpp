@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 namespace detail {
 
@@ -60,4 +60,4 @@ struct int4 {
 
 static_assert(codec_policy<int4>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

@@ -14,7 +14,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 namespace detail {
 
@@ -183,4 +183,4 @@ struct int4_per_channel {
 
 static_assert(codec_policy<int4_per_channel>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

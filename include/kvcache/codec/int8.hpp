@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 namespace detail {
 
@@ -41,4 +41,4 @@ struct int8 {
 
 static_assert(codec_policy<int8>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

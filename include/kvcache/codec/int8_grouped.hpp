@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// Quantizes rows to int8 with a scale for each group of adjacent values, as llama.cpp's q8_0: 8.5 bits a value for
 /// groups of 32. An outlier degrades only its own group.
@@ -24,4 +24,4 @@ struct int8_grouped {
 
 static_assert(codec_policy<int8_grouped>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// Reads the pages directly before a query's own in full precision, and the others as another codec stores them. A
 /// sequence keeps the full-precision rows of its last pages, and leaves them in the cache with these pages when it
@@ -22,4 +22,4 @@ struct keep_recent {
 
 static_assert(codec_policy<keep_recent<int8>>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// Reads the first tokens of a sequence in full precision, and the others as another codec stores them: queries at
 /// every position attend strongly to the first tokens. Covers the whole pages that hold these tokens. Their
@@ -22,4 +22,4 @@ struct keep_sinks {
 
 static_assert(codec_policy<keep_sinks<int8>>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

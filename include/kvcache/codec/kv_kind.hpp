@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// The half of a page that a coder writes: keys or values.
 enum class kv_kind : std::uint8_t { keys, values };
@@ -67,4 +67,4 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

@@ -4,7 +4,7 @@
 #include <kvcache/codec/int8.hpp>
 #include <kvcache/codec/quantized_pages.hpp>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// Stores keys with one codec and values with another.
 template <sided_codec Keys, sided_codec Values>
@@ -24,4 +24,4 @@ mixed_kv(Keys, Values) -> mixed_kv<Keys, Values>;
 
 static_assert(codec_policy<mixed_kv<int8, int8>>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::codec::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec::detail {
 
 /// Codes of `Bits` bits for one tile, in groups of four (quads) for dot products. A quad of keys is four adjacent
 /// elements of head_dim for 16 tokens; a quad of values is four tokens for 16 adjacent elements of head_dim.
@@ -58,4 +58,4 @@ private:
     return min(max(x, f32x16::broadcast(low)), f32x16::broadcast(high)) + magic - magic;
 }
 
-} // namespace kvcache::codec::detail
+}}} // namespace kvcache::codec::detail

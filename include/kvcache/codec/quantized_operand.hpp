@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// Storage format of the keys or values of a tile, so that attention reads them without decoding the tile.
 enum class quant_format : std::uint8_t {
@@ -37,4 +37,4 @@ struct quantized_tile {
     quantized_operand values;
 };
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// State of a codec that quantizes whole pages, keys and values each with a coder of its own. For each layer and head
 /// come the keys, unit after unit of rows, then the values:
@@ -128,4 +128,4 @@ template <sided_codec Keys, sided_codec Values>
 
 } // namespace detail
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

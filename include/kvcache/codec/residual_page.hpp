@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// Rows of one page in full precision, transformed by its codec. They are kept until the page is quantized and no query
 /// reads them any more. `Rows` defines their layout.
@@ -77,4 +77,4 @@ private:
 /// Residual rows in the layout of the f32 codec.
 using residual_page = basic_residual_page<f32::state>;
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec

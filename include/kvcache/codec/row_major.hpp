@@ -12,7 +12,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Codec whose rows a host reads in place: `key_row` and `value_row` point to the head_dim numbers of a row, and
 /// the same row of the next token is `row_stride` numbers further.
@@ -141,4 +141,4 @@ static_assert(codec_policy<nhd_f32> && row_major_codec<nhd_bf16::state> && row_m
 
 } // namespace codec
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -6,7 +6,7 @@
 
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The pages of one sequence, as attention reads them.
 struct sequence_pages {
@@ -17,4 +17,4 @@ struct sequence_pages {
     bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::codec::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec::detail {
 
 /// Coder that quantizes each row by itself, in groups of adjacent values that share a scale. A value is an integer from
 /// -127 to 127 times the scale: an int8 with 8 bits, or an index into a table with fewer. A tile is its codes, then the
@@ -130,4 +130,4 @@ template <class Strips>
     return most;
 }
 
-} // namespace kvcache::codec::detail
+}}} // namespace kvcache::codec::detail

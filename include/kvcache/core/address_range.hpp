@@ -9,7 +9,7 @@
 
 #include <sys/mman.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A mapped range of this process's addresses, unmapped on destruction. Movable; a move does not relocate the bytes.
 class address_range {
@@ -46,4 +46,4 @@ private:
     std::size_t size_ = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

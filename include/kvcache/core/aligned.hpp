@@ -7,7 +7,7 @@
 #include <new>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Bytes of a cache line, and of an AVX-512 vector.
 inline constexpr std::size_t line_bytes = 64;
@@ -44,4 +44,4 @@ struct line_allocator {
 template <class T>
 using aligned_vector = std::vector<T, line_allocator<T>>;
 
-} // namespace kvcache
+}} // namespace kvcache

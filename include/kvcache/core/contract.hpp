@@ -7,7 +7,7 @@
 #include <exception>
 #include <stdexcept>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A violated precondition.
 class contract_violation : public std::logic_error {
@@ -65,4 +65,4 @@ constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char*
 #endif
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -16,7 +16,7 @@
 
 #include <xxhash.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A 128-bit hash of some bytes.
 struct digest {
@@ -78,4 +78,4 @@ private:
     XXH3_state_t state_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 // The only header that throws and catches. In a program without exceptions nothing can be caught: a failed allocation
 // ends the program in operator new.
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Calls `body`. Returns false if it threw an `Exception`; other exceptions propagate.
 template <class Exception, class Body>
@@ -84,4 +84,4 @@ private:
     bool armed_ = true;
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

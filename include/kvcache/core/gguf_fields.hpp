@@ -20,7 +20,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Type-checked reader of the keys of a GGUF file. After the first error every getter returns a default, so that a
 /// caller reads all keys and checks problem() once. It knows the keys that were read.
@@ -177,4 +177,4 @@ private:
 };
 using gguf_fields = basic_gguf_fields<>;
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

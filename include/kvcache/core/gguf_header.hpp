@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Description of one tensor in a GGUF header.
 struct gguf_tensor {
@@ -241,4 +241,4 @@ private:
     std::vector<gguf_tensor> tensors_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

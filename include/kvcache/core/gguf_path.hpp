@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <system_error>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Returns whether the path of a model is that of a GGUF file, rather than of a directory: a file, or nothing that is
 /// there but is named like one.
@@ -17,4 +17,4 @@ KVCACHE_LAZY [[nodiscard]] inline bool is_gguf_path(const std::filesystem::path&
            (kind != std::filesystem::file_type::directory && model.extension() == ".gguf");
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -13,7 +13,7 @@
 #include <span>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Types of metadata values in a GGUF file, with the numbers of the format.
 enum class gguf_type : std::uint32_t {
@@ -186,4 +186,4 @@ private:
     std::span<const std::byte> bytes_ = {};
 };
 
-} // namespace kvcache
+}} // namespace kvcache

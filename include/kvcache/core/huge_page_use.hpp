@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -50,4 +50,4 @@ namespace detail {
     return huge;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

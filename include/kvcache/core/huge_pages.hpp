@@ -8,7 +8,7 @@
 
 #include <sys/mman.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The larger page size of most 64-bit systems (2 MiB): one TLB entry instead of 512.
 inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
@@ -27,4 +27,4 @@ inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::siz
 #endif
 }
 
-} // namespace kvcache
+}} // namespace kvcache

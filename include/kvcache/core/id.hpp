@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A page of keys and values in a page pool.
 enum class page_id : std::uint32_t {};
@@ -43,4 +43,4 @@ enum class head_id : std::uint32_t {};
     return static_cast<std::uint32_t>(head);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Everything besides the tokens that determines the bits of a cached page. Two caches may exchange pages if and only
 /// if every field is equal. A new field must be named in for_each_field, which does not compile otherwise; `digest_of`
@@ -78,4 +78,4 @@ void for_each_field(const identity& id, Visit visit) {
     return builder.finish();
 }
 
-} // namespace kvcache
+}} // namespace kvcache

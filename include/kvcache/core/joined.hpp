@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Concatenates strings. A chain of string additions takes several times as long to compile.
 [[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
@@ -17,4 +17,4 @@ namespace kvcache::inline KVCACHE_ABI::detail {
     return whole;
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

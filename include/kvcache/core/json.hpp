@@ -18,7 +18,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A JSON value whose objects keep the order of the file.
 using json = nlohmann::ordered_json;
@@ -180,4 +180,4 @@ extern template std::string json_text(const json&);
 extern template result<std::string> read_file(const std::filesystem::path&, std::size_t);
 #endif
 
-} // namespace kvcache
+}} // namespace kvcache

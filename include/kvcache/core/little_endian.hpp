@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The little-endian unsigned integer at offset `at`. Requires: it lies inside `bytes`.
 template <std::unsigned_integral N>
@@ -25,4 +25,4 @@ constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number
         bytes[at + i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

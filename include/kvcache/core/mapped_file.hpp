@@ -23,7 +23,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A regular file, mapped read-only as a whole. Movable; a move does not relocate the bytes.
 ///
@@ -146,4 +146,4 @@ private:
     std::size_t size_ = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

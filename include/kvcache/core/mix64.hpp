@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A bijective 64-bit mixer: murmur3's finalizer (Appleby). Every input bit affects every output bit, so tables can use
 /// keys that are not hashes.
@@ -15,4 +15,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return x ^ (x >> 33);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

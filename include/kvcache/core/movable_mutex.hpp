@@ -5,7 +5,7 @@
 
 #include <mutex>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A mutex for members of classes that are moved before threads share them: the new object gets a mutex of its own.
 class movable_mutex : public std::mutex {
@@ -16,4 +16,4 @@ public:
     ~movable_mutex() = default;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

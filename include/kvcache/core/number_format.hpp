@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// bfloat16 value: the upper half of a binary32.
 struct bfloat16 {
@@ -101,4 +101,4 @@ template <weight_format Number>
         return number;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// One entry of a sequence's page table: the rows [first, first + count) of a page, in the sequence's order.
 struct page_entry {
@@ -28,4 +28,4 @@ struct moved_entry {
     friend bool operator==(const moved_entry&, const moved_entry&) = default;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

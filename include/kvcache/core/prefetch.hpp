@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The address of element `offset` of `base`. For prefetches only: unlike a pointer, it may lie outside any array.
 template <class T>
@@ -40,4 +40,4 @@ KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
 #endif
 }
 
-} // namespace kvcache
+}} // namespace kvcache

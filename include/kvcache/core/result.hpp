@@ -9,7 +9,7 @@
 #include <utility>
 #include <variant>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The kind of an error.
 enum class error_code {
@@ -94,4 +94,4 @@ private:
     std::optional<kvcache::error> reason_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

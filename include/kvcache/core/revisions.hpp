@@ -3,7 +3,7 @@
 
 #include <kvcache/core/abi.hpp>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split lengths. It
 /// changes whenever the same inputs may give different bits. It is part of a cache's identity.
@@ -13,4 +13,4 @@ inline constexpr unsigned numeric_contract_revision = 1;
 /// byte changes. It is part of a cache's identity, so records of another revision are not found.
 inline constexpr unsigned record_format_revision = 1;
 
-} // namespace kvcache
+}} // namespace kvcache

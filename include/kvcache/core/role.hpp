@@ -6,7 +6,7 @@
 #include <concepts>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 struct codec_role;
 struct storage_role;
@@ -57,4 +57,4 @@ concept policy = known_role<typename role_of<P>::type>;
 template <class P, class Role>
 concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 
-} // namespace kvcache
+}} // namespace kvcache

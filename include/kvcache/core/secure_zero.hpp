@@ -7,7 +7,7 @@
 #include <cstring>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Zeroes bytes that are not read again; the compiler cannot optimize the stores away.
 inline void secure_zero(std::span<std::byte> bytes) noexcept {
@@ -17,4 +17,4 @@ inline void secure_zero(std::span<std::byte> bytes) noexcept {
     asm volatile("" : : "r"(bytes.data()) : "memory"); // a possible read of the memory
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -12,7 +12,7 @@
 #include <span>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// SHA-256 of bytes given piece by piece (FIPS 180-4), for names and authentication of data that leaves the process.
 /// Implemented here, so that every host writes the same records regardless of its libraries. Cost: about 5 ns a byte.
@@ -147,4 +147,4 @@ private:
     sha256_builder inner_, outer_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

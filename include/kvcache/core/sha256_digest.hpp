@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A SHA-256 value, collision-resistant also against an adversary, in the byte order of FIPS 180-4.
 struct sha256_digest {
@@ -35,4 +35,4 @@ struct sha256_digest {
     return difference == std::byte{};
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Tokens of one tile, which is one SIMD vector of scores.
 inline constexpr std::uint32_t tile_tokens = 16;
@@ -65,4 +65,4 @@ inline namespace literals {
 }
 } // namespace literals
 
-} // namespace kvcache
+}} // namespace kvcache

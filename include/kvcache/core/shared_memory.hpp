@@ -9,7 +9,7 @@
 #include <memory>
 #include <memory_resource>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Reference-counted, uninitialized memory of `bytes`, aligned as alignment_for(bytes). A null `resource` means new and
 /// delete. Throws: what the resource throws.
@@ -22,4 +22,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Formats a name from a file for an error: at most 80 bytes, control characters as '?', never empty.
 KVCACHE_LAZY [[nodiscard]] inline std::string shown(std::string_view name) {
@@ -26,4 +26,4 @@ KVCACHE_LAZY [[nodiscard]] inline std::string shown(std::string_view name) {
     return length < name.size() ? text + "..." : text;
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

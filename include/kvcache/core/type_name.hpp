@@ -13,7 +13,7 @@
 
 #include <cxxabi.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -60,4 +60,4 @@ template <class T>
     return name;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -17,7 +17,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -89,4 +89,4 @@ KVCACHE_LAZY [[nodiscard]] inline result<void> write_file(const std::filesystem:
     return {};
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -14,7 +14,7 @@
 
 #include <sys/mman.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A memory resource whose allocations are zeroed. An allocation aligned to a huge page comes straight from the system,
 /// which clears each page on the first write to it. Other allocations are cleared here. Thread-safe.
@@ -58,4 +58,4 @@ private:
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

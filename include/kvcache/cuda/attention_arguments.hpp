@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Device memory that the attention kernels of one layer read and write.
 struct attention_arguments {
@@ -63,4 +63,4 @@ struct alignas(16) row_place {
     return {keys + on.layout.codes(at), static_cast<std::uint32_t>(at), entry.run};
 }
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

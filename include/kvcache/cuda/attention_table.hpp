@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Rows [begin, begin + count) of a sequence, which are the rows [first, first + count) of a page.
 struct alignas(16) attention_entry {
@@ -87,4 +87,4 @@ struct attention_table {
     }
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

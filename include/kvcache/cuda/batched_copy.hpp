@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Copies up to 128 pieces in one kernel: between pages, or between pages and pinned host memory, which a device
 /// accesses directly. For pieces too small for a copy each. Addresses and sizes are multiples of 16 bytes. A block
@@ -66,4 +66,4 @@ struct batched_copy {
     }
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Location of a token's rows: a page and a row in it.
 struct row_slot {
@@ -88,4 +88,4 @@ struct copy_rows {
     }
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

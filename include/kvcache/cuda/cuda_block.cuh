@@ -8,7 +8,7 @@
 
 #include <cuda_runtime.h>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Thread block on a device, as a kernel's body sees it. emulated_block.hpp documents the members.
 class cuda_block {
@@ -69,4 +69,4 @@ __global__ void __launch_bounds__(Kernel::threads) run_kernel(const __grid_const
 
 } // namespace detail
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

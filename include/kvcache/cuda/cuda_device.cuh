@@ -18,7 +18,7 @@
 
 #include <cuda_runtime.h>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Options of a CUDA device.
 struct cuda_options {
@@ -255,4 +255,4 @@ private:
 
 static_assert(device<cuda_device>);
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

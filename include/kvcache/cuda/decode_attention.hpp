@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Decode attention of one query a sequence over its pages, split by split: a partial softmax(q k) v for each split,
 /// which `merge_splits` combines. A block processes one split of one sequence and up to `Queries` query heads of one KV
@@ -297,4 +297,4 @@ private:
     }
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

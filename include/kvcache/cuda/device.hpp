@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Queue of work on a device. Work in one stream runs in order; streams run concurrently.
 enum class stream_id : std::uint32_t {};
@@ -89,4 +89,4 @@ concept device = detail::allocates<D> && detail::streams<D> &&
     { c.name() } -> std::convertible_to<std::string>;
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Growable array on a device with a pinned staging buffer on the host, for tables that are sent repeatedly. A failed
 /// call leaves the previous state.
@@ -105,4 +105,4 @@ private:
     std::optional<event_id> sent_;
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -10,7 +10,7 @@
 
 /// Arithmetic with the same bits on the host and on a device: every operation rounds once and nothing is contracted,
 /// whatever the compiler options. The 16-bit formats round as in core/number_format.hpp.
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// x * y + z, rounded once.
 [[nodiscard]] KVCACHE_HOST_DEVICE float fused(float x, float y, float z) noexcept {
@@ -167,4 +167,4 @@ struct alignas(16) vector16 {
 #endif
 }
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Addresses of the pages of a device storage, passed to kernels by value: at most 64 slabs of contiguous pages.
 struct device_page_pool {
@@ -22,4 +22,4 @@ struct device_page_pool {
     }
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

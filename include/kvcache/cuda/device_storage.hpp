@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Byte range of a page, and its host memory, which is only read for copies to the device.
 struct page_part {
@@ -204,4 +204,4 @@ typename device_storage<Device>::state device_storage<Device>::open(std::size_t 
     return {*this, pages, page_bytes};
 }
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

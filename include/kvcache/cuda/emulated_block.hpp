@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Thread block on the host: the group that a kernel's body gets in emulation. A body is a sequence of phases. `each`
 /// runs a phase for all threads and ends with a barrier; `alone` has no barrier and is for phases that touch only a
@@ -119,4 +119,4 @@ void run_emulated(const Kernel& kernel, std::uint64_t seed) {
     }
 }
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Memory sizes and injected faults of an emulated device.
 struct emulated_options {
@@ -251,4 +251,4 @@ private:
 
 static_assert(device<emulated_device>);
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

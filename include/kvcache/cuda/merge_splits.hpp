@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Merges the splits of each query in ascending order: weighted sums divided by the sum of the weights. A sequence
 /// without rows gets zeros. A block processes one query head of one sequence.
@@ -49,4 +49,4 @@ struct merge_splits {
     }
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Page tables of a batch in the CSR form of FlashInfer and vLLM: sequence i has the pages indices[indptr[i]] to
 /// indices[indptr[i + 1] - 1], all full except the last, which has last_page_len[i] rows. (Ye et al. 2025, FlashInfer)
@@ -104,4 +104,4 @@ public:
     }
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Storage format of a row of head_dim values on a device.
 enum class row_format : std::uint32_t {
@@ -101,4 +101,4 @@ struct page_layout {
     }
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Options of attention over a device's pages.
 struct attention_options {
@@ -156,4 +156,4 @@ private:
     device_array<float, Device> totals_;
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -10,7 +10,7 @@
 #include <memory_resource>
 #include <new>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Memory resource of pinned host memory: `heap{.resource = &pinned}` keeps pages that a device copies directly. Throws
 /// bad_alloc if no memory can be pinned, which storages report as a failed page.
@@ -47,4 +47,4 @@ private:
     std::map<void*, std::byte*> whole_; // allocations, by the aligned address returned
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

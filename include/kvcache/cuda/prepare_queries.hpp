@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Rotates each query by its position minus the base of the keys that it reads, once for each run of entries with one
 /// base, and scales it for attention. For int8 keys it also writes the query as int16 with a scale; a query that
@@ -97,4 +97,4 @@ private:
     }
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

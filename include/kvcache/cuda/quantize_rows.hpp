@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Encodes rows of one layer on their way into pages, or decodes them on their way out, as the host's codecs do, bit
 /// for bit: `codec::int8` up to head_dim 128 (scale: the largest absolute value / 127), `codec::hadamard<codec::int4>`
@@ -237,4 +237,4 @@ private:
     }
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Cosine and sine of an angle.
 struct turn {
@@ -74,4 +74,4 @@ private:
     }
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

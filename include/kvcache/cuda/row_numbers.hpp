@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Loads contiguous floats, four at once if Count is a multiple of four; they are 16-byte aligned then.
 template <unsigned Count>
@@ -109,4 +109,4 @@ private:
     }
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// One copy between ordinary host memory and a device.
 struct staged_piece {
@@ -166,4 +166,4 @@ private:
     std::vector<copy_piece> copies_;
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Two-level page storage: every page has a place in host storage over pinned memory (`heap{.resource = &pinned}`), and
 /// pages in use have a place on the device. Pages are fetched to the device and evicted by an eviction policy of the
@@ -295,4 +295,4 @@ typename tiered<Device, Host, Eviction>::state tiered<Device, Host, Eviction>::o
     return {*this, pages, page_bytes};
 }
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -22,7 +22,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Attention of a forward pass over pages on a device, instead of `host_attention`. For each layer, rows are copied to
 /// the device, a kernel writes them into the pages, others compute attention, and the host waits for the output. Each
@@ -236,4 +236,4 @@ private:
     std::unique_ptr<working> own_;
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

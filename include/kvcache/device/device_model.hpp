@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// The reference transformer with its pages and attention on a device and its GEMMs on the host. A pipeline uses it
 /// like a transformer:
@@ -51,4 +51,4 @@ private:
     Device& device_;
 };
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::cuda {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// Revision of the device arithmetic: its order of sums, splits and powers of two. It changes whenever the same inputs
 /// may give other bits, and is part of a cache's identity.
@@ -57,4 +57,4 @@ inline device_rows::state device_rows::open(page_shape shape) const {
 
 static_assert(codec_policy<device_rows>);
 
-} // namespace kvcache::cuda
+}}} // namespace kvcache::cuda

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Reuse ages by class of entries, and the value of keeping an entry of a given age: the expected hits per unit of
 /// space and time over the best horizon (Gittins 1979; hit density, Beckmann, Chen and Cidon 2018). Ages are counted in
@@ -87,4 +87,4 @@ private:
     std::array<std::array<double, bins>, Classes> index_{};
 };
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

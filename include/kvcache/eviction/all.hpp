@@ -23,7 +23,7 @@
 
 #include <tuple>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every eviction policy of the library, with its standard options; wrappers wrap lru.
 using eviction_policies =
@@ -32,4 +32,4 @@ using eviction_policies =
                eviction::lhd, eviction::tail_safe_lru, eviction::cost_aware, eviction::never, eviction::prioritised<>,
                eviction::expiring<>>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Adaptive replacement cache (ARC). Two LRU lists, of entries used once and of entries used again, share the capacity
 /// according to a target that adapts. A hit on a ghost of the first list raises the target, one of the second lowers
@@ -154,4 +154,4 @@ inline arc::state arc::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<arc>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

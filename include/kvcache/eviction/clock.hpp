@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// CLOCK: FIFO with one more round for each use. A touch increments an entry's counter, up to 2^bits - 1. At the end of
 /// the queue an entry with a nonzero counter is decremented and goes back to the front; one with a zero counter is
@@ -87,4 +87,4 @@ inline clock::state clock::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<clock>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
 /// entries of one size this equals counting them.
@@ -97,4 +97,4 @@ void on_last_child_removed(S& state, slot_id slot) {
         state.on_last_child_removed(slot);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 #include <bit>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Ranks an entry by the time that its next hit is expected to save, per byte. Each hit ranks it anew. A hit saves the
 /// entry's cost, provided that its parent is present, so depth as such does not raise the rank. The probability of a
@@ -123,4 +123,4 @@ inline cost_aware::state cost_aware::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<cost_aware>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Milliseconds of the machine's steady clock.
 struct steady_milliseconds {
@@ -126,4 +126,4 @@ private:
 
 static_assert(eviction_policy<expiring<lru>>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Evicts entries in order of arrival, used or not. An entry arrives when it is first released, so that a chain is
 /// queued and evicted tail first. An entry that is not evictable goes back to the front when the search meets it.
@@ -60,4 +60,4 @@ inline fifo::state fifo::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<fifo>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

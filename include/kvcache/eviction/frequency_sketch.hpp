@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Approximate recent use counts of keys, at most 16. The first use of a key sets bits of the doorkeeper, a Bloom
 /// filter; later uses count in a count-min sketch of four rows of 4-bit counters. After ten uses a slot all counts are
@@ -90,4 +90,4 @@ private:
     std::size_t uses_ = 0;
 };
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

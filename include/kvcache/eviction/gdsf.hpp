@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Greedy dual size frequency: an entry's value is its uses times its cost, per byte, added to a clock that advances to
 /// the rank of each evicted entry. The entry of lowest rank is evicted. An entry that is not evictable is ranked anew,
@@ -90,4 +90,4 @@ inline gdsf::state gdsf::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<gdsf>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// The record of an evicted entry.
 struct ghost {
@@ -207,4 +207,4 @@ private:
     int grain_;
 };
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <optional>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Slots ranked by the clock plus a value. The slot of lowest rank is evicted, and the clock advances to its rank. A
 /// value that is not renewed therefore loses to new entries in time.
@@ -60,4 +60,4 @@ private:
     double clock_ = 0.0;
 };
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

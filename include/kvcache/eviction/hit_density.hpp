@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// The expected hits of an entry per unit of its remaining lifetime, by group and age. Learned from the ages at which
 /// entries were hit or evicted, in decaying histograms. Time is counted in uses; ages are in steps of a power of two of
@@ -139,4 +139,4 @@ private:
     std::uint32_t rounds_ = 0;
 };
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

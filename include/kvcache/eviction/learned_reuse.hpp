@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Evicts the entry whose next use is worth the least, as learned from the reuse ages of entries with equally many
 /// uses. Each class of use counts has its own LRU list. Of the ends of the lists, the entry with the fewest expected
@@ -184,4 +184,4 @@ inline learned_reuse::state learned_reuse::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<learned_reuse>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

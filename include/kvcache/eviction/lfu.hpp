@@ -10,7 +10,7 @@
 #include <bit>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Evicts the least frequently used entry; ties go to the least recently used. Use counts saturate at 255. With a
 /// history, a ghost keeps the count of an evicted entry, which resumes when the entry returns. An entry that is not
@@ -111,4 +111,4 @@ inline lfu::state lfu::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<lfu>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

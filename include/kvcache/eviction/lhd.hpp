@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Least hit density: of a sample of entries, evicts the one with the fewest expected hits per byte and remaining
 /// lifetime. The expectation is learned from the ages at which entries were hit or evicted, by class of their last two
@@ -199,4 +199,4 @@ inline lhd::state lhd::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<lhd>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

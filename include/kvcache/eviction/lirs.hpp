@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Low inter-reference recency set (LIRS). Entries with a short reuse interval are kept (LIR); all others pass through
 /// a small queue (HIR), whose oldest entry is evicted. An interval is short if the entry's previous use is later than
@@ -264,4 +264,4 @@ inline lirs::state lirs::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<lirs>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

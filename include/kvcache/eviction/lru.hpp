@@ -5,7 +5,7 @@
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Evicts the least recently used entry. Admission and every touch move an entry to the front of one LRU list. An entry
 /// that is not evictable is in use, so it moves to the front when the search meets it.
@@ -54,4 +54,4 @@ inline lru::state lru::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<lru>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

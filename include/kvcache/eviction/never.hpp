@@ -4,7 +4,7 @@
 #include <kvcache/core/abi.hpp>
 #include <kvcache/eviction/concept.hpp>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Evicts nothing. A full cache refuses new entries instead, so its entries stay until the owner removes them.
 struct never {
@@ -32,4 +32,4 @@ inline never::state never::open(eviction_capacity) const {
 
 static_assert(eviction_policy<never>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Priorities by depth in the chain: `count` depths from `first` on have priority `level`; all others have 0.
 struct depth_ranges {
@@ -104,4 +104,4 @@ private:
 
 static_assert(eviction_policy<prioritised<lru>>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// S3-FIFO. New entries join a small queue. Those used `threshold` times by its end move to the main queue; the others
 /// are evicted and leave a ghost. An entry that returns while its ghost is remembered joins the main queue directly. At
@@ -177,4 +177,4 @@ inline s3_fifo::state s3_fifo::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<s3_fifo>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// SIEVE. A hand moves through a FIFO queue from its oldest entry to its newest and around again. It spares an entry
 /// that was used since the hand last passed and clears its mark; the first entry without a mark is evicted. Entries do
@@ -90,4 +90,4 @@ inline sieve::state sieve::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<sieve>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// A min-heap of slots with changeable ranks; ties go to the slot that has had its rank longest. A binary heap with the
 /// position of each slot. A slot can be set aside: it keeps its rank but is not in the heap.
@@ -117,4 +117,4 @@ private:
     std::uint32_t turn_ = 0;
 };
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Doubly linked lists of slots, each slot in at most one: rings of 32-bit links through a sentinel for each list.
 ///
@@ -108,4 +108,4 @@ private:
     std::uint32_t slots_;
 };
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

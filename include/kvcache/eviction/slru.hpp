@@ -9,7 +9,7 @@
 
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Segmented LRU with segments of equal size. New entries join the lowest segment that has space, and a touch moves an
 /// entry to the next segment up. A segment above its share demotes its oldest entries to the front of the one below.
@@ -153,4 +153,4 @@ inline slru::state slru::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<slru>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

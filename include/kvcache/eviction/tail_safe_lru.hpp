@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Keeps only as much of a conversation as its next turn needs to answer in time. The next turn consists of the entries
 /// of the last request and `next_turn` new ones, of which `budget` can be computed within the time to first token. The
@@ -105,4 +105,4 @@ inline tail_safe_lru::state tail_safe_lru::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<tail_safe_lru>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

@@ -7,7 +7,7 @@
 #include <array>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// A buffer of the last few touches, for a policy that moves touched entries. Each touch waits while its memory is
 /// prefetched, and touches are applied in order. Before any other operation the policy applies the remaining ones.
@@ -41,4 +41,4 @@ private:
     std::uint32_t begin_ = 0, end_ = 0; // number of touches applied, and added
 };
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

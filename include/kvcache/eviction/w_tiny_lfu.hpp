@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// W-TinyLFU. New entries join a window, an LRU list. The oldest entry of the window enters the main part only if it
 /// was recently used more often than the main part's victim. The main part is a segmented LRU: a touch moves an entry
@@ -180,4 +180,4 @@ inline w_tiny_lfu::state w_tiny_lfu::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<w_tiny_lfu>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction

@@ -6,9 +6,9 @@
 
 #include <tuple>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every hash policy of the library, with its standard options.
 using hash_policies = std::tuple<hash::xxh3>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -9,7 +9,7 @@
 #include <concepts>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
 /// preceding digest and the run of tokens after it.
@@ -25,4 +25,4 @@ concept hash_policy = plays<P, hash_role> && requires(const P p, const identity&
     p.open(id);
 } && hash_state<opened_by<P, identity>>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -6,9 +6,9 @@
 
 #include <tuple>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// All hash policies, with those that need the component crypto last.
 using all_hash_policies = std::tuple<hash::xxh3, hash::sha256>;
 
-} // namespace kvcache
+}} // namespace kvcache

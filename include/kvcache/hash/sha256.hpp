@@ -12,7 +12,7 @@
 
 #include <openssl/sha.h>
 
-namespace kvcache::inline KVCACHE_ABI::hash {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace hash {
 
 /// Chained SHA-256 under a secret key, for names that leave the process or that tenants must not be able to make
 /// collide. Every message begins with one block that holds its purpose and the digest of the key; the rest is
@@ -126,4 +126,4 @@ inline sha256::state sha256::open(const identity& id) const {
 
 static_assert(hash_policy<sha256>);
 
-} // namespace kvcache::hash
+}}} // namespace kvcache::hash

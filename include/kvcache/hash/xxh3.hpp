@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::hash {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace hash {
 
 /// Chained XXH3-128 (xxhash.com), starting from the identity's digest. Fast; not collision-resistant against an
 /// adversary. An index therefore compares tokens on every hit, and data that leaves the process is named by another
@@ -40,4 +40,4 @@ inline xxh3::state xxh3::open(const identity& id) const {
 
 static_assert(hash_policy<xxh3>);
 
-} // namespace kvcache::hash
+}}} // namespace kvcache::hash

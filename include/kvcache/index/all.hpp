@@ -8,9 +8,9 @@
 
 #include <tuple>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every index policy of the library, with its standard options.
 using index_policies = std::tuple<index::radix, index::hash_chain, index::chunk>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// A radix index that also finds runs of tokens by content alone, after any prefix. A chunk is registered where it
 /// lies: at the page of its last token, whose ancestors hold the rest. It is forgotten when that page is erased. Every
@@ -81,4 +81,4 @@ inline chunk::state chunk::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<chunk> && chunk_index_state<chunk::state>);
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index

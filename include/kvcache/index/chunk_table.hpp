@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// Chunks by content: their ends in a tree of pages, by the hash of all their tokens, and their lengths, by the hash of
 /// their first tokens. It stores no tokens: those in the tree are compared on every hit.
@@ -186,4 +186,4 @@ private:
     std::unordered_map<std::uint64_t, std::map<std::size_t, std::size_t>> lengths_; // counts by first hash, length
 };
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index

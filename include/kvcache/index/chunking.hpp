@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// A run of consecutive tokens of a text.
 struct token_run {
@@ -78,4 +78,4 @@ private:
     }
 };
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The reason why a match ended.
 enum class match_end {
@@ -88,4 +88,4 @@ concept index_policy = plays<P, index_role> && requires(const P p, page_shape sh
     p.open(shape, pages);
 } && index_state<opened_by<P, page_shape, std::size_t>>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// A hash table of full pages, keyed by the chained hash of all tokens up to their end. A page of a long prompt is
 /// found with one lookup, however many siblings it has. Parent and tokens are compared on every hit: a match is exact,
@@ -106,4 +106,4 @@ inline hash_chain::state hash_chain::open(page_shape shape, std::size_t pages) c
 
 static_assert(index_policy<hash_chain>);
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index

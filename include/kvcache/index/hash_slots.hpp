@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// Page numbers by hash, in one open-addressed table with linear probing, at most half full. Equal hashes only make
 /// candidates: the caller compares. Nothing is allocated after construction.
@@ -64,4 +64,4 @@ private:
     std::vector<slot> slots_;
 };
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index

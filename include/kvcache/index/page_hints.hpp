@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// A lossy table from hashes to pages. A hash maps to one cache line of eight entries; a page that finds them all taken
 /// is not stored, and of two pages under one hash `find` may return either. The caller therefore compares and has a
@@ -64,4 +64,4 @@ private:
     aligned_vector<line> lines_;
 };
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index

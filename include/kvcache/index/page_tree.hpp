@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// A tree of pages, each with the run of tokens it holds and the page that it continues. Siblings are ordered by their
 /// runs, so the one that shares most with a query is next to the query's position. Every step is exact at any token,
@@ -159,4 +159,4 @@ private:
     sibling_order::set roots_;
 };
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// A radix tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their
 /// runs, so a match is exact at any token, also inside a page. In addition, a hint table maps the chained hash of all
@@ -124,4 +124,4 @@ inline radix::state radix::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<radix>);
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index

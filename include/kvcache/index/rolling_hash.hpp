@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// The hash of any run of a text's tokens, computed from prefix hashes: a polynomial modulo 2^64, then mixed. Not
 /// collision-resistant against an adversary: equal hashes are a hint that a comparison of the tokens must confirm.
@@ -45,4 +45,4 @@ private:
     std::vector<std::uint64_t> sums_, powers_;
 };
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// Many small sets of page numbers in one array. Each page is in at most one set, and each set is ordered by the
 /// caller's predicate. A set is a treap whose priorities are mixed page numbers: O(log n) expected for any order of
@@ -104,4 +104,4 @@ private:
     std::vector<link> links_;
 };
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index

@@ -13,7 +13,7 @@
 #include <cstring>
 
 /// Vectors of codes, levels and scales from packed blocks of 16 outputs (block_layout).
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// A quad of codes of native_lanes outputs: the bytes of a lane belong to four adjacent inputs, lowest byte first.
 using code_quad = std::uint32_t __attribute__((vector_size(4 * native_lanes)));
@@ -210,4 +210,4 @@ private:
     group_scales whole_;
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -10,7 +10,7 @@
 
 /// Dot products of quads of weights, 16 outputs at once, with four int8 activations. Sums of int32 are exact, so all
 /// variants give the same results.
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Running sums of native_lanes outputs.
 using dot_sums = code_numbers;
@@ -66,4 +66,4 @@ KVCACHE_INLINE inline void add_dot(dot_sums& sums, const code_quad& weights, con
     return native_floats(__builtin_convertvector(sums, lane_floats));
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

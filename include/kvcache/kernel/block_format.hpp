@@ -9,7 +9,7 @@
 #include <optional>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Formats of stored weights, with the type numbers of GGUF. All but the first three are quantised: a row is a sequence
 /// of blocks of integer codes with shared scales.
@@ -134,4 +134,4 @@ struct block_shape {
     return shape_of(format).weights > 1;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -116,4 +116,4 @@ KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& 
 extern template void gemm<>(const rows_in&, const block_matrix&, const rows_out&, thread_pool&);
 #endif
 
-} // namespace kvcache
+}} // namespace kvcache

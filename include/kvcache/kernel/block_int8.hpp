@@ -19,7 +19,7 @@
 /// y = fma(sum, scale * s, y), where `sum` is the exact integer sum of the products of levels, `scale` the exact scale
 /// of the weights, and s the scale of the activations; then, for formats with offsets, y = fma(offset, s * t, y), where
 /// t is the sum of the levels of the activations. This order is the same on every target and for every number of rows.
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Inputs of a block, so that its unpacked panel stays in the L1 cache.
 inline constexpr std::size_t unpacked_inputs = 640;
@@ -173,4 +173,4 @@ void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip,
     end_sums<1, Panels>(totals, y + panel * 16, 0, strip.last - strip.first - panel * 16);
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

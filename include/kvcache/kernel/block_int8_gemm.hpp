@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -123,4 +123,4 @@ KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& 
 extern template void gemm<>(const rows_in&, const block_matrix&, const rows_out&, thread_pool&, int8_block_rows&);
 #endif
 
-} // namespace kvcache
+}} // namespace kvcache

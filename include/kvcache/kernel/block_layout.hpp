@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Values of the 4-bit codes of IQ4_NL and IQ4_XS.
 inline constexpr std::array<std::int8_t, 16> iq4_values = {-127, -104, -83, -65, -49, -35, -22, -10,
@@ -98,4 +98,4 @@ struct block_layout {
     return {};
 }
 
-} // namespace kvcache
+}} // namespace kvcache

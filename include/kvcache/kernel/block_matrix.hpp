@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Adjacent outputs of a block_matrix with one format.
 struct block_part {
@@ -141,4 +141,4 @@ private:
     std::shared_ptr<const std::byte> packed_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -15,7 +15,7 @@
 #include <cstring>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Bytes of a packed panel of 16 outputs. Requires: `inputs` is whole blocks.
 [[nodiscard]] constexpr std::size_t panel_bytes(block_format format, std::size_t inputs) noexcept {
@@ -135,4 +135,4 @@ inline void pack_panel(block_format format, std::span<const std::byte* const, 16
     return to;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 #include <utility>
 
 /// Weights of packed blocks as float32, in a buffer or in the chains of a single row.
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// A dequantised weight, exactly: scale * level is exact, so fusing the offset rounds once, as it must.
 template <block_format Format>
@@ -194,4 +194,4 @@ inline void with_format(block_format format, Body body) {
     }
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -10,7 +10,7 @@
 
 /// Dot products of 16 rows of codes of at most 4 bits with int8 values: half the instructions of int16. The added error
 /// is about 1 % of the quantization error. Sums of int32 are exact, so all variants give the same results in any order.
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// The largest size of a number that meets codes of 4 bits or less.
 inline constexpr std::int32_t max_int8_operand = 127;
@@ -235,4 +235,4 @@ inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::siz
 
 #endif
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -10,7 +10,7 @@
 
 /// Dot products of 16 rows of codes with int16 values. Sums of int32 are exact, so all variants give the same results
 /// in any order.
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// The largest size of a number that meets codes: both its bytes are int8 then, the lower one counted from -128 on.
 inline constexpr std::int32_t max_int16_operand = 127 * 256;
@@ -194,4 +194,4 @@ inline void numbers_of(const code_quads<Bits>& of, std::size_t quad, f32x16 (&to
         to[i] = f32x16::load(each[i]);
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -10,7 +10,7 @@
 /// Codes are stored in quads: four adjacent codes of 16 rows, row by row, in 64 bytes. With shorter codes, as many
 /// quads as fit share the 64 bytes, in ascending bits. With 3 bits the lower two bits are stored this way, and the
 /// upper bits separately.
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// View of codes of `Bits` bits: indices into a table, or int8 values with 8 bits.
 template <unsigned Bits>
@@ -224,4 +224,4 @@ KVCACHE_INLINE inline void for_quads(std::size_t begin, std::size_t end, const B
         body(quad + place, place);
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -12,7 +12,7 @@
 /// Weighted sums of values over the 16 tokens of a tile: codes of 16 adjacent elements of head_dim times integer
 /// weights. One column is four quads, so everything stays in registers, and the loop and zero-point overhead of
 /// `byte_dots_of` and `dots_of` is avoided. Sums are exact, so all variants give the same results in any order.
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Operand for 8-bit codes: int16. The added error is about 1 % of the quantization error.
 struct int16_operand {
@@ -262,4 +262,4 @@ private:
 
 #endif
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

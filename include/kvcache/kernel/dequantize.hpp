@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Widens stored blocks to float32: exactly the numbers of the reference of GGUF (the Python package `gguf`), bit for
 /// bit on every target; a NaN stays NaN, with unspecified bits. blocks: (out.size() / weights, bytes) of
@@ -43,4 +43,4 @@ inline void dequantize(block_format format, std::span<const std::byte> blocks, s
     }
 }
 
-} // namespace kvcache
+}} // namespace kvcache

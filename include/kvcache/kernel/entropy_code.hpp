@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Lossless compression of bfloat16 or float32 values, smaller but slower than `exponent_code`: exponents are
 /// Huffman-coded in four streams that are decoded in parallel.
@@ -171,4 +171,4 @@ private:
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Floating-point formats with 8 exponent bits.
 template <class T>
@@ -239,4 +239,4 @@ private:
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// GEMM y = x W^T with packed weights. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
 /// Each output is one chain of fused multiply-adds over ascending inputs, so its bits depend neither on the number of
@@ -52,4 +52,4 @@ extern template void gemm(const rows_in&, const packed_matrix<bfloat16>&, const 
 extern template void gemm(const rows_in&, const packed_matrix<half>&, const rows_out&, thread_pool&);
 #endif
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -13,9 +13,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
-
-namespace detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 // Outputs [first, last) of a strip.
 struct strip_outputs {
@@ -221,4 +219,4 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache
+}} // namespace kvcache

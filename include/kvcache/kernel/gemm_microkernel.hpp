@@ -11,9 +11,7 @@
 #include <concepts>
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI {
-
-namespace detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 // Register blocking: a tile of `rows` x `vectors` accumulators, two columns and a broadcast.
 // The maximum number of rows that run as a single tile.
@@ -102,4 +100,4 @@ inline void with_rows(std::size_t n, Body body) {
 
 } // namespace detail
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 // The blocks of rows of a GEMM: multiples of a whole tile, since short tiles leave the FMA pipes idle.
 class row_blocks {
@@ -67,4 +67,4 @@ void gemm_of_packed_rows(const rows_in& x, const Matrix& w, const row_blocks& ro
     }
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Block size of the transform for a row of `size`: the largest power of two that divides it.
 [[nodiscard]] constexpr std::size_t hadamard_block(std::size_t size) noexcept {
@@ -126,4 +126,4 @@ inline void hadamard(std::span<float, Extent> row) noexcept {
         detail::hadamard_turn(row.subspan(at, block), scale);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Activations as int8 in blocks of 32, each with a scale: x = q * scale, |q| <= 127. Rows are in tiles; a tile has,
 /// for each four inputs, those of all its rows. The memory is reused from one GEMM to the next.
@@ -135,4 +135,4 @@ private:
     sums of_32_, of_16_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -8,7 +8,7 @@
 #include <cstring>
 
 /// Dot products of four bytes for 16 outputs at once. Sums of int32 are exact, so all variants give the same results.
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 #if defined(__AVX512VNNI__)
 
@@ -175,4 +175,4 @@ inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
 }
 #endif
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

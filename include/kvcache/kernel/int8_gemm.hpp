@@ -16,7 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -182,4 +182,4 @@ inline void gemm(const rows_in& x, const int8_matrix& w, const rows_out& y, Thre
         detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -15,7 +15,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Weights of y = W x as int8 with one scale for each output: w = q * scale, |q| <= 127. Packed in panels of 16
 /// outputs; a panel has its inputs in ascending groups of four, with 16 x 4 weights for each group, the layout of the
@@ -122,4 +122,4 @@ private:
     std::shared_ptr<std::byte> memory_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -12,7 +12,7 @@
 #include <cmath>
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Activations as int8 with one scale for each row. The memory is reused from one GEMM to the next.
 class int8_rows {
@@ -103,4 +103,4 @@ private:
     aligned_vector<float> scales_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

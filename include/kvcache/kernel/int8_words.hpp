@@ -13,7 +13,7 @@
 
 /// Int8 GEMM of many rows on machines without a byte dot product but with one of pairs of int16: weights are widened
 /// once for all rows, and rows are packed.
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 #define KVCACHE_INT8_WORDS
@@ -116,4 +116,4 @@ template <std::size_t Rows>
 
 #endif
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

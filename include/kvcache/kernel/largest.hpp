@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -125,4 +125,4 @@ KVCACHE_INLINE inline float rising(const f32x16 (&x)[4], float before, float* to
 #endif
 }
 
-} // namespace kvcache
+}} // namespace kvcache

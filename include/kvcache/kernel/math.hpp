@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -115,4 +115,4 @@ inline void add_to(std::span<float> to, std::span<const float> from) {
     });
 }
 
-} // namespace kvcache
+}} // namespace kvcache

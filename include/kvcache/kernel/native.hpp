@@ -27,9 +27,7 @@
 #error "kvcache: no fused multiply-add here; use -march=native or x86-64-v3, or define KVCACHE_ALLOW_SLOW"
 #endif
 
-namespace kvcache::inline KVCACHE_ABI {
-
-namespace detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 using native_floats = xsimd::batch<float>;
 using native_integers = xsimd::batch<std::int32_t>;
@@ -94,4 +92,4 @@ inline void accumulate(native_floats& sum, const native_floats& x, const native_
 
 } // namespace detail
 
-} // namespace kvcache
+}} // namespace kvcache

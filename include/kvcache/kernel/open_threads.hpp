@@ -9,7 +9,7 @@
 #include <system_error>
 #include <thread>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Opens a thread pool of this many threads, the caller included; 0: all hardware threads. It has one thread where
 /// the system has no more.
@@ -22,4 +22,4 @@ KVCACHE_LAZY [[nodiscard]] inline thread_pool open_threads(std::size_t threads) 
     }
 }
 
-} // namespace kvcache
+}} // namespace kvcache

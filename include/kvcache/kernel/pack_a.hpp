@@ -12,9 +12,7 @@
 #include <cstring>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
-
-namespace detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 // Rows of a tile among many rows, and the stride of an input in a packed tile of fewer rows. A tile is as wide as a
 // strip. With AVX-512 8 x 48 instead of 12 x 32: 11 loads for 24 multiply-adds instead of 14, which matters where two
@@ -122,4 +120,4 @@ inline void pack_a(const Number* x, std::size_t x_stride, std::size_t rows, std:
 
 } // namespace detail
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -88,4 +88,4 @@ inline void pack_b(std::span<const std::byte* const> rows, std::size_t inputs, W
     }
 }
 
-} // namespace kvcache
+}} // namespace kvcache

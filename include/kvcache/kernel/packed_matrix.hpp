@@ -13,7 +13,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -98,4 +98,4 @@ private:
     std::shared_ptr<const void> keeper_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,9 +10,7 @@
 #include <cstddef>
 #include <limits>
 
-namespace kvcache::inline KVCACHE_ABI {
-
-namespace detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 // Inputs between two prefetch points of a tile: fewer where multiply-adds are twice as wide.
 inline constexpr std::size_t asked_every = native_lanes == 16 ? 4 : 16;
@@ -83,4 +81,4 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 
 } // namespace detail
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -9,7 +9,7 @@
 
 /// Portable double-precision elementary functions: the same bits with every compiler and C library, which libm does not
 /// guarantee. Accurate to about 1e-15. Every product that feeds a sum is an explicit std::fma.
-namespace kvcache::inline KVCACHE_ABI::portable_math {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace portable_math {
 
 /// Natural logarithm of a positive, finite, normal number.
 [[nodiscard]] inline double log(double x) noexcept {
@@ -79,4 +79,4 @@ struct sine_cosine {
     }
 }
 
-} // namespace kvcache::portable_math
+}}} // namespace kvcache::portable_math

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Canonical prefix code of bytes from their counts, with codes of at most 12 bits (Huffman 1952). Codes fill a stream
 /// from its lowest bit on.
@@ -194,4 +194,4 @@ private:
     std::array<entry, std::size_t{1} << longest> table_{};
 };
 
-} // namespace kvcache
+}} // namespace kvcache

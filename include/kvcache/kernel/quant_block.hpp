@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// One block of a quantised format, taken apart. A weight is scale * scales[group] * level + offset * offsets[group],
 /// where the level is the value of its code. Every product is exact in float32 (11 + 7 + 5 bits at most), so a weight
@@ -194,4 +194,4 @@ inline void read_q4_k_or_q5_k(block_bytes from, quant_block& to) noexcept {
     return to;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Rotary position embedding (Su et al. 2021) as a pure rotation: pair i of a head, elements i and i + head_dim / 2, is
 /// rotated by position * frequency(i).
@@ -63,4 +63,4 @@ inline void rotate_head(std::span<const float> head, std::span<const float> rota
     });
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Vector of 16 float32 lanes: one, two or four native vectors. Every kernel is written with this type, so that AVX2
 /// and AVX-512 builds give the same bits. A product that feeds a sum is always written as fma(x, y, z), so that there
@@ -274,4 +274,4 @@ template <class Op>
     });
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Rows of activations with a fixed stride. (rows, columns)
 struct rows_in {
@@ -33,4 +33,4 @@ struct row_range {
     return ((columns + 15) / 16 | 1) * 16;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

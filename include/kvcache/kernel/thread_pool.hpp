@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -239,4 +239,4 @@ private:
     aligned_vector<float> scratch_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstring>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Accumulators of a tile. (rows, panels * 16), flat: GCC 12 does not keep nested arrays in registers.
 template <std::size_t Rows, std::size_t Panels>
@@ -71,4 +71,4 @@ KVCACHE_INLINE inline void end_sums(const tile_sums<Rows, Panels>& sums, float* 
     }
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Tree hash: XXH3-128 over the length and the XXH3-128 of each mebibyte, so that threads can share the work. The
 /// digest does not depend on the number of threads. Cost: reads the bytes once.
@@ -28,4 +28,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return whole.finish();
 }
 
-} // namespace kvcache
+}} // namespace kvcache

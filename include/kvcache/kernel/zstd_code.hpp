@@ -15,7 +15,7 @@
 
 #include <zstd.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Lossless compression of values of any type by zstd: the generic alternative to `exponent_code` and `entropy_code`.
 /// Belongs to the component zstd.
@@ -106,4 +106,4 @@ private:
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

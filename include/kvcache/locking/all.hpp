@@ -7,9 +7,9 @@
 
 #include <tuple>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every locking policy of the library, with its default options.
 using locking_policies = std::tuple<locking::none, locking::mutex>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -6,7 +6,7 @@
 #include <concepts>
 #include <memory>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved. With `wait` and
 /// `notify` a thread can wait until a lease ends.
@@ -28,4 +28,4 @@ template <class P>
 concept locking_policy =
     plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
 
-} // namespace kvcache
+}} // namespace kvcache

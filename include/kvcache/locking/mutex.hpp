@@ -6,7 +6,7 @@
 #include <condition_variable>
 #include <mutex>
 
-namespace kvcache::inline KVCACHE_ABI::locking {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
 
 /// Any number of threads may use the cache. One mutex guards its metadata; pages are written and read outside of the
 /// lock.
@@ -35,4 +35,4 @@ private:
 
 static_assert(locking_policy<mutex>);
 
-} // namespace kvcache::locking
+}}} // namespace kvcache::locking

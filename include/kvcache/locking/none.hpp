@@ -3,7 +3,7 @@
 
 #include <kvcache/locking/concept.hpp>
 
-namespace kvcache::inline KVCACHE_ABI::locking {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
 
 /// Only one thread at a time uses the cache; nothing is locked.
 struct none {
@@ -16,4 +16,4 @@ struct none {
 
 static_assert(locking_policy<none>);
 
-} // namespace kvcache::locking
+}}} // namespace kvcache::locking

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Activations of a batch between two steps of a pass. The row stride avoids cache-set conflicts. (rows, columns)
 class activations {
@@ -37,4 +37,4 @@ private:
     aligned_vector<float> numbers_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Which rows of a slice need logits.
 enum class logits_mode { none, last, all };
@@ -35,4 +35,4 @@ struct batch_slice {
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

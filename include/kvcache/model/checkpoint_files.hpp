@@ -12,7 +12,7 @@
 
 /// What the mapped files of a checkpoint do together, whatever their format. A `Files` is a range of objects whose
 /// file() is a mapped_file.
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Digest of the files' metadata (mapped_file::description()); none if it is unknown for a file. Cost: reads no
 /// weights.
@@ -46,4 +46,4 @@ void forget(const Files& files, std::span<const std::byte> bytes) noexcept {
     }
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// RoPE parameters: how positions map to rotations. Every kind is a pure rotation, without a factor on the scores.
 ///
@@ -155,4 +155,4 @@ inline result<void> model_config::check() const {
     return {};
 }
 
-} // namespace kvcache
+}} // namespace kvcache

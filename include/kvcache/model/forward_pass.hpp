@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Parts of a model that a forward pass reads.
 struct model_parts {
@@ -217,4 +217,4 @@ private:
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 
-} // namespace kvcache
+}} // namespace kvcache

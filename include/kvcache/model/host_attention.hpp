@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Attention of a forward pass on the CPU, planned once for all layers.
 template <class Lease>
@@ -67,4 +67,4 @@ private:
     decltype(over(std::declval<source>())) attention_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -23,7 +23,7 @@
 #include <variant>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Memory of a linear map's quantized activations, reused from one product to the next.
 struct linear_scratch {
@@ -174,4 +174,4 @@ private:
     std::vector<float> bias_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

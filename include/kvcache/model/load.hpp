@@ -15,7 +15,7 @@
 #include <optional>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Options of loading a model.
 struct load_options {
@@ -99,7 +99,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<loaded_model> load_model(const std::fil
     return load_model(path, load_options{});
 }
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/impl/load.hpp>

@@ -20,7 +20,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Origin of packed weights.
 struct packed_origin {
@@ -188,4 +188,4 @@ inline result<void> packed_file::write(const std::filesystem::path& file, const 
     return write_file(file, parts);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Format of packed matrices that are concatenated along the outputs: one format of numbers, or quantised blocks, whose
 /// format may differ from part to part.
@@ -161,4 +161,4 @@ inline void pack_rows(std::span<const tensor_view> parts, const matrix_format& f
     }
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Returns the RoPE of a configuration, with its scaling applied to the frequencies (formulas at rope_config).
 /// Requires: the configuration is checked.
@@ -42,4 +42,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return rope(std::move(frequencies));
 }
 
-} // namespace kvcache
+}} // namespace kvcache

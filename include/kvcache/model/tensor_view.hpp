@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Number formats of stored weights.
 enum class dtype : std::uint8_t {
@@ -164,4 +164,4 @@ private:
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

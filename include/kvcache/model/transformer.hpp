@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Reference transformer: a Llama-family decoder in which every reduction has one fixed order (the numeric contract),
 /// so that a token's logits depend only on its own past. Immutable; any number of forward passes may share it.
@@ -132,4 +132,4 @@ private:
     std::vector<layer_id> layers_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Source of weights: returns a tensor by its Hugging Face name with the required shape, or an error.
 template <class S>
@@ -177,4 +177,4 @@ private:
     std::shared_ptr<const std::byte> memory_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Name of a weight in a Hugging Face checkpoint, and its shape.
 struct weight_name {
@@ -75,4 +75,4 @@ inline constexpr std::string_view head_name = "lm_head.weight";                 
     return weights;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

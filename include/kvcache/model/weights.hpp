@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Packed weights of one block.
 struct block_weights {
@@ -218,4 +218,4 @@ template <weight_source Source, class Progress>
     return load_weights(config, source, alone, progress);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

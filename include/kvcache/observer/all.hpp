@@ -10,10 +10,10 @@
 
 #include <tuple>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every observer policy of the library, with its default options.
 using observer_policies =
     std::tuple<observer::none, observer::counting, observer::events, observer::metrics, observer::tracing>;
 
-} // namespace kvcache
+}} // namespace kvcache

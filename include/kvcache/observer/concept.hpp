@@ -11,7 +11,7 @@
 #include <optional>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The kinds of events in a cache.
 enum class event_kind {
@@ -56,4 +56,4 @@ concept observer_policy = plays<P, observer_role> && requires(const P p) {
     p.open();
 } && observer_state<opened_by<P>>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// Event totals over the lifetime of a cache.
 struct event_counts {
@@ -65,4 +65,4 @@ inline counting::state counting::open() const {
 
 static_assert(observer_policy<counting>);
 
-} // namespace kvcache::observer
+}}} // namespace kvcache::observer

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// Publishes the blocks of a cache to routers, as one JSON object per line in the format of vLLM's KV event batches,
 /// which Dynamo's routers read too: BlockStored when a full page becomes findable, BlockRemoved when it is evicted.
@@ -97,4 +97,4 @@ inline events::state events::open() const {
 
 static_assert(observer_policy<events>);
 
-} // namespace kvcache::observer
+}}} // namespace kvcache::observer

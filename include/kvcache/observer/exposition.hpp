@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// Text in Prometheus' exposition format, version 0.0.4: each metric has its help, its type and one sample.
 class exposition {
@@ -84,4 +84,4 @@ private:
     std::string text_;
 };
 
-} // namespace kvcache::observer
+}}} // namespace kvcache::observer

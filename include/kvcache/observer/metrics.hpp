@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// Counts events like `counting` and reports them in Prometheus' text format. `cache/metrics_text.hpp` adds the fill
 /// level of the cache.
@@ -57,4 +57,4 @@ inline metrics::state metrics::open() const {
 
 static_assert(observer_policy<metrics>);
 
-} // namespace kvcache::observer
+}}} // namespace kvcache::observer

@@ -3,7 +3,7 @@
 
 #include <kvcache/observer/concept.hpp>
 
-namespace kvcache::inline KVCACHE_ABI::observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// No observer; it has no cost.
 struct none {
@@ -16,4 +16,4 @@ struct none {
 
 static_assert(observer_policy<none>);
 
-} // namespace kvcache::observer
+}}} // namespace kvcache::observer

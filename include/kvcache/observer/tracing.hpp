@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// Writes every event to a Chrome trace (JSON array format, read by chrome://tracing and Perfetto): an instant event
 /// with its extent, and a counter of the findable pages. The array is closed when the cache is destroyed.
@@ -75,4 +75,4 @@ inline tracing::state tracing::open() const {
 
 static_assert(observer_policy<tracing>);
 
-} // namespace kvcache::observer
+}}} // namespace kvcache::observer

@@ -5,7 +5,7 @@
 
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// Returns the name of an event kind.
 [[nodiscard]] constexpr std::string_view name_of(event_kind kind) noexcept {
@@ -26,4 +26,4 @@ namespace kvcache::inline KVCACHE_ABI::observer {
     return "refused";
 }
 
-} // namespace kvcache::observer
+}}} // namespace kvcache::observer

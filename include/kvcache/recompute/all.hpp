@@ -11,11 +11,11 @@
 
 #include <tuple>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every recompute policy of the library, with its standard options.
 using recompute_policies =
     std::tuple<recompute::exact_prefix, recompute::none, recompute::chunk_boundary, recompute::chunk_head,
                recompute::blend, recompute::gradual_blend, recompute::full>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Recomputes the reused tokens whose keys or values deviate most in the second layer (CacheBlend, Yao et al. 2025).
 /// Keys and values of the first layer depend only on a token and its position. All tokens therefore go through that
@@ -52,4 +52,4 @@ inline blend::state blend::open(page_shape) const {
 
 static_assert(recompute_policy<blend> && deviation_recompute_state<blend::state>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Recomputes the last tokens of every reused span, those before the boundary to the next span (KVBoost's selective
 /// recompute). Which side of a boundary matters depends on the model: `chunk_head` is the other.
@@ -40,4 +40,4 @@ inline chunk_boundary::state chunk_boundary::open(page_shape) const {
 
 static_assert(recompute_policy<chunk_boundary> && chunk_recompute_state<chunk_boundary::state>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute

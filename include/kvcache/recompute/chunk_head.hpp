@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Recomputes the first tokens of every reused span. Computed without a prefix they became attention sinks, which they
 /// are not after other tokens (EPIC's LegoLink, Hu et al. 2025). Recomputation continues to the end of a page, so that
@@ -46,4 +46,4 @@ inline chunk_head::state chunk_head::open(page_shape shape) const {
 
 static_assert(recompute_policy<chunk_head> && chunk_recompute_state<chunk_head::state>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
 struct compute_range {
@@ -74,4 +74,4 @@ concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_
     p.open(shape);
 } && recompute_state<opened_by<P, page_shape>>;
 
-} // namespace kvcache
+}} // namespace kvcache

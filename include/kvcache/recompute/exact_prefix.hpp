@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Reuses the longest cached prefix and computes the rest. A full hit is shortened by one token, so that logits are
 /// always computed. Exact: the result is bit-identical to computing every token.
@@ -28,4 +28,4 @@ inline exact_prefix::state exact_prefix::open(page_shape) const {
 
 static_assert(recompute_policy<exact_prefix>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Recomputes every inexact token: bit-identical to reusing no chunk, and as slow. For comparisons.
 struct full {
@@ -32,4 +32,4 @@ inline full::state full::open(page_shape) const {
 
 static_assert(recompute_policy<full> && chunk_recompute_state<full::state>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Selects as `blend` does, but more tokens than `fraction`, then filters them: each of the next layers keeps the
 /// tokens that deviate most there (CacheBlend's gradual filtering, Yao et al. 2025). The remaining tokens are
@@ -75,4 +75,4 @@ inline gradual_blend::state gradual_blend::open(page_shape shape) const {
 
 static_assert(recompute_policy<gradual_blend> && filtering_recompute_state<gradual_blend::state>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute

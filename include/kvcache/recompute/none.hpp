@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Reuses every chunk unchanged: its keys are rotated to their new positions, but they never attended to what now
 /// precedes them. Approximate; the cheapest policy and the least accurate.
@@ -29,4 +29,4 @@ inline none::state none::open(page_shape) const {
 
 static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute

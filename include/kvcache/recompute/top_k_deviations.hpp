@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// The indices of the `most` largest deviations, ascending; ties go to the lower index. Cost: O(n log n).
 [[nodiscard]] inline std::vector<std::size_t> top_k_deviations(std::span<const float> deviations, std::size_t most) {
@@ -27,4 +27,4 @@ namespace kvcache::inline KVCACHE_ABI::recompute {
     return std::min(total, std::max<std::size_t>(most, fraction > 0.0 ? 1 : 0));
 }
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A part of a record, in place. Its bytes are verified by checking a private copy against the checksum; see sound().
 struct record_part {
@@ -296,4 +296,4 @@ inline result<void> record::take_tokens(std::span<const std::byte> bytes, const 
     return {};
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -12,7 +12,7 @@
 #include <span>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The integrity check of a record.
 enum class authenticator_kind : std::uint32_t {
@@ -46,4 +46,4 @@ private:
     hmac_builder keyed_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The kinds of records.
 enum class record_kind : std::uint32_t {
@@ -54,4 +54,4 @@ inline constexpr std::size_t part_kind = 0, part_index = 4, part_offset = 8, par
 
 } // namespace record_layout
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The fields of an identity in readable form.
 using identity_text = std::vector<std::pair<std::string, std::string>>;
@@ -76,4 +76,4 @@ private:
     sha256_digest root_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The source of a part of a record to write.
 struct part_source {
@@ -137,4 +137,4 @@ private:
     std::size_t total_ = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

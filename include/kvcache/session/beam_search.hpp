@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Width of a beam search, and the ranking of its answers.
 struct beam_options {
@@ -185,4 +185,4 @@ template <class Cache, class Model>
     return made;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// What a conversation does when it does not fit into the context: droppable_turns() is the number of its oldest turns
 /// that may be dropped, and without_turns() the messages without the first `turns` of them.
@@ -76,4 +76,4 @@ struct sinks_overflow : refuse_overflow {
 static_assert(chat_overflow_policy<sinks_overflow> && drops_tokens<sinks_overflow>);
 static_assert(chat_overflow_policy<refuse_overflow> && chat_overflow_policy<slide_overflow>);
 
-} // namespace kvcache
+}} // namespace kvcache

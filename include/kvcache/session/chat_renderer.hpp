@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Messages as the tokens of a prompt.
 struct chat_prompt {
@@ -81,4 +81,4 @@ private:
     std::size_t most_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

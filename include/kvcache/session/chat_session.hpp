@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A conversation over a cache. It owns the sampled tokens of the conversation with their keys and values, so the
 /// next turn computes only new tokens. Where a rendering differs (an edit, a template that rewrites earlier turns),
@@ -296,4 +296,4 @@ private:
     bool strict_ = false;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Decodes the tokens of an answer into text. Special tokens are left out, code points are whole, and the text ends
 /// at the first stop string. Only bytes that may still become a stop string are held back.
@@ -50,4 +50,4 @@ private:
     std::string text_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The tokens of a conversation, sampled ones included, and the text they stand for. Each byte of the text is marked
 /// as control text or plain text. If the next rendering begins with that text, its tokens are kept and only the rest
@@ -131,4 +131,4 @@ private:
     std::vector<bool> control_; // one mark per byte of text_
 };
 
-} // namespace kvcache
+}} // namespace kvcache

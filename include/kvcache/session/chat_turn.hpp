@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Tokenizer and template of a conversation. Cheap to copy.
 struct chat_format {
@@ -70,4 +70,4 @@ template <class Cache>
     return notes;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// An answer with its counts and times. The clock starts with the request and includes look-up and recomputation.
 struct timed_answer {
@@ -60,4 +60,4 @@ template <class Cache, class Model, class Say>
     return made;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The parts of a prompt that may come from the cache.
 enum class reuse_mode {
@@ -273,4 +273,4 @@ private:
     selective_prefill<typename Cache::lease, Model> prefilling_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Conditions that end an answer.
 struct stop_criteria {
@@ -59,4 +59,4 @@ private:
     token_counts counts_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Answers many requests in shared forward passes (continuous batching). A step runs one row of every answer; the
 /// remaining rows go to prompts, in order of arrival and in chunks, so a long prompt never stalls an answer. Common
@@ -289,4 +289,4 @@ private:
     tier_prefetch<Cache> ahead_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// An answer being generated: its tokens, and the sequence that holds the first of them.
 template <class Cache>
@@ -197,4 +197,4 @@ private:
     }
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -15,7 +15,7 @@
 #include <optional>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Id of an engine request; ids ascend in order of arrival.
 enum class request_id : std::uint64_t {};
@@ -110,4 +110,4 @@ struct engine_stats {
     std::size_t accepted = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

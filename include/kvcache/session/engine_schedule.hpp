@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// The running requests, and the batch of each forward pass. Not thread-safe.
 template <class Cache, class Model>
@@ -264,4 +264,4 @@ private:
     std::size_t turn_ = 0;
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

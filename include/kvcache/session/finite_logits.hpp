@@ -8,7 +8,7 @@
 #include <cmath>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Checks one row of logits, (vocabulary). Errors: malformed, if one is NaN or infinite. Cost: O(vocabulary).
 KVCACHE_LAZY [[nodiscard]] inline result<void> check_finite(std::span<const float> logits) {
@@ -17,4 +17,4 @@ KVCACHE_LAZY [[nodiscard]] inline result<void> check_finite(std::span<const floa
     return error{error_code::malformed, "logits", "the model gave a logit that is not finite; its weights are damaged"};
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

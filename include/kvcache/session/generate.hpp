@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// An answer and the sequence that holds it. The last token of `ids` was drawn but never run, so it has no keys and
 /// values.
@@ -74,4 +74,4 @@ template <class Cache, class Model, class Say>
     return generate(pipeline, std::move(*begun), draw, until, std::move(say));
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Answers to several prompts, in the order of the prompts. A failed answer does not affect the others.
 using timed_answers = std::vector<result<timed_answer>>;
@@ -166,4 +166,4 @@ template <class Cache, class Model>
     return generate_many(pipeline, prompts, mode, draw, until, std::max<std::size_t>(prompts.size(), 1));
 }
 
-} // namespace kvcache
+}} // namespace kvcache

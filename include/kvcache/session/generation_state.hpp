@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The state of an unfinished answer: its sampler and its position.
 struct generation_state {
@@ -51,4 +51,4 @@ KVCACHE_LAZY [[nodiscard]] inline result<generation_state> generation_state_of(s
     return made;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A token and the natural logarithm of its probability.
 struct token_score {
@@ -89,4 +89,4 @@ private:
     double log_total_ = 0.0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -36,7 +36,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Settings of open_chat. `Overflow`: what happens to a conversation that is longer than the context.
 template <chat_overflow_policy Overflow = refuse_overflow>
@@ -271,4 +271,4 @@ open_chat(const std::filesystem::path& path, chat_settings<Overflow> settings = 
     return chat;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Result of a prefill: the sequence of the whole prompt, and the logits that were asked for.
 template <class Cache>
@@ -185,4 +185,4 @@ private:
     std::vector<batch_slice<lease>> parts_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

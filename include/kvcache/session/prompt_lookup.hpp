@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Drafts the continuation of a text by prompt lookup (Saxena 2023, prompt lookup decoding). Finds the latest earlier
 /// occurrence of the last three tokens, else of the last two, else of the last one. Returns: the tokens after that
@@ -26,4 +26,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return {};
 }
 
-} // namespace kvcache
+}} // namespace kvcache

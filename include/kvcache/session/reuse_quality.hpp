@@ -12,7 +12,7 @@
 #include <cstring>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Differences that reuse makes to the logits of the last prompt token and of all tokens of the answer.
 struct reuse_quality {
@@ -83,4 +83,4 @@ template <class Cache, class Model>
     return made;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A value to add to the logit of a token.
 struct token_bias {
@@ -180,4 +180,4 @@ private:
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Forward passes over selected rows of a lease; the rows between them are kept. Rows run in ascending order, at most
 /// `split` per pass. Each row sees the rows before it.
@@ -147,4 +147,4 @@ private:
     std::vector<float> scratch_, turn_, fresh_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

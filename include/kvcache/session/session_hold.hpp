@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A session in use. Its destructor releases the session to the next request. Requires: the table outlives it.
 template <class Table>
@@ -43,4 +43,4 @@ private:
     std::size_t bytes_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

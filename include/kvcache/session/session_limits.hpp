@@ -9,7 +9,7 @@
 #include <limits>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Limits of a session table.
 struct session_limits {
@@ -33,4 +33,4 @@ using default_session_eviction = eviction::prioritised<eviction::lru>;
     return {.rule = {{{{.first = 1, .count = std::numeric_limits<std::uint32_t>::max() - 1, .level = 1}}}}};
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Sessions by model and key, limited in count and bytes. Any eviction policy selects the victims; the depth of an
 /// entry is 0 at its first use and 1 after its second. One request holds a session at a time; others wait in order of
@@ -283,4 +283,4 @@ private:
     std::size_t bytes_ = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

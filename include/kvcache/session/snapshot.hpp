@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A sequence loaded from a snapshot, and the state of its generation.
 template <class Cache>
@@ -178,4 +178,4 @@ template <class Cache>
     return read_snapshot(cache, bytes, secret);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Cuts a text before the first occurrence of a stop string. Only bytes that may still become part of a stop string
 /// are held back. The match does not depend on how the text is split into pieces: the first string to be complete
@@ -91,4 +91,4 @@ private:
     bool stopped_ = false;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -159,4 +159,4 @@ private:
     std::vector<std::thread> reader_threads_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Checks tokens that are to run: there is one, and all are in the vocabulary. Errors: out_of_range, in `field`. Cost:
 /// O(tokens).
@@ -25,4 +25,4 @@ KVCACHE_LAZY [[nodiscard]] inline result<void> check_tokens(std::span<const toke
     return {};
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Counts of the tokens of an answer, and the set of tokens of its prompt: the input of a sampler's penalties.
 class token_counts {
@@ -47,4 +47,4 @@ private:
     std::unordered_map<std::int32_t, std::size_t> places_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

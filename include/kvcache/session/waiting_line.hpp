@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <set>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Who waits for something that one at a time may have, in order of arrival. Not thread-safe.
 class waiting_line {
@@ -32,4 +32,4 @@ private:
     std::set<std::uint64_t> given_up_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

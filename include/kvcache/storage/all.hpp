@@ -12,11 +12,11 @@
 
 #include <tuple>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every storage policy of the library, with its standard options.
 using storage_policies =
     std::tuple<storage::heap, storage::huge_pages, storage::mapped, storage::zero_on_release<storage::heap>,
                storage::counted<storage::heap>, storage::fault_injecting<storage::heap>>;
 
-} // namespace kvcache
+}} // namespace kvcache

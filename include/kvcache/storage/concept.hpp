@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -56,4 +56,4 @@ concept storage_policy = plays<P, storage_role> && requires(const P p, std::size
     p.open(n, n); // pages, bytes a page
 } && storage_state<opened_by<P, std::size_t, std::size_t>>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// Counters of a storage's calls.
 struct storage_counts {
@@ -56,4 +56,4 @@ struct counted {
 
 static_assert(storage_policy<counted<heap>>);
 
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage

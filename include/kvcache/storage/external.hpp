@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// A host's function that copies a block: (from, to), or (from, to, rows) with the number of leading rows in use. With
 /// a mutex as locking, another thread may be writing later rows of `from` meanwhile. Returns whether it succeeded.
@@ -104,4 +104,4 @@ inline external::state external::open(std::size_t, std::size_t) const {
 
 static_assert(storage_policy<external>);
 
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// A wrapper that refuses every n-th page of another storage. For tests of error paths.
 template <storage_policy Inner = heap>
@@ -41,4 +41,4 @@ struct fault_injecting {
 
 static_assert(storage_policy<fault_injecting<heap>>);
 
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// Allocates pages from a memory resource on first use, cache-line aligned and zeroed, and keeps them until the cache
 /// closes. A large capacity is allocated in slabs of adjacent pages, on huge pages where the system has them. A slab is
@@ -142,4 +142,4 @@ inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
 
 static_assert(storage_policy<heap>);
 
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage

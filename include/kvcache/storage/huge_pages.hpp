@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// Allocates the whole capacity as one block on huge pages. Huge pages reserved by the administrator (MAP_HUGETLB) are
 /// taken at construction, all or none. If there are too few, ordinary memory is mapped and committed as it fills, and
@@ -99,4 +99,4 @@ inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_by
 
 static_assert(storage_policy<huge_pages>);
 
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage

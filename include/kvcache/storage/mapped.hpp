@@ -20,7 +20,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// Pages in a mapped file: the system writes idle pages to disk, so a cache can be larger than memory. The file grows
 /// with the pages in use, in steps whose disk space is allocated first. On a full disk a page is refused, and `status`
@@ -159,4 +159,4 @@ inline mapped::state mapped::open(std::size_t pages, std::size_t page_bytes) con
 
 static_assert(storage_policy<mapped>);
 
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage

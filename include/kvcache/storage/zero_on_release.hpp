@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// A wrapper that zeroes the pages of another storage before they return to it: when they are released, when the
 /// storage closes, and when another storage is move-assigned to it. The compiler cannot optimize the zeroing away. An
@@ -60,4 +60,4 @@ struct zero_on_release {
 
 static_assert(storage_policy<zero_on_release<heap>>);
 
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage

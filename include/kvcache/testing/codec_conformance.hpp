@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::testing {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace testing {
 
 namespace detail {
 
@@ -165,4 +165,4 @@ template <codec_policy Policy>
     }
 }
 
-} // namespace kvcache::testing
+}}} // namespace kvcache::testing

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::testing {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace testing {
 
 namespace detail {
 
@@ -188,4 +188,4 @@ template <eviction_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+}}} // namespace kvcache::testing

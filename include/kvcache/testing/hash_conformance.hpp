@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::testing {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace testing {
 
 /// Returns, for each field of an identity, its name and an identity that differs from the default in that field only.
 [[nodiscard]] inline std::vector<std::pair<std::string, identity>> changed_identities() {
@@ -83,4 +83,4 @@ template <hash_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+}}} // namespace kvcache::testing

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::testing {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace testing {
 
 namespace detail {
 
@@ -234,4 +234,4 @@ template <index_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+}}} // namespace kvcache::testing

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::testing {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace testing {
 
 /// Tests the required properties of a locking policy that provides mutual exclusion.
 template <locking_policy Policy>
@@ -35,4 +35,4 @@ template <locking_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+}}} // namespace kvcache::testing

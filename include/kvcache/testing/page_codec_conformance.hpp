@@ -15,9 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::testing {
-
-namespace detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace testing { namespace detail {
 
 // A page that is written and quantized, and its expected values.
 template <codec_policy Policy>
@@ -164,4 +162,4 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache::testing
+}}} // namespace kvcache::testing

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Seeded weights in memory for any configuration: a model for tests, without a checkpoint. A weight is an integer
 /// hash of (seed, name, index) times a power of two, so it has the same bits with every compiler and on every
@@ -139,4 +139,4 @@ static_assert(weight_source<random_weights>);
     return make_random_model(config, seed, dtype::f32);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI::testing {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace testing {
 
 /// Tests the required properties of a recompute policy over every hit of every short prompt, and of some long ones.
 template <recompute_policy Policy>
@@ -33,4 +33,4 @@ template <recompute_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+}}} // namespace kvcache::testing

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A sequence as plain arrays, before RoPE: queries, and the keys and values of positions 0, 1, 2, ...
 struct dense_attention {
@@ -82,4 +82,4 @@ inline void rotate_dense(const rope* rotation, std::size_t position, std::span<c
     return out;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

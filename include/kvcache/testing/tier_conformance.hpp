@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::testing {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace testing {
 
 namespace detail {
 
@@ -129,4 +129,4 @@ template <tier_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+}}} // namespace kvcache::testing

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::testing {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace testing {
 
 /// The properties that a policy violates, each named once. Empty if all hold.
 using violations = std::vector<std::string>;
@@ -44,4 +44,4 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache::testing
+}}} // namespace kvcache::testing

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// A token that is matched in the text before the model encodes it.
 struct added_token {
@@ -228,4 +228,4 @@ private:
 };
 using added_tokens = basic_added_tokens<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// Rules of a BPE model that is not read from tokenizer.json.
 struct bpe_rules {
@@ -199,4 +199,4 @@ private:
 };
 using bpe = basic_bpe<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// The working state of one encoding: reused buffers, and a cache of the pieces already encoded.
 template <class... Any>
@@ -218,4 +218,4 @@ private:
     std::vector<std::int32_t> made_;
 };
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// The 256 characters that represent bytes in byte-level tokenizers. A printable Latin-1 byte represents itself; the
 /// others map to U+0100 and up, in order.
@@ -57,4 +57,4 @@ KVCACHE_LAZY inline void append_written_bytes(std::string& out, std::string_view
     }
 }
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The common chat formats, by the marks that a template writes around a message.
 enum class chat_family {
@@ -96,7 +96,7 @@ private:
     std::shared_ptr<const state> state_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/text/impl/chat_template.hpp>

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// Converts tokens to text: the `decoder` of tokenizer.json, as one sequence of steps. It works token by token (see
 /// run), so streamed text equals text decoded at once.
@@ -84,4 +84,4 @@ private:
 };
 using decoder = basic_decoder<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// The working state of one decoding. Text is output as soon as no later token can change it.
 template <class... Any>
@@ -242,4 +242,4 @@ private:
     bool started_ = false;
 };
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

@@ -8,7 +8,7 @@
 #include <span>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// How GGUF files of byte-level BPE split text before it is encoded: the rules of one `tokenizer.ggml.pre`. Each
 /// pattern in turn splits the pieces of the one before: matches and the text between them are pieces.
@@ -71,4 +71,4 @@ inline constexpr gguf_split gguf_splits[] = {
     {"tekken", {detail::tekken_words}, true, true},
 };
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

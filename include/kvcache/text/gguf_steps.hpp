@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::text::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::detail {
 
 // What a GGUF file implies by its kind of tokenizer, as tokenizer.json says it.
 
@@ -56,4 +56,4 @@ KVCACHE_LAZY [[nodiscard]] inline bool swallows_spaces(const gguf_header& header
     return name.find("phi-3") != name.npos || name.find("phi3") != name.npos;
 }
 
-} // namespace kvcache::text::detail
+}}} // namespace kvcache::text::detail

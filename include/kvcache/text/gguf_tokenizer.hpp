@@ -29,7 +29,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// Reads the tokenizer of a GGUF file from its keys. Models are gpt2, byte-level BPE with merges, and llama,
 /// SentencePiece BPE whose merges follow from the scores.
@@ -296,4 +296,4 @@ private:
 };
 using gguf_tokenizer = basic_gguf_tokenizer<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

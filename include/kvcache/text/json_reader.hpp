@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// A JSON value whose objects look up a key in O(log n); tokenizer.json is read into it.
 using json_document = nlohmann::json;
@@ -144,4 +144,4 @@ private:
 };
 using json_reader = basic_json_reader<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

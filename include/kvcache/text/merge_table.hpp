@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// The merge of two adjacent tokens: its rank and the resulting token.
 struct merge {
@@ -58,4 +58,4 @@ private:
 };
 using merge_table = basic_merge_table<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

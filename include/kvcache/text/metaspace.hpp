@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// SentencePiece's handling of spaces: each is replaced by a visible character, and one may be added before the text.
 template <class...>
@@ -61,4 +61,4 @@ private:
 };
 using metaspace = basic_metaspace<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// Rewrites text before it is split: the `normalizer` of tokenizer.json, as one sequence of steps. Marks move with
 /// their bytes; a byte made from both plain and other bytes is plain.
@@ -218,4 +218,4 @@ private:
 };
 using normalizer = basic_normalizer<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

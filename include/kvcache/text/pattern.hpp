@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// The pattern of a Replace or Split: a literal string or a regular expression. Copies share the expression.
 template <class...>
@@ -59,4 +59,4 @@ private:
 };
 using pattern = basic_pattern<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

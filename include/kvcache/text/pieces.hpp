@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// A part of a text, [begin, end) in bytes.
 struct piece {
@@ -118,4 +118,4 @@ private:
 };
 using piece_splitter = basic_piece_splitter<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// Adds special tokens around the tokens of one text: the `post_processor` of tokenizer.json.
 template <class...>
@@ -98,4 +98,4 @@ private:
 };
 using post_processor = basic_post_processor<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

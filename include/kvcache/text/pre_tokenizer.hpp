@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// Splits normalized text into the pieces that the model encodes one by one: the `pre_tokenizer` of tokenizer.json,
 /// as one sequence of steps.
@@ -215,4 +215,4 @@ private:
 };
 using pre_tokenizer = basic_pre_tokenizer<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

@@ -19,7 +19,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// A compiled regular expression over UTF-8, with Unicode properties. Matching never recurses on the call stack, and
 /// its work is linear in the text: a hostile pattern or text ends in an error. Several threads may use one expression
@@ -209,4 +209,4 @@ private:
 };
 using regex = basic_regex<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

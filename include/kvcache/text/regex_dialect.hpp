@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 namespace detail {
 
@@ -188,4 +188,4 @@ KVCACHE_LAZY [[nodiscard]] inline result<std::string> pcre2_dialect(std::string_
     return detail::dialect_rewriter(pattern, field).run();
 }
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// The merges of a SentencePiece BPE model, which stores scores: two adjacent tokens merge if their text together is a
 /// token, and the highest score comes first, the leftmost of equals.
@@ -65,4 +65,4 @@ private:
 };
 using score_merges = basic_score_merges<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

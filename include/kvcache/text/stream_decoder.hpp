@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Decodes tokens one at a time. The concatenated results of push and flush equal the result of tokenizer::decode for
 /// the same tokens. No part ends inside a code point, and no U+FFFD replaces bytes that a later token completes.
@@ -41,4 +41,4 @@ private:
     text::decoder::run run_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

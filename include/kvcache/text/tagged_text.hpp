@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// UTF-8 text with a mark per byte that tells whether it may be parsed as control tokens. User text is marked plain.
 struct tagged_text {
@@ -36,4 +36,4 @@ struct tagged_text {
     }
 };
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

@@ -11,7 +11,7 @@
 #include <string>
 
 // Limits of the rules in a tokenizer.json, so that a hostile file costs an error and not the machine.
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// The longest text that the steps of a normalizer, or of a pre-tokenizer, may make from a text of `bytes` bytes. NFD
 /// makes Hangul three times as long, the byte alphabet any text at most twice.
@@ -36,4 +36,4 @@ KVCACHE_LAZY void check_steps(const json_reader& at, std::size_t steps) {
                   {"is a step too many; tokenizer.json may have ", std::to_string(most), " in a sequence"});
 }
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

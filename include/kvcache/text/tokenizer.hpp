@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace text {
 template <class...>
@@ -119,7 +119,7 @@ private:
     std::shared_ptr<const state> state_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/text/impl/tokenizer.hpp>

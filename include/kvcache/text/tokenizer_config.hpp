@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace text {
 struct added_token;
@@ -51,7 +51,7 @@ private:
     std::map<std::string, std::string> templates_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/text/impl/tokenizer_config.hpp>

@@ -14,7 +14,7 @@
 
 #include <utf8proc.h>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// A decoded code point and its length in bytes.
 struct code_point {
@@ -242,4 +242,4 @@ inline void order_marks(std::vector<utf8proc_int32_t>& points) {
     return out;
 }
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
 
 /// The strings of a model's tokens by id, and the inverse. Unused ids have no token.
 template <class...>
@@ -99,4 +99,4 @@ private:
 };
 using vocabulary = basic_vocabulary<>;
 
-} // namespace kvcache::text
+}}} // namespace kvcache::text

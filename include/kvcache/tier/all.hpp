@@ -10,10 +10,10 @@
 
 #include <tuple>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every tier that needs no external library, with its default options.
 using tier_policies =
     std::tuple<tier::none, tier::memory<>, tier::fault_injecting<>, tier::chain<>, tier::cost_gated<>>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -15,7 +15,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// When the second tier of a chain gets a record.
 enum class chain_write {
@@ -184,4 +184,4 @@ private:
 
 static_assert(tier_policy<chain<>>);
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -17,7 +17,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// The records to be copied later from one tier to a second one, and the thread that copies them.
 template <tier_state First, tier_state Second>
@@ -189,4 +189,4 @@ private:
     std::thread carrier_;
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Metadata of a record that a tier receives.
 struct tier_entry {
@@ -87,4 +87,4 @@ concept tier_policy = plays<P, tier_role> && requires(const P p) {
     p.open();
 } && tier_state<opened_by<P>>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -12,7 +12,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// Wraps a tier, and reads it only where that is cheaper than computing anew. It compares the load times measured on
 /// this host with the prefill times. A skipped run is counted (tier_stats::slower) and makes the next read more
@@ -80,4 +80,4 @@ private:
 
 static_assert(tier_policy<cost_gated<>>);
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// Wraps a tier and injects faults, for tests that no fault of a store becomes a wrong token. A fault set to n
 /// strikes every n-th call that it applies to, counted from one; 0 means never.
@@ -133,4 +133,4 @@ private:
 
 static_assert(tier_policy<fault_injecting<>>);
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -23,7 +23,7 @@
 
 #include <lmdb.h>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// Records on disk, in an LMDB store (Chu, "MDB", LDAPCon 2011). They are read in place from its memory map and written
 /// in batches by a background thread. A killed process leaves a consistent store. Processes may share it, each within
@@ -293,4 +293,4 @@ typename lmdb<Eviction>::state lmdb<Eviction>::open() const {
 
 static_assert(tier_policy<lmdb<>>);
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

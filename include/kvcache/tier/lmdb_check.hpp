@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// Checks the structure of an LMDB file before LMDB maps it, because LMDB trusts its file: a wrong page number makes it
 /// crash, loop or overwrite records. Every page of every tree is read with pread and visited once: its number, type and
@@ -297,4 +297,4 @@ private:
     std::vector<std::pair<walk, tree>> found_; // trees to check
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -17,7 +17,7 @@
 
 #include <lmdb.h>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// A write to a store: a record to add, or a name to erase.
 struct lmdb_job {
@@ -152,4 +152,4 @@ private:
     std::optional<std::uint64_t> erased_; // value of the store's "erased" counter then
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// The files of an LMDB environment, examined before LMDB opens them. While an object lives, no other process examines
 /// or opens the directory by this class.
@@ -130,4 +130,4 @@ private:
     int lock_ = -1;
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -10,7 +10,7 @@
 #include <span>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 static_assert(sizeof(void*) == 8 && std::endian::native == std::endian::little,
               "an LMDB file has the layout of its machine, and the check of one knows that of 64-bit little-endian");
@@ -130,4 +130,4 @@ struct node {
 
 } // namespace lmdb_layout
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -25,7 +25,7 @@
 #include <lmdb.h>
 #include <sys/stat.h>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// An LMDB environment with the tables of a tier:
 ///
@@ -293,4 +293,4 @@ private:
     std::atomic<::off_t> longest_{0}; // of data.mdb, in bytes
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -5,7 +5,7 @@
 
 #include <lmdb.h>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// When a commit reaches the disk. A killed process loses no commit under any of them.
 enum class sync_policy : unsigned {
@@ -17,4 +17,4 @@ enum class sync_policy : unsigned {
     by_the_system = MDB_NOSYNC,
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

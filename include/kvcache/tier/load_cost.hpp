@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// A cost model of reading runs of records on this machine, learned from timed reads: a latency, and a time per
 /// record. Both are fitted by least squares with exponentially decaying weights. Before the first measurement the
@@ -59,4 +59,4 @@ private:
     double one_ = 0.0, n_ = 0.0, nn_ = 0.0, s_ = 0.0, ns_ = 0.0; // sums over records and seconds
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// Records in the memory of this process, written at once. It replaces a disk in tests, and gives pages evicted from
 /// a small cache a second chance.
@@ -128,4 +128,4 @@ typename memory<Eviction>::state memory<Eviction>::open() const {
 
 static_assert(tier_policy<memory<>>);
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

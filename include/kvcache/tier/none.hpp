@@ -3,7 +3,7 @@
 
 #include <kvcache/tier/concept.hpp>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// No tier: pages evicted from memory are lost.
 struct none {
@@ -33,4 +33,4 @@ inline none::state none::open() const {
 
 static_assert(tier_policy<none>);
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

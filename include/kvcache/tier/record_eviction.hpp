@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// Hash of a record name: its first 8 bytes, since the name is a hash already.
 struct name_hash {
@@ -128,4 +128,4 @@ private:
     std::unordered_map<sha256_digest, slot_id, name_hash> slots_;
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// Records on a Redis or Valkey server, or on a Redis Cluster reached through one of its servers. All hosts with the
 /// same record names share them, one value per record. Reads are pipelined; writes wait in a queue for a background
@@ -99,4 +99,4 @@ inline redis::state redis::open() const {
 
 static_assert(tier_policy<redis>);
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// A connection with pipelined commands; replies are read in place.
 class redis_channel {
@@ -118,4 +118,4 @@ private:
     std::size_t size_ = 0, begin_ = 0, end_ = 0;
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

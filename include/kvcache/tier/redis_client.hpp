@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// The servers of a store and the write queue in front of them.
 class redis_client {
@@ -84,4 +84,4 @@ private:
     redis_queue queue_;
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// Options for connecting to Redis servers.
 struct redis_connect_options {
@@ -76,4 +76,4 @@ namespace detail {
     return {};
 }
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

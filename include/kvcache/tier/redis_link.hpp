@@ -24,7 +24,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// The deadline of a call to a server: a fixed time, extended for every byte transferred at the minimum throughput. A
 /// server that sends slowly therefore cannot stall a call.
@@ -232,4 +232,4 @@ private:
     std::optional<redis_tls> tls_;
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// The servers of a store and their connection pools. A background thread connects; a caller that needs a server that
 /// is not connected gets a miss at once. A server that fails is disconnected and reconnected after `retry`, then
@@ -292,4 +292,4 @@ private:
     std::thread keeper_;
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

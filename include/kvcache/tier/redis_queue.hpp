@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// Options for writing records to Redis servers.
 struct redis_write_options {
@@ -254,4 +254,4 @@ private:
     std::thread writer_;
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// The connections borrowed for one call, one per server. They are given back when it ends. A connection with a fault
 /// is closed then, and its server is reconnected.
@@ -158,4 +158,4 @@ template <class Key, class Write, class Take>
     return {};
 }
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

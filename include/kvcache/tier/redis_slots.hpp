@@ -14,7 +14,7 @@
 #include <system_error>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// Address of a Redis server.
 struct redis_address {
@@ -117,4 +117,4 @@ struct redis_range {
     return made;
 }
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

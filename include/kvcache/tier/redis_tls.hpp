@@ -16,7 +16,7 @@
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// TLS options of a connection to a Redis server. A server without a certificate for its name is refused.
 struct redis_security {
@@ -139,4 +139,4 @@ private:
     std::unique_ptr<SSL, closer> talk_;
 };
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

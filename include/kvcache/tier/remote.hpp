@@ -5,9 +5,9 @@
 
 #include <tuple>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The tiers that need the component redis.
 using remote_tier_policies = std::tuple<tier::redis>;
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -15,7 +15,7 @@
 #include <system_error>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// A reply of a Redis server (RESP2, redis.io/docs/reference/protocol-spec), as a view of the receive buffer.
 struct resp_value {
@@ -184,4 +184,4 @@ inline void write_command(std::string& to, std::initializer_list<std::string_vie
     write_arguments(to, arguments);
 }
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// The callable that `read_run` calls with the index of a record in its run and the record's bytes; it returns false
 /// to stop. It stands for any callable of this form.
@@ -60,4 +60,4 @@ template <tier_state Tier, class Use>
     }
 }
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <unordered_set>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A cache without eviction: the upper bound of reuse. Memory: about 40 bytes per distinct block or object.
 class infinite_replay {
@@ -46,4 +46,4 @@ private:
     replay_counts counts_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

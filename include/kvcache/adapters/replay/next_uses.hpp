@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The next use of each access of a workload, found in a first pass over the trace; the clairvoyant policies need it.
 /// A time is the number of a request, from 0; all blocks of a prompt have the same time.
@@ -45,4 +45,4 @@ private:
     std::vector<std::uint32_t> times_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// An access of a recorded workload to an independent object: a disk block, a file in a web cache.
 struct object_access {
@@ -14,4 +14,4 @@ struct object_access {
     std::uint64_t bytes = 1; ///< Size of the object, at least 1.
 };
 
-} // namespace kvcache
+}} // namespace kvcache

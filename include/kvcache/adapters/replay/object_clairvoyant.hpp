@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A cache of independent objects that evicts the object whose next use is furthest away (Belady). Every miss that
 /// fits the capacity is admitted, as with the policies it is compared with. With objects of one size no policy that
@@ -71,4 +71,4 @@ private:
     replay_counts counts_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

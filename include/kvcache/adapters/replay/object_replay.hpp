@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A cache of independent objects, without their contents. A hit touches the object, which keeps the size it was
 /// admitted with. A miss is reported with on_miss, evicts victims until the object fits, and admits it. An object
@@ -99,4 +99,4 @@ private:
     replay_counts counts_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

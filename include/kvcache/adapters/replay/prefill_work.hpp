@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The work of a prefill, in units of the projections of one token. The projections of a token cost the same at every
 /// position; its attention reads everything before it and adds position / crossover. A hit on a block whose parent is
@@ -41,4 +41,4 @@ struct prefill_work {
     }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -15,7 +15,7 @@
 #include <tuple>
 #include <unordered_map>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The maximum of block hits over all eviction policies, with knowledge of the future (Belady's MIN). At the end of a
 /// request it evicts the blocks whose next use is furthest away, deeper ones first among equals, the new blocks
@@ -68,4 +68,4 @@ private:
     replay_counts counts_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

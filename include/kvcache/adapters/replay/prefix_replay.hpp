@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A prefix cache without page contents: it replays a workload of prompts through an eviction policy.
 ///
@@ -138,4 +138,4 @@ private:
     replay_counts counts_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A request of a recorded workload: a prompt as a chain of token blocks.
 struct prefix_request {
@@ -37,4 +37,4 @@ struct prefix_request {
     return mix(parent + 0x9e3779b97f4a7c15ull * (mix(block + 0x9e3779b97f4a7c15ull) | 1));
 }
 
-} // namespace kvcache
+}} // namespace kvcache

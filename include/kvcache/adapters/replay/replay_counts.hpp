@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The results of a replayed workload.
 struct replay_counts {
@@ -34,4 +34,4 @@ private:
     [[nodiscard]] static double ratio(double part, double whole) noexcept { return whole > 0.0 ? part / whole : 0.0; }
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Requests in the format of the Qwen-Bailian traces (ATC'25): one JSON object per line,
 ///
@@ -67,4 +67,4 @@ private:
     nlohmann::json value_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -17,7 +17,7 @@
 #include <utility>
 #include <variant>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The bytes of a file in order, decompressed if its first bytes are those of gzip or zstd; the file name does not
 /// matter. Memory: 256 KiB, and zstd's window of at most 128 MiB, for a file of any size.
@@ -153,4 +153,4 @@ private:
     std::variant<plain, gzip_decoder, zstd_decoder> decoder_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

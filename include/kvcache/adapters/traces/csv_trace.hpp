@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Accesses as comma-separated values. Without a header a line is
 ///
@@ -127,4 +127,4 @@ private:
     bool first_ = true;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -12,7 +12,7 @@
 
 #include <zlib.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Decompresses gzip incrementally, including files with several members.
 class gzip_decoder {
@@ -74,4 +74,4 @@ private:
     bool whole_ = true;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The JSON objects of a source, separated by white space: a file with a single object, or one object per line, or
 /// objects over several lines. Memory: the largest object, parsed.
@@ -89,4 +89,4 @@ private:
     std::uint64_t line_ = 1, first_line_ = 1, number_ = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The JSON values of a source with one value per line; blank lines are skipped. Memory: the longest line, parsed.
 class json_lines {
@@ -43,4 +43,4 @@ private:
     line_reader lines_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A JSON object of a trace, with typed access to its fields. The first invalid field is kept as the error; values
 /// read after it are meaningless. A reader checks error() once, at the end.
@@ -120,4 +120,4 @@ private:
     std::optional<kvcache::error> error_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

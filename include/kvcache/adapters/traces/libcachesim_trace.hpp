@@ -14,7 +14,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Accesses in libCacheSim's format oracleGeneral: records of 24 bytes, little-endian,
 ///
@@ -90,4 +90,4 @@ private:
     std::size_t begin_ = 0, end_ = 0; // records not yet returned
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The lines of a source, without their line ends (LF or CR LF). Memory: the longest line.
 class line_reader {
@@ -84,4 +84,4 @@ private:
     std::uint64_t number_ = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Accesses in the format of the LIRS authors' traces: one block number per line. Blank lines, and a `*` between the
 /// parts of a trace, are skipped. The size of a block is 1; the time of an access is its number.
@@ -57,4 +57,4 @@ private:
     std::uint64_t accesses_ = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

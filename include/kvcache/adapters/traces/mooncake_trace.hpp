@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Requests in the format of the Mooncake traces (FAST'25): one JSON object per line,
 ///
@@ -60,4 +60,4 @@ private:
     nlohmann::json value_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

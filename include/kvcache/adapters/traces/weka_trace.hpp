@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Requests in the format of the agentic traces of kv-cache-tester: one JSON object per coding session,
 ///
@@ -143,4 +143,4 @@ private:
     std::size_t taken_ = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

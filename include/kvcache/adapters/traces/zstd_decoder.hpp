@@ -11,7 +11,7 @@
 
 #include <zstd.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Decompresses zstd incrementally, including files with several frames. A frame with a window over 128 MiB is
 /// refused, so that memory is bounded.
@@ -61,4 +61,4 @@ private:
     bool whole_ = true;
 };
 
-} // namespace kvcache
+}} // namespace kvcache

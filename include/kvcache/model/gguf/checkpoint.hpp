@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Weights and metadata of a model in GGUF: one file, or the parts of a split one (model-00001-of-00003.gguf). Weights
 /// are asked for by their Hugging Face names. Move-only; the views that it returns are valid as long as it lives.
@@ -100,7 +100,7 @@ private:
     std::size_t head_rows_ = 0;                             // of q and k, if they are interleaved
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/gguf/impl/checkpoint.hpp>

@@ -6,7 +6,7 @@
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/gguf/checkpoint.hpp>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Reads the configuration of a GGUF model from its keys: the architectures llama (Mistral's too), qwen2 and qwen3.
 /// The biases and the head are those that the file has tensors for; `rope_freqs.weight` gives the RoPE factors. Ends of
@@ -15,7 +15,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// malformed, mismatched, out_of_range. The error names the key.
 KVCACHE_ONCE [[nodiscard]] result<model_config> read_model_config(const gguf_checkpoint& file);
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/gguf/impl/config.hpp>

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Place of a tensor's data in a GGUF file.
 struct gguf_entry {
@@ -53,7 +53,7 @@ private:
     std::vector<gguf_entry> entries_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/gguf/impl/file.hpp>

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Name in a GGUF file of the weight with this Hugging Face name: "blk.3.attn_q.weight" for
 /// "model.layers.3.self_attn.q_proj.weight". Empty for a name that weight_names.hpp does not give.
@@ -37,4 +37,4 @@ KVCACHE_LAZY [[nodiscard]] inline std::string gguf_name(std::string_view name) {
     return {};
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -25,7 +25,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Weights of a Hugging Face model directory: model.safetensors, or the shards listed in model.safetensors.index.json.
 /// Move-only; the views that it returns are valid as long as it lives.
@@ -114,7 +114,7 @@ private:
     std::map<std::string, std::size_t, std::less<>> shard_of_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/checkpoint.hpp>

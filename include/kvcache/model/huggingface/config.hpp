@@ -7,7 +7,7 @@
 
 #include <filesystem>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Reads config.json of a Hugging Face model directory, and the end-of-text ids of generation_config.json if it exists.
 ///
@@ -19,7 +19,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Errors: not_found, malformed, unsupported, mismatched, out_of_range, with the field name as in config.json.
 KVCACHE_ONCE [[nodiscard]] result<model_config> read_model_config(const std::filesystem::path& directory);
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/config.hpp>

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Compares two JSON values; numbers compare across types. Avoids == of the JSON library, for which the compiler tries
 /// every operator== in std on all conversions of JSON.
@@ -175,4 +175,4 @@ private:
 };
 using json_fields = basic_json_fields<>;
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Reads the RoPE parameters of config.json, in either of its forms:
 ///
@@ -98,4 +98,4 @@ KVCACHE_LAZY [[nodiscard]] inline rope_config read_rope(json_fields& top, const 
     return rope;
 }
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A safetensors file, mapped read-only, with a checked header.
 class safetensors_file {
@@ -43,7 +43,7 @@ private:
     safetensors_header header_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/safetensors.hpp>

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Entry of one tensor in a safetensors header.
 struct safetensors_entry {
@@ -61,4 +61,4 @@ KVCACHE_LAZY [[nodiscard]] inline std::optional<std::size_t> safetensors_bytes(c
 
 } // namespace detail
 
-} // namespace kvcache
+}} // namespace kvcache

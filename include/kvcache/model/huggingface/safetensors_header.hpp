@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A checked safetensors header: every entry lies inside the buffer and has the size that its shape and dtype require,
 /// and the entries cover the buffer without holes or overlaps.
@@ -32,7 +32,7 @@ struct safetensors_header {
                                                                        const std::string& name);
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/safetensors_header.hpp>

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Strict JSON parser that emits events. Its memory does not grow with the nesting depth, and its time does not depend
 /// on the number of keys of an object. Every on_ function returns false to stop; fail() records the reason.
@@ -68,4 +68,4 @@ private:
     std::optional<kvcache::error> problem_;
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A model.safetensors.index.json: the shard of each tensor.
 struct shard_index {
@@ -30,7 +30,7 @@ struct shard_index {
     KVCACHE_ONCE [[nodiscard]] static result<shard_index> read(const std::filesystem::path& file);
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/shard_index.hpp>

@@ -24,7 +24,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -165,4 +165,4 @@ KVCACHE_BODY result<loaded_model> detail::load_and_tell(const std::filesystem::p
     return load_from(*std::move(config), *files, options, progress);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -24,7 +24,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -209,4 +209,4 @@ KVCACHE_BODY chat_family chat_template::family() const noexcept {
     return state_->family;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

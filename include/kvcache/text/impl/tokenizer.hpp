@@ -29,7 +29,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -279,4 +279,4 @@ KVCACHE_BODY const text::decoder& tokenizer::decoder() const noexcept {
     return state_->decode;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -15,7 +15,7 @@
 #include <system_error>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -110,4 +110,4 @@ KVCACHE_BODY bool tokenizer_config::is_control(const text::added_token& token) c
            std::ranges::any_of(templates_, writes);
 }
 
-} // namespace kvcache
+}} // namespace kvcache

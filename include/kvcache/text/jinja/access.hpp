@@ -17,7 +17,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Returns the value of a key in a mapping, or null.
 KVCACHE_LAZY [[nodiscard]] inline const value* find_key(const mapping& map, const value& key, budget& spent) {
@@ -161,4 +161,4 @@ KVCACHE_LAZY [[nodiscard]] inline bool less(const value& a, const value& b, budg
     mistake({"values of the types ", a.type_name(), " and ", b.type_name(), " have no order"});
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// The arguments of a function, filter or test.
 struct arguments {
@@ -75,4 +75,4 @@ struct arguments {
     }
 };
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// The work and the memory that one rendering may use. Every operation pays before it starts, in proportion to what it
 /// reads and makes, so a hostile template ends in an error after bounded time and memory. A unit of work takes at most
@@ -84,4 +84,4 @@ private:
 };
 using budget = basic_budget<>;
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

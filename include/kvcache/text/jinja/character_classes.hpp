@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Whether a character has a case, and which; a title-case letter has none of the two.
 enum class cased { none, lower, upper, title };
@@ -56,4 +56,4 @@ KVCACHE_LAZY [[nodiscard]] inline bool is_of_class(std::string_view text, std::s
     return !text.empty() || method == "isascii";
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -16,7 +16,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Evaluates expressions. `Interpreter` derives from it, and calls macros: its call_macro(macro, arguments) returns
 /// what a macro writes.
@@ -209,4 +209,4 @@ private:
     std::size_t depth_ = 0;
 };
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Parses expressions from tokens, with Jinja's operator precedence.
 template <class... None>
@@ -205,4 +205,4 @@ private:
 };
 using expression_parser = basic_expression_parser<>;
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

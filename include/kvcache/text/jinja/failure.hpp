@@ -8,7 +8,7 @@
 #include <initializer_list>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Aborts a parse or a rendering; it is caught where the template is opened or rendered.
 struct failure {
@@ -44,4 +44,4 @@ KVCACHE_LAZY [[noreturn]] inline void mistake(std::string_view words) {
     mistake({words});
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -10,7 +10,7 @@
 #include <span>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// A filter: `v | name(arguments)`.
 struct filter {
@@ -27,4 +27,4 @@ KVCACHE_LAZY [[nodiscard]] inline const filter* find_in(std::span<const filter> 
 /// `v | name(args)`, for the name in the arguments; in filters.hpp. Throws: failure if the filter is unknown.
 KVCACHE_LAZY [[nodiscard]] value filtered(const value& v, const arguments& args, budget& spent);
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

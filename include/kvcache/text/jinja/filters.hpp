@@ -10,7 +10,7 @@
 
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Returns the filter of this name, or null. Of Jinja's filters, pprint, random, striptags, urlencode, urlize, wordwrap
 /// and xmlattr are not known: chat templates use none of them.
@@ -32,4 +32,4 @@ KVCACHE_LAZY [[nodiscard]] value filtered(const value& v, const arguments& args,
     return found->run(v, args, spent);
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

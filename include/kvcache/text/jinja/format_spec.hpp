@@ -20,7 +20,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// How Python formats a value: [[fill]align][sign][#][0][width][grouping][.precision][type].
 struct format_spec {
@@ -226,4 +226,4 @@ KVCACHE_LAZY [[nodiscard]] inline tagged_text formatted_value(const value& v, co
     return padded(t, {}, spec, spec.align == '\0' ? '<' : spec.align, spent);
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -20,7 +20,7 @@
 #include <utility>
 
 // Python's str.format and the operator % of a string. Text of the arguments keeps its marks.
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 namespace detail {
 
@@ -219,4 +219,4 @@ KVCACHE_LAZY [[nodiscard]] inline value percent_formatted(const value& form, con
     return text_like(form, std::move(out));
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Renders a template. Work, memory, depth and output are limited, so a hostile template ends in an error.
 template <class... None>
@@ -243,4 +243,4 @@ private:
 };
 using interpreter = basic_interpreter<>;
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

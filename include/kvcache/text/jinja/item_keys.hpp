@@ -20,7 +20,7 @@
 #include <vector>
 
 // What the filters compare items by: an attribute of each, without case.
-namespace kvcache::inline KVCACHE_ABI::text::jinja::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja::detail {
 
 /// Bytes of an item of a list, while the list grows.
 inline constexpr std::size_t each_item = 3 * sizeof(value);
@@ -87,4 +87,4 @@ KVCACHE_LAZY [[nodiscard]] inline list sorted(const list& items, const list& key
     return out;
 }
 
-} // namespace kvcache::text::jinja::detail
+}}} // namespace kvcache::text::jinja::detail

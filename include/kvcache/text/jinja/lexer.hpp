@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Kinds of tokens of a template.
 enum class token_kind {
@@ -275,4 +275,4 @@ private:
 };
 using lexer = basic_lexer<>;
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -10,7 +10,7 @@
 #include <optional>
 #include <system_error>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// The value of a token that is a number, true, false or none; nullopt for another name. Throws: failure, if an integer
 /// is too large.
@@ -41,4 +41,4 @@ KVCACHE_LAZY [[nodiscard]] inline std::optional<value> literal(const token& t) {
     return std::nullopt;
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

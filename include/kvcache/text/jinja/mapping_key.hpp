@@ -15,7 +15,7 @@
 
 // Keys of mappings that are not text: integers, floating-point numbers, booleans and none. In a mapping they are the
 // byte 0xff, which no text has, the letter of a type, and a number.
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// The first byte of a key that is not text.
 inline constexpr char key_mark = '\xff';
@@ -61,4 +61,4 @@ KVCACHE_LAZY [[nodiscard]] inline value key_value(const tagged_text& key, budget
     }
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

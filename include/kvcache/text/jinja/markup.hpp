@@ -11,7 +11,7 @@
 #include <utility>
 
 // Jinja's markup: what the filters `safe` and `escape` return. Added to other text, it escapes that for HTML.
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Replaces the characters & < > ' " by HTML's names for them.
 KVCACHE_LAZY [[nodiscard]] inline tagged_text escaped(const tagged_text& t, budget& spent) {
@@ -42,4 +42,4 @@ KVCACHE_LAZY [[nodiscard]] inline value text_like(const value& from, tagged_text
     return from.is_markup() ? value::markup(std::move(made)) : value(std::move(made));
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

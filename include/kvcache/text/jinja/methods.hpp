@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 namespace detail {
 
@@ -92,4 +92,4 @@ KVCACHE_LAZY [[nodiscard]] inline value call_method(const value& self, const arg
                              : detail::call_list_method(self, args, spent);
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -19,7 +19,7 @@
 #include <system_error>
 
 // Jinja's filters that return numbers.
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 namespace detail {
 
@@ -155,4 +155,4 @@ KVCACHE_LAZY [[nodiscard]] inline const filter* find_number_filter(std::string_v
     return find_in(filters, name);
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

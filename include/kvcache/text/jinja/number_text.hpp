@@ -8,7 +8,7 @@
 #include <cmath>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Returns a floating-point number in Python's notation: the fewest digits that tell it from others.
 KVCACHE_LAZY [[nodiscard]] inline std::string shown(double d) {
@@ -27,4 +27,4 @@ KVCACHE_LAZY [[nodiscard]] inline std::string shown(double d) {
     return out;
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// A number in a template: its length in bytes, and whether it is a floating-point number.
 struct numeral {
@@ -46,4 +46,4 @@ KVCACHE_LAZY [[nodiscard]] inline numeral numeral_at(std::string_view text) {
     return made;
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -17,7 +17,7 @@
 #include <utility>
 
 // Python's operators that templates use. All throw a failure if they have no value.
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Returns the description of an operand in errors.
 KVCACHE_LAZY [[nodiscard]] inline std::string operand(const value& v) {
@@ -158,4 +158,4 @@ KVCACHE_LAZY [[nodiscard]] inline bool holds(const std::string& sign, const valu
                               : less(right, left, spent) || equal(left, right, spent);
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

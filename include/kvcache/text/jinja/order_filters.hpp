@@ -16,7 +16,7 @@
 #include <utility>
 
 // Jinja's filters that compare the items of a sequence.
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 namespace detail {
 
@@ -140,4 +140,4 @@ KVCACHE_LAZY [[nodiscard]] inline const filter* find_order_filter(std::string_vi
     return find_in(filters, name);
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

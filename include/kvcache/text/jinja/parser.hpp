@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Parses a whole template.
 template <class...>
@@ -270,4 +270,4 @@ private:
 };
 using parser = basic_parser<>;
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Parses values, and what follows them: attributes, items and calls. `Parser` derives from it and parses expressions.
 template <class Parser>
@@ -159,4 +159,4 @@ private:
     [[nodiscard]] Parser& inner() { return static_cast<Parser&>(*this); }
 };
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Returns the value of `loop` for item `i`. `last` is what `loop.changed` was last called with. Throws: failure.
 KVCACHE_LAZY [[nodiscard]] inline value loop_state(const list& items, std::size_t i, const value& last, budget& spent) {
@@ -187,4 +187,4 @@ KVCACHE_LAZY [[nodiscard]] inline value range(const arguments& args, budget& spe
     return out;
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -20,7 +20,7 @@
 #include <utility>
 
 // Jinja's filters of sequences.
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 namespace detail {
 
@@ -211,4 +211,4 @@ KVCACHE_LAZY [[nodiscard]] inline const filter* find_sequence_filter(std::string
     return find_in(filters, name);
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <system_error>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 namespace detail {
 
@@ -61,4 +61,4 @@ KVCACHE_LAZY [[nodiscard]] inline std::string unescaped(std::string_view raw) {
     return made;
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

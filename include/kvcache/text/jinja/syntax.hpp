@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 struct expression;
 /// An expression that its parent owns.
@@ -69,4 +69,4 @@ struct statement {
     bool takes_kwargs = false;
 };
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

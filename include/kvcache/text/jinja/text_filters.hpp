@@ -20,7 +20,7 @@
 #include <utility>
 
 // Jinja's filters that return text.
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 namespace detail {
 
@@ -213,4 +213,4 @@ KVCACHE_LAZY [[nodiscard]] inline const filter* find_text_filter(std::string_vie
     return find_in(filters, name);
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -19,7 +19,7 @@
 #include <vector>
 
 // Python's string methods, on text with marks.
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Returns whether a character is stripped: white space, or a character of `set` if it is given.
 KVCACHE_LAZY [[nodiscard]] inline bool strips(char32_t c, const std::optional<std::string>& set) {
@@ -259,4 +259,4 @@ KVCACHE_LAZY [[nodiscard]] inline tagged_text joined(const list& items, const ta
     return out;
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -19,7 +19,7 @@
 #include <utility>
 
 // The methods of Python's strings.
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// A method of text: `self` is text.
 struct text_method {
@@ -254,4 +254,4 @@ KVCACHE_LAZY [[nodiscard]] inline const text_method* find_text_method(std::strin
     return found == methods.end() ? nullptr : &*found;
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

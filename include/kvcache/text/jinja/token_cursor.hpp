@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// A position in the tokens of a template, and the factory of its expressions.
 template <class...>
@@ -108,4 +108,4 @@ private:
 };
 using token_cursor = basic_token_cursor<>;
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Returns a JSON value whose text is all user text. Adds to `size` what a budget counts: the bytes of the text, and
 /// `per_value` for each value.
@@ -42,4 +42,4 @@ KVCACHE_LAZY [[nodiscard]] inline value from_user(const json& j, std::size_t& si
     return value::none{};
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

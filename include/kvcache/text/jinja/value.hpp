@@ -19,7 +19,7 @@
 #include <variant>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 class value;
 struct macro;
@@ -278,4 +278,4 @@ KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b, bud
     return a.held() == b.held();
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -15,7 +15,7 @@
 #include <string_view>
 
 // Jinja's tests: `v is name(arguments)`.
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// A test of values.
 struct value_test {
@@ -156,4 +156,4 @@ KVCACHE_LAZY [[nodiscard]] inline bool passes(const value& v, const arguments& a
     return test->passes(v, args, spent);
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

@@ -18,7 +18,7 @@
 #include <variant>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI::text::jinja {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Limits the length of the texts that a template makes. Throws: failure.
 KVCACHE_LAZY inline void check_length(std::size_t bytes) {
@@ -272,4 +272,4 @@ KVCACHE_LAZY [[nodiscard]] inline tagged_text json_of(const value& v, const json
     return out;
 }
 
-} // namespace kvcache::text::jinja
+}}} // namespace kvcache::text::jinja

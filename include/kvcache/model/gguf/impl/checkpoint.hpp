@@ -20,7 +20,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -198,4 +198,4 @@ KVCACHE_BODY result<kvcache::digest> gguf_checkpoint::digest(thread_pool& thread
     return builder.finish();
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -259,4 +259,4 @@ KVCACHE_BODY result<model_config> read_model_config(const gguf_checkpoint& file)
     return detail::gguf_config_reader<>(file).read();
 }
 
-} // namespace kvcache
+}} // namespace kvcache

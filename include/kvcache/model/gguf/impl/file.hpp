@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 KVCACHE_BODY result<std::vector<gguf_entry>>
 gguf_file::entries(const gguf_header& header, std::span<const std::byte> file, const std::string& name) {
@@ -75,4 +75,4 @@ KVCACHE_BODY result<gguf_file> gguf_file::open(const std::filesystem::path& file
     return gguf_file(*std::move(mapped), *std::move(header), *std::move(all));
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 KVCACHE_BODY result<checkpoint> checkpoint::open(const std::filesystem::path& directory) {
     const char* const single = "model.safetensors";
@@ -118,4 +118,4 @@ KVCACHE_BODY result<kvcache::digest> checkpoint::digest(thread_pool& threads, co
     return builder.finish();
 }
 
-} // namespace kvcache
+}} // namespace kvcache

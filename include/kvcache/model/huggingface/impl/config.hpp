@@ -17,7 +17,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -286,4 +286,4 @@ KVCACHE_BODY result<model_config> read_model_config(const std::filesystem::path&
     return config;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

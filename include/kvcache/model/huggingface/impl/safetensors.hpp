@@ -15,7 +15,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -69,4 +69,4 @@ KVCACHE_BODY result<tensor_view> safetensors_file::tensor(std::string_view name,
     return tensor_view{.dtype = *type, .shape = entry.shape, .bytes = bytes(entry)};
 }
 
-} // namespace kvcache
+}} // namespace kvcache

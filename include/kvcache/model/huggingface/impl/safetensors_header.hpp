@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -254,4 +254,4 @@ KVCACHE_BODY result<safetensors_header> safetensors_header::parse(std::span<cons
     return header;
 }
 
-} // namespace kvcache
+}} // namespace kvcache

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -104,4 +104,4 @@ KVCACHE_BODY result<shard_index> shard_index::read(const std::filesystem::path& 
     return index;
 }
 
-} // namespace kvcache
+}} // namespace kvcache
