@@ -23,8 +23,8 @@ struct least_used {
         void admit(kvcache::slot_id slot, const kvcache::eviction_entry&) { uses[slot] = 0; }
         void touch(kvcache::slot_id slot) { ++uses[slot]; }
         void erase(kvcache::slot_id slot) { uses.erase(slot); }
-        template <class MayLeave>
-        std::optional<kvcache::slot_id> victim(MayLeave&& is_evictable) {
+        template <class IsEvictable>
+        std::optional<kvcache::slot_id> victim(IsEvictable&& is_evictable) {
             std::optional<kvcache::slot_id> least;
             for (const auto& [slot, count] : uses)
                 if (is_evictable(slot) && (!least || count < uses[*least]))

@@ -31,8 +31,8 @@ struct wrong {
         void admit(kv::slot_id, const kv::eviction_entry&) {}
         void touch(kv::slot_id) {}
         void erase(kv::slot_id) {}
-        template <class MayLeave>
-        [[nodiscard]] std::optional<kv::slot_id> victim(const MayLeave& is_evictable) {
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<kv::slot_id> victim(const IsEvictable& is_evictable) {
             (void)is_evictable(kv::slot_id{std::numeric_limits<std::uint32_t>::max()});
             return named;
         }

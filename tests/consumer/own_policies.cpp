@@ -14,8 +14,8 @@ struct most_recent {
         void admit(kvcache::slot_id slot, const kvcache::eviction_entry&) { queue.push_front(slot, 0); }
         void touch(kvcache::slot_id slot) { queue.move_to_front(slot, 0); }
         void erase(kvcache::slot_id slot) { queue.remove(slot); }
-        template <class MayLeave>
-        std::optional<kvcache::slot_id> victim(MayLeave&& is_evictable) {
+        template <class IsEvictable>
+        std::optional<kvcache::slot_id> victim(IsEvictable&& is_evictable) {
             std::optional<kvcache::slot_id> newest;
             if (!queue.empty(0))
                 for (auto slot = queue.back(0); !queue.ends(slot); slot = queue.newer(slot))

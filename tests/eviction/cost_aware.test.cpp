@@ -30,15 +30,15 @@ TEST_CASE("depth makes nothing dearer for cost_aware") {
 
 TEST_CASE("cost_aware learns how likely a hit is after so many uses") {
     auto state = kv::eviction::cost_aware{}.open({.slots = 4});
-    CHECK(state.chance_of_hit(1) == Approx(0.5));
+    CHECK(state.worth().chance_of_hit(1) == Approx(0.5));
     for (std::uint64_t key = 0; key < 1000; ++key) { // one in four is used again, and then twice more
         state.admit(kv::slot_id{0}, {.key = key, .bytes = 1, .cost = 1.0});
         for (int use = 0; use < 3 && key % 4 == 0; ++use)
             state.touch(kv::slot_id{0});
         state.evict(kv::slot_id{0});
     }
-    CHECK(state.chance_of_hit(1) == Approx(0.25).epsilon(0.01));
-    CHECK(state.chance_of_hit(2) > 0.99);
+    CHECK(state.worth().chance_of_hit(1) == Approx(0.25).epsilon(0.01));
+    CHECK(state.worth().chance_of_hit(2) > 0.99);
     // A new entry is evicted before one that was used twice, although its hit would save three times as much.
     state.admit(kv::slot_id{0}, {.key = 5000, .bytes = 1, .cost = 1.0});
     state.touch(kv::slot_id{0});

@@ -44,7 +44,7 @@ TEST_CASE("lru is a list in the order of use") {
 }
 
 TEST_CASE("lru reports a caller's mistakes") {
-    auto state = kv::eviction::lru{}.open({.slots = 2});
+    auto state = kv::open_checked(kv::eviction::lru{}, {.slots = 2});
     CHECK_THROWS_AS(state.touch(kv::slot_id{0}), kv::contract_violation);
     CHECK_THROWS_AS(state.erase(kv::slot_id{0}), kv::contract_violation);
     state.admit(kv::slot_id{0}, {});

@@ -21,8 +21,8 @@ namespace kv = kvcache;
 using queue = std::list<kv::slot_id>;
 
 /// The oldest evictable entry; entries before it move to the front.
-template <class MayLeave>
-std::optional<kv::slot_id> oldest(queue& slots, const MayLeave& is_evictable) {
+template <class IsEvictable>
+std::optional<kv::slot_id> oldest(queue& slots, const IsEvictable& is_evictable) {
     for (std::size_t left = slots.size(); left > 0; --left) {
         if (is_evictable(slots.back()))
             return slots.back();
@@ -141,7 +141,7 @@ void same_victims(const Policy& policy, const Open& open_plain, holders who = ho
 /// The misuses that every policy reports.
 template <kv::eviction_policy Policy>
 void says_what_a_caller_does_wrong(const Policy& policy) {
-    auto state = policy.open({.slots = 2, .bytes = 64});
+    auto state = kv::open_checked(policy, {.slots = 2, .bytes = 64});
     CHECK_THROWS_AS(state.touch(kv::slot_id{0}), kv::contract_violation);
     CHECK_THROWS_AS(state.erase(kv::slot_id{0}), kv::contract_violation);
     const kv::eviction_entry newcomer{.key = 1, .bytes = 8, .cost = 1.0};

@@ -252,8 +252,8 @@ public:
         void erase(slot_id slot) {
             detail::with(one_, [&](auto& one) { one.erase(slot); });
         }
-        template <class MayLeave>
-        [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
             return detail::with(one_, [&](auto& one) { return one.victim(is_evictable); });
         }
         void on_miss(const eviction_entry& newcomer) {

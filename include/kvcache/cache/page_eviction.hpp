@@ -28,7 +28,7 @@ public:
         : page_tokens_(of.shape.tokens),
           page_bytes_(of.page_bytes),
           hash_(hashes.open(id)),
-          eviction_(evictions.open({.slots = of.pages, .bytes = of.pages * of.page_bytes})),
+          eviction_(open_checked(evictions, {.slots = of.pages, .bytes = of.pages * of.page_bytes})),
           prefixes_(of.pages + of.tenants),
           depths_(of.pages),
           flags_(of.pages, 0) {}
@@ -96,8 +96,8 @@ public:
 
     /// The page to evict among those for which `is_evictable(page)` holds. Throws: contract_violation, in every build,
     /// if the policy names another.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<page_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<page_id> victim(IsEvictable&& is_evictable) {
         const auto is_evictable_slot = [&](slot_id slot) {
             return index_of(slot) < flags_.size() && is_evictable(page_id{index_of(slot)});
         };
@@ -132,7 +132,7 @@ private:
 
     std::size_t page_tokens_, page_bytes_;
     Hash hash_;
-    Eviction eviction_;
+    checked_eviction<Eviction> eviction_;
     prefill_cost cost_;
     std::vector<digest> prefixes_;
     std::vector<std::uint32_t> depths_; // by page: full pages before it

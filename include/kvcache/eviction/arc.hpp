@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/ghost_list.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
@@ -58,33 +57,27 @@ public:
     }
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
         if (missed_ != newcomer.key)
             on_miss(newcomer);
         entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        enter(slot, returns_ == nowhere ? once : again);
+        insert(slot, returns_ == nowhere ? once : again);
         missed_.reset();
         returns_ = nowhere;
     }
 
     void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
-        leave(slot);
-        enter(slot, again);
+        erase(slot);
+        insert(slot, again);
     }
 
-    void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a released entry was admitted");
-        queues_.move_to_front(slot, places_[index_of(slot)]);
-    }
+    void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
 
     void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
+        queues_.remove(slot);
+        bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
     }
 
     void evict(slot_id slot) {
-        expects(queues_.contains(slot), "an evicted entry was admitted");
         const bool without_ghost = places_[index_of(slot)] == once && all_are_once();
         if (returns_ == nowhere) {
             if (first_is_full()) {
@@ -95,14 +88,14 @@ public:
                     ghosts_[again].pop();
             }
         }
-        leave(slot);
+        erase(slot);
         const auto [key, bytes] = entries_[index_of(slot)];
         if (!without_ghost && !ghosts_[once].contains(key) && !ghosts_[again].contains(key))
             ghosts_[places_[index_of(slot)]].push(key, {.bytes = bytes});
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         const auto of_once = static_cast<double>(bytes_[once]);
         const bool from_once = !queues_.empty(once) && (all_are_once() || queues_.empty(again) || of_once > target_ ||
                                                         (of_once == target_ && returns_ == again));
@@ -124,15 +117,10 @@ private:
         return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
     }
 
-    void enter(slot_id slot, std::uint8_t queue) {
+    void insert(slot_id slot, std::uint8_t queue) {
         queues_.push_front(slot, queue);
         places_[index_of(slot)] = queue;
         bytes_[queue] += entries_[index_of(slot)].bytes;
-    }
-
-    void leave(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
     }
 
     slot_lists queues_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/abi.hpp>
+#include <kvcache/core/contract.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/role.hpp>
 
@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -95,6 +96,79 @@ template <eviction_state S>
 void on_last_child_removed(S& state, slot_id slot) {
     if constexpr (requires { state.on_last_child_removed(slot); })
         state.on_last_child_removed(slot);
+}
+
+#if KVCACHE_CONTRACTS
+/// A state that also checks its caller: an entry is admitted once, and is used and removed only after that. Without
+/// contract checks it is the state itself.
+template <eviction_state S>
+class checked_eviction {
+public:
+    template <eviction_policy P>
+    checked_eviction(const P& policy, eviction_capacity room) : state_(policy.open(room)), present_(room.slots) {}
+
+    void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(state_, newcomer); }
+
+    void admit(slot_id slot, const eviction_entry& newcomer) {
+        expects(!present_[index_of(slot)], "an entry is admitted once");
+        state_.admit(slot, newcomer);
+        present_[index_of(slot)] = true;
+    }
+
+    void touch(slot_id slot) {
+        expects(present_[index_of(slot)], "a touched entry was admitted");
+        state_.touch(slot);
+    }
+
+    void on_released(slot_id slot) {
+        expects(present_[index_of(slot)], "a released entry was admitted");
+        kvcache::on_released(state_, slot);
+    }
+
+    void on_child_added(slot_id slot) {
+        expects(present_[index_of(slot)], "an entry that gains a child was admitted");
+        kvcache::on_child_added(state_, slot);
+    }
+
+    void on_last_child_removed(slot_id slot) {
+        expects(present_[index_of(slot)], "an entry that lost its last child was admitted");
+        kvcache::on_last_child_removed(state_, slot);
+    }
+
+    void erase(slot_id slot) {
+        expects(present_[index_of(slot)], "an erased entry was admitted");
+        state_.erase(slot);
+        present_[index_of(slot)] = false;
+    }
+
+    void evict(slot_id slot) {
+        expects(present_[index_of(slot)], "an evicted entry was admitted");
+        kvcache::evict(state_, slot);
+        present_[index_of(slot)] = false;
+    }
+
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+        return state_.victim(is_evictable);
+    }
+
+private:
+    S state_;
+    std::vector<bool> present_;
+};
+#else
+template <eviction_state S>
+using checked_eviction = S;
+#endif
+
+/// Opens a policy whose callers are checked, in builds with contract checks.
+template <eviction_policy P>
+[[nodiscard]] auto open_checked(const P& policy, eviction_capacity room) {
+#if KVCACHE_CONTRACTS
+    return checked_eviction<opened_by<P, eviction_capacity>>(policy, room);
+#else
+    return policy.open(room);
+#endif
 }
 
 }} // namespace kvcache

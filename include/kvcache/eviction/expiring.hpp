@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
@@ -88,8 +87,8 @@ public:
     }
 
     /// The next evictable entry whose time has expired.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> expired(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> expired(IsEvictable&& is_evictable) {
         for (std::size_t met = 0; met < queue_.slots() && !queue_.empty(0); ++met) {
             const slot_id oldest = queue_.back(0);
             if (now() - times_[index_of(oldest)] < lifetime_)
@@ -101,8 +100,8 @@ public:
         return std::nullopt;
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         if (const auto found = expired(is_evictable))
             return found;
         return inner_.victim(is_evictable);

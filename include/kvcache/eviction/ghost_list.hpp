@@ -88,7 +88,7 @@ public:
             if (nodes_[at].print != print(hash))
                 continue;
             *link = nodes_[at].next;
-            return leave(at);
+            return remove(at);
         }
         return std::nullopt;
     }
@@ -106,7 +106,7 @@ public:
         trim();
         prefetch_oldest();
         link_to(first_) = nodes_[first_].next;
-        return leave(first_);
+        return remove(first_);
     }
 
 private:
@@ -169,12 +169,12 @@ private:
         return *link;
     }
 
-    ghost leave(std::uint32_t index) noexcept {
-        const ghost left = at(index);
+    ghost remove(std::uint32_t index) noexcept {
+        const ghost removed = at(index);
         bytes_ -= marks_only_ ? 0 : nodes_[index].units;
         nodes_[index] = {};
         --size_;
-        return left;
+        return removed;
     }
 
     void close_holes() noexcept {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/ghost_list.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
@@ -37,31 +36,28 @@ public:
           ghosts_(static_cast<std::size_t>(static_cast<double>(slots) * policy.history), 0, ghost_list::marks::kept) {}
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
         std::uint32_t count = 1;
         if (!keys_.empty()) {
             keys_[index_of(slot)] = newcomer.key;
             if (const auto returns = ghosts_.take(newcomer.key))
                 count = std::min(returns->mark + 1, most);
         }
-        enter(slot, count);
+        insert(slot, count);
     }
 
     void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
         const std::uint32_t count = counts_[index_of(slot)];
-        leave(slot);
-        enter(slot, std::min(count + 1, most));
+        erase(slot);
+        insert(slot, std::min(count + 1, most));
     }
 
-    void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a released entry was admitted");
-        queues_.move_to_front(slot, counts_[index_of(slot)]);
-    }
+    void on_released(slot_id slot) { queues_.move_to_front(slot, counts_[index_of(slot)]); }
 
     void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
+        const std::uint32_t count = counts_[index_of(slot)];
+        queues_.remove(slot);
+        if (queues_.empty(count))
+            filled_[count / 64] &= ~(std::uint64_t{1} << count % 64);
     }
 
     void evict(slot_id slot) {
@@ -72,8 +68,8 @@ public:
         ghosts_.push(keys_[index_of(slot)], {.mark = counts_[index_of(slot)]});
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         for (std::uint32_t word = 0; word < 4; ++word)
             for (std::uint64_t left = filled_[word]; left != 0; left &= left - 1)
                 if (const auto found =
@@ -85,17 +81,10 @@ public:
 private:
     static constexpr std::uint32_t most = 255;
 
-    void enter(slot_id slot, std::uint32_t count) {
+    void insert(slot_id slot, std::uint32_t count) {
         counts_[index_of(slot)] = static_cast<std::uint8_t>(count);
         queues_.push_front(slot, count);
         filled_[count / 64] |= std::uint64_t{1} << count % 64;
-    }
-
-    void leave(slot_id slot) {
-        const std::uint32_t count = counts_[index_of(slot)];
-        queues_.remove(slot);
-        if (queues_.empty(count))
-            filled_[count / 64] &= ~(std::uint64_t{1} << count % 64);
     }
 
     slot_lists queues_; // by count

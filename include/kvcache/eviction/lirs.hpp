@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/ghost_list.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
@@ -61,11 +60,10 @@ public:
     }
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
         if (missed_ != newcomer.key)
             on_miss(newcomer);
         entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        enter(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
+        insert(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
         missed_.reset();
         returns_ = false;
         prune();
@@ -73,18 +71,17 @@ public:
     }
 
     void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
         const std::size_t bytes = entries_[index_of(slot)].bytes;
         if (is_kept(slot)) {
             renew(slot);
         } else if (is_recent(slot)) {
-            leave(slot);
+            unlink(slot);
             make_room_among_kept(bytes);
-            enter(slot, kept, true);
+            insert(slot, kept, true);
             prune();
         } else {
-            leave(slot);
-            enter(slot, passing, true);
+            unlink(slot);
+            insert(slot, passing, true);
             if (eager_)
                 make_room_among_kept(bytes);
         }
@@ -92,7 +89,6 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a released entry was admitted");
         if (is_kept(slot))
             renew(slot);
         else
@@ -100,15 +96,13 @@ public:
     }
 
     void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
+        unlink(slot);
         prune();
     }
 
     void evict(slot_id slot) {
-        expects(queues_.contains(slot), "an evicted entry was admitted");
         const bool leaves_ghost = !is_kept(slot) && is_recent(slot);
-        leave(slot);
+        unlink(slot);
         const auto [key, bytes] = entries_[index_of(slot)];
         if (leaves_ghost && !ghosts_.contains(key))
             ghosts_.push(key, {.bytes = bytes, .mark = times_[index_of(slot)]});
@@ -123,8 +117,8 @@ public:
         return !queues_.empty(passing) && bytes_[passing] + (joins ? bytes_to_come_ : 0) > passing_share_;
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         for (std::size_t left = count_passing_; left > 0; --left) {
             const slot_id oldest = queues_.back(passing);
             if (is_evictable(oldest))
@@ -160,7 +154,7 @@ private:
         return (marks_[index_of(slot)] & recent) != 0 && !before_all_kept(times_[index_of(slot)]);
     }
 
-    void enter(slot_id slot, std::uint8_t queue, bool used) {
+    void insert(slot_id slot, std::uint8_t queue, bool used) {
         queues_.push_front(slot, queue);
         bytes_[queue] += entries_[index_of(slot)].bytes;
         marks_[index_of(slot)] = queue;
@@ -175,7 +169,7 @@ private:
             first_recent_ = slot;
     }
 
-    void leave(slot_id slot) {
+    void unlink(slot_id slot) {
         if (!is_kept(slot)) {
             mark_not_recent(slot);
             if (first_recent_ == slot)
@@ -217,8 +211,8 @@ private:
     void make_room_among_kept(std::size_t bytes) {
         while (!queues_.empty(kept) && bytes_[kept] + bytes > kept_share_) {
             const slot_id idle = queues_.back(kept);
-            leave(idle);
-            enter(idle, passing, false);
+            unlink(idle);
+            insert(idle, passing, false);
         }
         prune();
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
 
@@ -22,25 +21,16 @@ class lru::state {
 public:
     explicit state(std::size_t slots) : queue_(slots, 1) {}
 
-    void admit(slot_id slot, const eviction_entry&) {
-        expects(!queue_.contains(slot), "an entry is admitted once");
-        queue_.push_front(slot, 0);
-    }
+    void admit(slot_id slot, const eviction_entry&) { queue_.push_front(slot, 0); }
 
-    void touch(slot_id slot) {
-        expects(queue_.contains(slot), "a touched entry was admitted");
-        queue_.move_to_front(slot, 0);
-    }
+    void touch(slot_id slot) { queue_.move_to_front(slot, 0); }
 
     void on_released(slot_id slot) { touch(slot); }
 
-    void erase(slot_id slot) {
-        expects(queue_.contains(slot), "an erased entry was admitted");
-        queue_.remove(slot);
-    }
+    void erase(slot_id slot) { queue_.remove(slot); }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         return queue_.oldest(0, is_evictable);
     }
 

@@ -20,8 +20,8 @@ public:
     void touch(slot_id) {}
     void erase(slot_id) {}
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&&) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&&) {
         return std::nullopt;
     }
 };

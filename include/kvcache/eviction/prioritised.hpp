@@ -81,8 +81,8 @@ public:
     void erase(slot_id slot) { at(slot).erase(slot); }
     void evict(slot_id slot) { kvcache::evict(at(slot), slot); }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         for (auto& level : inner_)
             if (const std::optional<slot_id> found = level.victim(is_evictable))
                 return found;

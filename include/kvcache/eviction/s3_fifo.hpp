@@ -51,37 +51,34 @@ public:
     }
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
         if (missed_ != newcomer.key)
             on_miss(newcomer);
         entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        enter(slot, returns_ ? main : small);
+        insert(slot, returns_ ? main : small);
         marks_[index_of(slot)] = returns_ ? main : fresh;
         missed_.reset();
     }
 
     void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
         std::uint8_t& marks = marks_[index_of(slot)];
         if (uses(marks) < most)
             marks = static_cast<std::uint8_t>(marks + one_use);
     }
 
     void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a released entry was admitted");
         if ((marks_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
             queues_.move_to_front(slot, queue_of(slot));
         marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
     }
 
     void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
+        queues_.remove(slot);
+        bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
+        --count_[queue_of(slot)];
     }
 
     void evict(slot_id slot) {
-        expects(queues_.contains(slot), "an evicted entry was admitted");
-        leave(slot);
+        erase(slot);
         if (count_[small] > 0) // a likely next victim
             ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
         const auto [key, bytes] = entries_[index_of(slot)];
@@ -92,8 +89,8 @@ public:
         ghosts_.push(key, {.bytes = bytes});
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         // One round checks or promotes all of the small queue, and most + 1 rounds check all of the main queue.
         std::size_t small_left = count_[small];
         std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
@@ -140,21 +137,15 @@ private:
     [[nodiscard]] static std::uint32_t uses(std::uint8_t marks) { return marks / one_use; }
     [[nodiscard]] std::uint8_t queue_of(slot_id slot) const { return marks_[index_of(slot)] & main; }
 
-    void enter(slot_id slot, std::uint8_t queue) {
+    void insert(slot_id slot, std::uint8_t queue) {
         queues_.push_front(slot, queue);
         bytes_[queue] += entries_[index_of(slot)].bytes;
         ++count_[queue];
     }
 
-    void leave(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
-        --count_[queue_of(slot)];
-    }
-
     void promote(slot_id slot) {
-        leave(slot);
-        enter(slot, main);
+        erase(slot);
+        insert(slot, main);
         marks_[index_of(slot)] = main;
     }
 

@@ -5,6 +5,7 @@
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/prefetch.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -76,14 +77,14 @@ public:
 
     /// The oldest evictable slot of a list. Slots before it move to the front: a slot that is not evictable is in use.
     /// Cost: amortized O(1), while a fixed fraction of the slots is evictable.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, IsEvictable&& is_evictable) {
         return oldest(queue, is_evictable, slots_);
     }
 
     /// The same among the oldest `most` slots. A later search continues where this one ended.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& is_evictable, std::size_t most) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, IsEvictable&& is_evictable, std::size_t most) {
         if (empty(queue))
             return std::nullopt;
         const slot_id last = front(queue);
@@ -106,6 +107,38 @@ private:
 
     std::vector<link> links_; // the slots, then the sentinels
     std::uint32_t slots_;
+};
+
+/// A buffer of the last few touches, for a policy that moves touched entries. Each touch waits while its memory is
+/// prefetched, and touches are applied in order. Before any other operation the policy applies the remaining ones.
+///
+///     touch -> [ fetch: its own links .  .  reach: its neighbors' .  .  apply ]
+///
+/// Cost: O(1) each. 64 bytes.
+class touch_buffer {
+public:
+    /// Adds a touch. `fetch(slot)` prefetches a slot's own memory, `reach(slot)` reads it and prefetches the memory it
+    /// refers to. `apply(slot)` applies the oldest touch once the ring is full.
+    template <class Fetch, class Reach, class Apply>
+    void add(slot_id slot, Fetch&& fetch, Reach&& reach, Apply&& apply) {
+        if (end_ - begin_ == ring_.size())
+            apply(ring_[begin_++ % ring_.size()]);
+        fetch(slot);
+        ring_[end_++ % ring_.size()] = slot;
+        if (end_ - begin_ > ring_.size() / 2)
+            reach(ring_[(end_ - 1 - ring_.size() / 2) % ring_.size()]);
+    }
+
+    /// Applies all waiting touches.
+    template <class Apply>
+    void apply_all(Apply&& apply) {
+        while (begin_ != end_)
+            apply(ring_[begin_++ % ring_.size()]);
+    }
+
+private:
+    std::array<slot_id, 16> ring_ = {};
+    std::uint32_t begin_ = 0, end_ = 0; // number of touches applied, and added
 };
 
 }}} // namespace kvcache::eviction

@@ -5,7 +5,6 @@
 #include <kvcache/core/prefetch.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
-#include <kvcache/eviction/touch_buffer.hpp>
 
 #include <vector>
 
@@ -41,18 +40,16 @@ public:
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
         apply_touches();
-        expects(!queues_.contains(slot), "an entry is admitted once");
         expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
         std::uint32_t lowest = 0;
         while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
             ++lowest;
         entries_[index_of(slot)].bytes = newcomer.bytes & most_bytes;
-        enter(slot, lowest < filled_.size() ? lowest : 0);
+        insert(slot, lowest < filled_.size() ? lowest : 0);
         let_down_ = false;
     }
 
     void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
         touches_.add(
             slot,
             [this](slot_id one) {
@@ -64,14 +61,12 @@ public:
 
     void on_released(slot_id slot) {
         apply_touches();
-        expects(queues_.contains(slot), "a released entry was admitted");
         queues_.move_to_front(slot, segment_of(slot));
     }
 
     void erase(slot_id slot) {
         apply_touches();
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
+        unlink(slot);
     }
 
     /// Returns whether the last touch demoted entries into a lowest segment that is now above its share, as entries of
@@ -82,8 +77,8 @@ public:
         return let_down_ && filled_[0] > share_;
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         apply_touches();
         for (std::uint32_t s = 0; s < filled_.size(); ++s)
             if (const auto found = queues_.oldest(s, is_evictable))
@@ -109,14 +104,14 @@ private:
     void lift(slot_id slot) {
         const std::uint32_t from = segment_of(slot);
         const bool highest = from + 1u == filled_.size();
-        leave(slot);
-        enter(slot, highest ? from : from + 1);
+        unlink(slot);
+        insert(slot, highest ? from : from + 1);
         let_down_ = false;
         for (std::uint32_t s = from + 1; !highest && s > 0; --s) {
             while (filled_[s] > share_) {
                 const slot_id oldest = queues_.back(s);
-                leave(oldest);
-                enter(oldest, s - 1);
+                unlink(oldest);
+                insert(oldest, s - 1);
                 let_down_ = s == 1;
             }
             if (const slot_id next = queues_.back(s); !queues_.ends(next)) { // likely demoted by a later touch
@@ -126,14 +121,14 @@ private:
         }
     }
 
-    void enter(slot_id slot, std::uint32_t segment) {
+    void insert(slot_id slot, std::uint32_t segment) {
         queues_.push_front(slot, segment);
         known& one = entries_[index_of(slot)];
         one.segment = segment & 0xffu;
         filled_[segment] += one.bytes;
     }
 
-    void leave(slot_id slot) {
+    void unlink(slot_id slot) {
         queues_.remove(slot);
         const known one = entries_[index_of(slot)];
         filled_[one.segment] -= one.bytes;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
 
@@ -41,7 +40,6 @@ public:
           losable_(policy.budget > policy.next_turn ? policy.budget - policy.next_turn : 0) {}
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
         const std::uint32_t at = index_of(slot);
         parents_[at] = newcomer.parent ? index_of(*newcomer.parent) : nowhere;
         depths_[at] = newcomer.depth;
@@ -52,23 +50,17 @@ public:
             need_before(slot, newcomer.length);
     }
 
-    void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
-        queues_.move_to_front(slot, places_[index_of(slot)]);
-    }
+    void touch(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
 
     void on_released(slot_id slot) { touch(slot); }
 
-    void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        queues_.remove(slot);
-    }
+    void erase(slot_id slot) { queues_.remove(slot); }
 
     /// Returns whether the entry can be evicted without delaying the next turn.
     [[nodiscard]] bool is_safe(slot_id slot) const { return places_[index_of(slot)] == safe; }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         if (const auto found = queues_.oldest(safe, is_evictable))
             return found;
         return queues_.oldest(needed, is_evictable);

@@ -40,7 +40,7 @@ public:
 
     explicit session_table(session_limits limits, Eviction eviction)
         : limits_(limits),
-          order_(eviction.open({.slots = limits.sessions, .bytes = limits.sessions})),
+          order_(open_checked(eviction, {.slots = limits.sessions, .bytes = limits.sessions})),
           slots_(limits.sessions) {
         require(limits.sessions > 0, "a table has room for a session");
     }
@@ -277,7 +277,7 @@ private:
     session_limits limits_;
     mutable std::mutex lock_;
     std::condition_variable free_;
-    decltype(std::declval<const Eviction&>().open(eviction_capacity{})) order_;
+    checked_eviction<opened_by<Eviction, eviction_capacity>> order_;
     names names_;
     std::vector<std::unique_ptr<slot>> slots_;
     std::size_t bytes_ = 0;

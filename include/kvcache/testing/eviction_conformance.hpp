@@ -13,13 +13,13 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace testing {
 
 namespace detail {
 
-// An eviction state, its twin, and a plain model of the entries that are present.
+// An eviction state, a duplicate with the same history, and a plain model of the entries that are present.
 template <eviction_policy Policy>
 class eviction_trial {
 public:
     eviction_trial(const Policy& policy, std::size_t slots, violations& broken)
-        : state_(policy.open({.slots = slots, .bytes = slots * 256})),
-          twin_(policy.open({.slots = slots, .bytes = slots * 256})),
+        : state_(open_checked(policy, {.slots = slots, .bytes = slots * 256})),
+          duplicate_(open_checked(policy, {.slots = slots, .bytes = slots * 256})),
           parents_(slots),
           depths_(slots),
           children_(slots),
@@ -35,11 +35,9 @@ public:
                 if (childless(slot))
                     erase(slot);
             } else if (choose.one_in(4)) {
-                on_released(state_, slot);
-                on_released(twin_, slot);
+                both([&](auto& state) { on_released(state, slot); });
             } else {
-                state_.touch(slot);
-                twin_.touch(slot);
+                both([&](auto& state) { state.touch(slot); });
             }
             if (choose.one_in(3)) {
                 std::vector<bool> held(present_.size());
@@ -69,19 +67,15 @@ public:
         depths_[index_of(slot)] = newcomer.depth;
         if (choose.one_in(4)) { // a miss whose entry is not admitted
             const eviction_entry other{choose.below(40), 64, 1.0, {}};
-            on_miss(state_, other);
-            on_miss(twin_, other);
+            both([&](auto& state) { on_miss(state, other); });
         }
         if (!choose.one_in(4)) {
-            on_miss(state_, newcomer);
-            on_miss(twin_, newcomer);
+            both([&](auto& state) { on_miss(state, newcomer); });
         }
-        state_.admit(slot, newcomer);
-        twin_.admit(slot, newcomer);
+        both([&](auto& state) { state.admit(slot, newcomer); });
         present_[index_of(slot)] = true;
         if (newcomer.parent && ++children_[index_of(parent)] == 1) {
-            on_child_added(state_, parent);
-            on_child_added(twin_, parent);
+            both([&](auto& state) { on_child_added(state, parent); });
         }
     }
 
@@ -103,27 +97,30 @@ public:
     }
 
 private:
+    template <class Act>
+    void both(const Act& act) {
+        act(state_);
+        act(duplicate_);
+    }
+
     [[nodiscard]] bool childless(slot_id slot) const { return children_[index_of(slot)] == 0; }
 
-    void leave(slot_id slot) {
+    void on_removed(slot_id slot) {
         present_[index_of(slot)] = false;
         const std::optional<slot_id> parent = parents_[index_of(slot)];
         if (parent && --children_[index_of(*parent)] == 0) {
-            on_last_child_removed(state_, *parent);
-            on_last_child_removed(twin_, *parent);
+            both([&](auto& state) { on_last_child_removed(state, *parent); });
         }
     }
 
     void erase(slot_id slot) {
-        state_.erase(slot);
-        twin_.erase(slot);
-        leave(slot);
+        both([&](auto& state) { state.erase(slot); });
+        on_removed(slot);
     }
 
     void evict(slot_id slot) {
-        kvcache::evict(state_, slot);
-        kvcache::evict(twin_, slot);
-        leave(slot);
+        both([&](auto& state) { kvcache::evict(state, slot); });
+        on_removed(slot);
     }
 
     std::optional<slot_id> victim(const std::vector<bool>& held, bool names_victims) {
@@ -146,14 +143,14 @@ private:
         check_property(broken_, asked <= 16 * present_.size(), "a search asks about an entry a few times at most");
         check_property(broken_, !found || (index_of(*found) < present_.size() && present_[index_of(*found)]),
                        "a victim was admitted and has not left");
-        check_property(broken_, !found || allowed(*found), "a victim may leave");
-        check_property(broken_, found || !any || !names_victims, "there is a victim while an entry may leave");
-        check_property(broken_, twin_.victim(is_evictable) == found, "the same history has the same victim");
+        check_property(broken_, !found || allowed(*found), "a victim is evictable");
+        check_property(broken_, found || !any || !names_victims, "there is a victim while an entry is evictable");
+        check_property(broken_, duplicate_.victim(is_evictable) == found, "the same history has the same victim");
         return found && allowed(*found) ? found : std::nullopt;
     }
 
-    decltype(std::declval<const Policy&>().open(eviction_capacity{})) state_;
-    decltype(std::declval<const Policy&>().open(eviction_capacity{})) twin_;
+    using state = decltype(open_checked(std::declval<const Policy&>(), eviction_capacity{}));
+    state state_, duplicate_;
     std::vector<std::optional<slot_id>> parents_;
     std::vector<std::uint32_t> depths_;
     std::vector<std::uint32_t> children_;

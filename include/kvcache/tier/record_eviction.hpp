@@ -32,7 +32,7 @@ class record_eviction {
 public:
     /// At most `records` records of at most `bytes` in total.
     record_eviction(Eviction eviction, std::size_t records, std::size_t bytes)
-        : eviction_(eviction.open({.slots = records, .bytes = bytes})), most_bytes_(bytes), records_(records) {
+        : eviction_(open_checked(eviction, {.slots = records, .bytes = bytes})), most_bytes_(bytes), records_(records) {
         free_.reserve(records);
         for (std::size_t slot = records; slot > 0; --slot)
             free_.push_back(slot_id{static_cast<std::uint32_t>(slot - 1)});
@@ -119,7 +119,7 @@ private:
                 .length = record.depth + 1};
     }
 
-    opened_by<Eviction, eviction_capacity> eviction_;
+    checked_eviction<opened_by<Eviction, eviction_capacity>> eviction_;
     std::size_t most_bytes_;
     std::size_t bytes_ = 0;
     bool missed_ = false;        // on_miss was called for the pending newcomer

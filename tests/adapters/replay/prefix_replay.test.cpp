@@ -88,8 +88,8 @@ struct diary {
             std::erase(order, slot);
         }
         void erase(kv::slot_id slot) { std::erase(order, slot); }
-        template <class MayLeave>
-        std::optional<kv::slot_id> victim(MayLeave&& is_evictable) {
+        template <class IsEvictable>
+        std::optional<kv::slot_id> victim(IsEvictable&& is_evictable) {
             for (const kv::slot_id slot : order)
                 if (is_evictable(slot))
                     return slot;
