@@ -3,15 +3,114 @@
 
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/digest.hpp>
 #include <kvcache/core/prefetch.hpp>
 #include <kvcache/index/concept.hpp>
-#include <kvcache/index/sibling_order.hpp>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
+#include <span>
+#include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
+
+/// Many small sets of page numbers in one array. Each page is in at most one set, and each set is ordered by the
+/// caller's predicate. A set is a treap whose priorities are mixed page numbers: O(log n) expected for any order of
+/// insertion. Nothing is allocated after construction. 8 bytes a page.
+class sibling_order {
+public:
+    static constexpr std::uint32_t none = 0xffffffffu;
+
+    /// A set, represented by the root of its treap.
+    struct set {
+        std::uint32_t top = none;
+        [[nodiscard]] bool empty() const noexcept { return top == none; }
+    };
+
+    explicit sibling_order(std::size_t pages) : links_(pages) {}
+
+    /// The last page for which `before(page)` holds and the first for which it does not; `none` where there is no such
+    /// page. Requires: the pages for which `before` holds precede all others in the set's order.
+    struct neighbours {
+        std::uint32_t before = none;
+        std::uint32_t after = none;
+    };
+    template <class Before>
+    [[nodiscard]] neighbours around(const set& of, Before&& before) const {
+        neighbours found;
+        for (std::uint32_t at = of.top; at != none;)
+            if (before(at)) {
+                found.before = at;
+                at = links_[at].right;
+            } else {
+                found.after = at;
+                at = links_[at].left;
+            }
+        return found;
+    }
+
+    /// Inserts a page after all pages for which `before` holds. Requires: the page is in no set.
+    template <class Before>
+    void insert(set& into, std::uint32_t page, Before&& before) {
+        std::uint32_t* at = &into.top;
+        while (*at != none && priority(*at) > priority(page))
+            at = before(*at) ? &links_[*at].right : &links_[*at].left;
+        // The rest is split below the page: pages that sort before it to the left.
+        std::uint32_t rest = *at;
+        *at = page;
+        std::uint32_t *left = &links_[page].left, *right = &links_[page].right;
+        while (rest != none)
+            if (before(rest)) {
+                *left = rest;
+                left = &links_[rest].right;
+                rest = *left;
+            } else {
+                *right = rest;
+                right = &links_[rest].left;
+                rest = *right;
+            }
+        *left = *right = none;
+    }
+
+    /// Removes a page. Requires: the page is in the set, and `before` holds for exactly the pages before it.
+    template <class Before>
+    void erase(set& from, std::uint32_t page, Before&& before) {
+        std::uint32_t* at = &from.top;
+        while (*at != page)
+            at = before(*at) ? &links_[*at].right : &links_[*at].left;
+        std::uint32_t left = links_[page].left, right = links_[page].right;
+        while (left != none && right != none)
+            if (priority(left) > priority(right)) {
+                *at = left;
+                at = &links_[left].right;
+                left = *at;
+            } else {
+                *at = right;
+                at = &links_[right].left;
+                right = *at;
+            }
+        *at = left != none ? left : right;
+        links_[page] = {};
+    }
+
+private:
+    struct link {
+        std::uint32_t left = none;
+        std::uint32_t right = none;
+    };
+
+    // A mixed page number (a bijection, so no two priorities are equal).
+    [[nodiscard]] static constexpr std::uint32_t priority(std::uint32_t page) noexcept {
+        page = (page ^ (page >> 16)) * 0x7feb352du;
+        page = (page ^ (page >> 15)) * 0x846ca68bu;
+        return page ^ (page >> 16);
+    }
+
+    std::vector<link> links_;
+};
 
 /// A tree of pages, each with the run of tokens it holds and the page that it continues. Siblings are ordered by their
 /// runs, so the one that shares most with a query is next to the query's position. Every step is exact at any token,
@@ -157,6 +256,71 @@ private:
     aligned_vector<node> nodes_;      // by page
     sibling_order order_;             // children of each page, and the roots
     sibling_order::set roots_;
+};
+
+/// An index of a page tree whose full pages are also found by the chained hash of all tokens up to their end. Equal
+/// hashes only make candidates: Lookup compares them with the tree. Lookup holds the pages by hash, with `insert(hash,
+/// page)`, `erase(hash, page)` and `match(tree, chain, tokens, found)`, where `chain(past, run)` continues a hash. All
+/// memory is allocated at construction: that of the tree and of Lookup, and 8 bytes a page.
+template <class Lookup>
+class hashed_tree {
+public:
+    /// `hash_bits`: the bits of a hash that are used; 64 or more for all.
+    hashed_tree(unsigned hash_bits, page_shape shape, std::size_t pages)
+        : used_bits_(hash_bits >= 64 ? ~std::uint64_t{} : (std::uint64_t{1} << hash_bits) - 1),
+          tree_(shape, pages),
+          lookup_(pages),
+          hashes_(pages) {}
+
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+        index_match found;
+        match(tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::span<const token_id> tokens, index_match& found) const {
+        found.clear();
+        lookup_.match(
+            tree_, [this](std::uint64_t past, std::span<const token_id> run) { return chain(past, run); }, tokens,
+            found);
+    }
+
+    /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
+    /// the index, one of the two runs is a prefix of the other.
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        const insertion done = tree_.insert(parent, tokens, page);
+        if (done.what != insertion::outcome::covered && tree_.full(page)) {
+            const std::uint64_t hash = chain(parent ? hashes_[index_of(*parent)] : 0, tokens);
+            hashes_[index_of(page)] = hash;
+            lookup_.insert(hash, index_of(page));
+        }
+        return done;
+    }
+
+    /// Requires: the page is a leaf of the index.
+    void erase(page_id page) {
+        const bool hashed = tree_.full(page);
+        tree_.erase(page);
+        if (hashed)
+            lookup_.erase(hashes_[index_of(page)], index_of(page));
+    }
+
+    [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
+    [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
+
+    /// The tokens of a page in the index; empty for other pages.
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
+
+private:
+    [[nodiscard]] std::uint64_t chain(std::uint64_t past, std::span<const token_id> run) const {
+        return seeded_hash(past, std::as_bytes(run)) & used_bits_;
+    }
+
+    std::uint64_t used_bits_;
+    page_tree tree_;
+    Lookup lookup_;                     // full pages
+    std::vector<std::uint64_t> hashes_; // by full page: hash of all tokens up to its end
 };
 
 }}} // namespace kvcache::index
