@@ -3,7 +3,8 @@
 // The cost of the hash, index and storage policies alone: hashes of 16-token blocks, matches of 16-token pages in a
 // tree of 100,000 sequences, and pages acquired and released.
 
-#include <kvcache/hash/crypto.hpp>
+#include <kvcache/hash/all.hpp>
+#include <kvcache/hash/sha256.hpp>
 #include <kvcache/index/all.hpp>
 #include <kvcache/storage/all.hpp>
 

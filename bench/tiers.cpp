@@ -12,8 +12,8 @@
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/testing/random_weights.hpp>
 #include <kvcache/tier.hpp>
-#include <kvcache/tier/disk.hpp>
-#include <kvcache/tier/remote.hpp>
+#include <kvcache/tier/lmdb.hpp>
+#include <kvcache/tier/redis.hpp>
 #include <kvcache/tier/run.hpp>
 
 #include <algorithm>

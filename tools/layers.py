@@ -31,7 +31,7 @@ DEPENDENCIES = {  # what an include opens with: the headers or folders that may 
     "nlohmann/": ("core/json.hpp",),
     "pcre2.h": ("text/regex.hpp",),
     "utf8proc.h": ("text/unicode.hpp",),
-    "openssl/": ("hash/sha256.hpp", "tier/redis_tls.hpp"),
+    "openssl/": ("hash/sha256.hpp", "tier/redis_link.hpp"),
     "xxhash.h": ("hash/", "core/"),  # one header, whichever it is
     "cxxabi.h": ("core/type_name.hpp",),
     "immintrin.h": ("core/intrinsics.hpp",),

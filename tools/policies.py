@@ -11,6 +11,8 @@ import re
 import sys
 from pathlib import Path
 
+from repository import COMPONENT_POLICIES
+
 HOME = Path(__file__).resolve().parents[1]
 INCLUDE, PAGES = HOME / "include" / "kvcache", HOME / "docs" / "policies"
 BEGIN, END = "<!-- policies: made by tools/policies.py -->", "<!-- end of policies -->"
@@ -33,16 +35,10 @@ def arguments(text: str) -> list[str]:
 
 
 def listed(role: str) -> list[str]:
-    """The names in the role's lists, each once, without namespaces and template arguments."""
-    names: list[str] = []
-    for file in ("all.hpp", "crypto.hpp", "disk.hpp", "remote.hpp"):
-        path = INCLUDE / role / file
-        found = re.search(r"using \w+_policies =\s*std::tuple<(.*)>;", path.read_text(), re.S) if path.exists() else None
-        for one in arguments(" ".join(found[1].split())) if found else []:
-            name = one.split("<", 1)[0].split("::")[-1]
-            if name not in names:
-                names.append(name)
-    return names
+    """The names in the role's list, then those of components, each once, without namespaces and template arguments."""
+    found = re.search(r"using \w+_policies =\s*std::tuple<(.*)>;", (INCLUDE / role / "all.hpp").read_text(), re.S)
+    names = [one.split("<", 1)[0].split("::")[-1] for one in (arguments(" ".join(found[1].split())) if found else [])]
+    return list(dict.fromkeys([*names, *COMPONENT_POLICIES.get(role, ())]))
 
 
 def definition(role: str, name: str) -> tuple[str, str, str]:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/tier/redis_channel.hpp>
+#include <kvcache/tier/redis_link.hpp>
 
 #include <chrono>
 #include <csignal>

@@ -6,7 +6,6 @@
 //     clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -Iinclude tests/fuzz/resp.cpp -o fuzz
 //     ./fuzz -max_len=4096 -max_total_time=60 tests/fuzz/corpus/resp
 
-#include <kvcache/tier/redis_slots.hpp>
 #include <kvcache/tier/resp.hpp>
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/hash/crypto.hpp>
+#include <kvcache/hash/sha256.hpp>
 #include <kvcache/testing/hash_conformance.hpp>
 
 #include <string>
@@ -49,8 +49,8 @@ TEST_CASE("sha256 gives the names that another implementation computes") {
     }
 }
 
-TEMPLATE_LIST_TEST_CASE("cryptographic hashes pass the conformance tests", "", kv::all_hash_policies) {
-    CHECK(kv::testing::hash_conformance(TestType{}, 3).empty());
+TEST_CASE("a cryptographic hash passes the conformance tests") {
+    CHECK(kv::testing::hash_conformance(kv::hash::sha256{}, 3).empty());
 }
 
 TEST_CASE("a keyed hash passes the conformance tests, and another key gives other names") {

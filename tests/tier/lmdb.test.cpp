@@ -2,7 +2,7 @@
 #include <kvcache/eviction/fifo.hpp>
 #include <kvcache/eviction/s3_fifo.hpp>
 #include <kvcache/testing/tier_conformance.hpp>
-#include <kvcache/tier/disk.hpp>
+#include <kvcache/tier/lmdb.hpp>
 
 #include <chrono>
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/testing/tier_conformance.hpp>
 #include <kvcache/tier.hpp>
-#include <kvcache/tier/remote.hpp>
+#include <kvcache/tier/redis.hpp>
 #include <kvcache/tier/run.hpp>
 
 #include <chrono>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/testing/violations.hpp>
-#include <kvcache/tier/redis_slots.hpp>
 #include <kvcache/tier/resp.hpp>
 
 #include <cstddef>

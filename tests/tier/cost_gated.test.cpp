@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/tier.hpp>
 #include <kvcache/tier/cost_gated.hpp>
-#include <kvcache/tier/load_cost.hpp>
 
 #include <cstddef>
 #include <cstdint>
