@@ -2,6 +2,8 @@
 #include <kvcache/eviction/expiring.hpp>
 #include <kvcache/eviction/fifo.hpp>
 
+#include <chrono>
+
 #include "model.hpp"
 
 using namespace eviction_model;
@@ -28,8 +30,10 @@ constexpr auto anyone = [](kv::slot_id) { return true; };
 
 TEST_CASE("an expired entry is evicted before any other") {
     std::uint64_t now = 0xffffffffull - 20; // the low 32 bits wrap soon
-    auto state = kv::eviction::expiring<kv::eviction::fifo, shown_time>{.milliseconds = 100, .clock = {&now}}.open(
-        {.slots = 3, .bytes = 3});
+    auto state = kv::eviction::expiring<kv::eviction::fifo, shown_time>{
+        .time_to_live = std::chrono::milliseconds(100),
+        .clock = {
+            &now}}.open({.slots = 3, .bytes = 3});
     for (std::uint32_t slot = 0; slot < 3; ++slot)
         state.admit(kv::slot_id{slot}, {.key = slot, .bytes = 1});
     now += 60;
@@ -56,4 +60,18 @@ TEST_CASE("while nothing expires the policy inside decides") {
     std::uint64_t now = 0;
     same_victims(kv::eviction::expiring<kv::eviction::lru, shown_time>{.clock = {&now}},
                  [](kv::eviction_capacity) { return plain_lru{}; });
+}
+
+TEST_CASE("a time to live is a duration of any unit, and is not negative") {
+    std::uint64_t now = 0;
+    auto state =
+        kv::eviction::expiring<kv::eviction::fifo, shown_time>{.time_to_live = std::chrono::seconds(2), .clock = {&now}}
+            .open({.slots = 1, .bytes = 1});
+    state.admit(kv::slot_id{0}, {.key = 0, .bytes = 1});
+    now = 1999;
+    CHECK_FALSE(state.expired(anyone));
+    now = 2000;
+    CHECK(state.expired(anyone) == kv::slot_id{0});
+    for (const auto bad : {std::chrono::milliseconds(-1), std::chrono::milliseconds(std::int64_t{1} << 31)})
+        CHECK_THROWS_AS((kv::eviction::expiring<>{.time_to_live = bad}.open({.slots = 1})), kv::contract_violation);
 }

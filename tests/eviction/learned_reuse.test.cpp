@@ -94,6 +94,143 @@ std::vector<std::uint64_t> chain(std::uint64_t name, std::size_t length) {
     return blocks;
 }
 
+// The value of an entry by its age and its class of uses, from counts of all reuse ages. Every sum is computed anew.
+struct plain_learned_reuse {
+    static constexpr std::size_t classes = 5, bins = 64;
+    struct entry {
+        std::uint64_t key = 0;
+        std::size_t uses = 0;
+        double bytes = 0.0;
+        std::uint32_t used = 0;
+    };
+    struct ghost {
+        std::uint64_t key = 0;
+        std::size_t of = 0;
+        std::uint32_t used = 0;
+    };
+    explicit plain_learned_reuse(std::size_t slots)
+        : most_ghosts(4 * slots), period(std::max<std::size_t>(slots, 2000)) {}
+
+    // Classes: 1, 2, 3 to 4, 5 to 8 and more uses.
+    [[nodiscard]] static std::size_t class_of(const entry& one) {
+        return one.uses < 3 ? one.uses - 1 : one.uses < 5 ? 2 : one.uses < 9 ? 3 : 4;
+    }
+    // Bins begin at 1, 2, 3, 4, 6, 8, 12 ... uses: two an octave.
+    [[nodiscard]] static double begin_of(std::size_t bin) {
+        return std::ldexp(bin % 2 == 0 ? 1.0 : 1.5, static_cast<int>(bin / 2));
+    }
+    [[nodiscard]] static std::size_t bin_of(std::uint32_t age) {
+        std::size_t bin = 0;
+        while (bin + 1 < bins && begin_of(bin + 1) <= std::max(1.0, static_cast<double>(age)))
+            ++bin;
+        return bin;
+    }
+
+    // The best hits by time over all horizons, of an entry of class `c` that waits since the begin of a bin.
+    [[nodiscard]] double index(std::size_t c, std::size_t from) const {
+        double begun_in_all = 0.0;
+        for (const double one : begun)
+            begun_in_all += one;
+        std::vector<double> chance(bins), waiting(bins + 1, 1.0);
+        for (std::size_t bin = 0; bin < bins; ++bin) {
+            double used_in_all = 0.0;
+            for (std::size_t k = 0; k < classes; ++k)
+                used_in_all += used[k][bin];
+            const double average = begun_in_all > 0.0 ? used_in_all / begun_in_all : 0.0;
+            chance[bin] = (used[c][bin] + average) / (begun[c] + 1.0); // as if one more entry were average
+            waiting[bin + 1] = std::max(1e-9, waiting[bin] - chance[bin]);
+        }
+        double hits = 0.0, time = 0.0, best = 0.0;
+        for (std::size_t bin = from; bin < bins; ++bin) {
+            hits += chance[bin];
+            time += (begin_of(bin + 1) - begin_of(bin)) * (waiting[bin] + waiting[bin + 1]) / 2.0;
+            best = std::max(best, hits / time);
+        }
+        return best;
+    }
+    void learn() {
+        for (std::size_t c = 0; c < classes; ++c)
+            for (std::size_t bin = 0; bin < bins; ++bin)
+                worth[c][bin] = index(c, bin);
+        const double kept = 1.0 - 0.1 * static_cast<double>(since_learned) / static_cast<double>(period);
+        for (std::size_t c = 0; c < classes; ++c) {
+            begun[c] *= kept;
+            for (double& one : used[c])
+                one *= kept;
+        }
+        since_learned = 0;
+        ++learned;
+    }
+
+    void use(kv::slot_id slot) {
+        entry& one = entries[slot];
+        one.uses = std::min<std::size_t>(one.uses + 1, 255);
+        one.used = ++clock;
+        ++begun[class_of(one)];
+        lists[class_of(one)].push_front(slot);
+        if (++since_learned == 2000)
+            learn();
+    }
+    void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
+        entries[slot] = {.key = newcomer.key, .bytes = static_cast<double>(newcomer.bytes)};
+        const auto returns = std::ranges::find(ghosts, newcomer.key, &ghost::key);
+        if (returns != ghosts.end()) {
+            constexpr std::size_t fewest[] = {1, 2, 3, 5, 9}; // uses of a class
+            entries[slot].uses = fewest[returns->of];
+            ++used[returns->of][bin_of(clock - returns->used)];
+            ghosts.erase(returns);
+        }
+        use(slot);
+    }
+    void touch(kv::slot_id slot) {
+        const entry& one = entries[slot];
+        ++used[class_of(one)][bin_of(clock - one.used)];
+        lists[class_of(one)].remove(slot);
+        use(slot);
+    }
+    void on_released(kv::slot_id slot) { to_front(lists[class_of(entries[slot])], slot); }
+    void erase(kv::slot_id slot) {
+        lists[class_of(entries[slot])].remove(slot);
+        entries.erase(slot);
+    }
+    void evict(kv::slot_id slot) {
+        const entry& one = entries[slot];
+        if (ghosts.size() == most_ghosts)
+            ghosts.pop_back();
+        ghosts.push_front({one.key, class_of(one), one.used / 8 * 8}); // a mark: the class takes three bits of the time
+        erase(slot);
+    }
+    // The least by worth of the oldest and the newest evictable entry of each list, of equal ones the older.
+    std::optional<kv::slot_id> victim(const auto& is_evictable) {
+        std::optional<kv::slot_id> found;
+        std::pair<double, std::uint32_t> least; // its worth, and the uses until its last one
+        for (std::size_t c = 0; c < classes; ++c) {
+            std::vector<kv::slot_id> evictable;
+            std::ranges::copy_if(lists[c], std::back_inserter(evictable), is_evictable);
+            if (evictable.empty())
+                continue;
+            for (const kv::slot_id slot : {evictable.back(), evictable.front()}) {
+                const entry& one = entries[slot];
+                const std::pair own(worth[c][bin_of(clock - one.used)] / one.bytes, one.used);
+                if (!found || own < least) {
+                    found = slot;
+                    least = own;
+                }
+            }
+        }
+        return found;
+    }
+
+    std::size_t most_ghosts, period;
+    std::map<kv::slot_id, entry> entries;
+    queue lists[classes];
+    std::list<ghost> ghosts; // newest first
+    double begun[classes] = {}, used[classes][bins] = {}, worth[classes][bins] = {};
+    std::uint32_t clock = 0;
+    std::size_t since_learned = 0;
+    int learned = 0;
+};
+
 } // namespace
 
 TEST_CASE("before it has learned, learned_reuse is lru") {
@@ -125,6 +262,12 @@ TEST_CASE("before it has learned, learned_reuse is lru") {
 TEST_CASE("one history of learned_reuse, one victim") {
     same_victims(kv::eviction::learned_reuse{},
                  [](kv::eviction_capacity room) { return kv::eviction::learned_reuse{}.open(room); });
+}
+
+TEST_CASE("after it has learned, learned_reuse has the victims of its rule in plain code") {
+    const auto plain = [](kv::eviction_capacity room) { return plain_learned_reuse(room.slots); };
+    same_victims(kv::eviction::learned_reuse{}, plain, {.seeds = 10, .rounds = 20'000});
+    same_victims(kv::eviction::learned_reuse{}, plain, {.seeds = 4, .rounds = 20'000, .slots = 60, .children = true});
 }
 
 TEST_CASE("of a loop that is larger than the cache, learned_reuse keeps a part") {

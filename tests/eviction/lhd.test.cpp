@@ -59,8 +59,191 @@ TEST_CASE("ages keep their meaning when their steps change") {
 }
 
 namespace {
+
 constexpr auto anyone = [](kv::slot_id) { return true; };
-}
+
+// Hit density by the paper's sums, computed from the counts when needed, over one list of entries.
+struct plain_lhd {
+    static constexpr std::size_t classes = 16;
+    struct entry {
+        float bytes = 0.0f;
+        std::uint32_t used = 0;
+        std::size_t last = 0, before = 0; // ages at the last two hits
+        bool spared = false;
+    };
+    using row = std::vector<float>; // by age
+
+    plain_lhd(kv::eviction_capacity room, std::uint64_t seed)
+        : ages(std::clamp<std::size_t>(room.slots / 32, 256, 4096)),
+          period(std::clamp<std::uint32_t>(static_cast<std::uint32_t>(std::bit_ceil(room.slots)) * 16, 1024, 1 << 20)),
+          step(step_for(room.slots)),
+          budget(static_cast<double>(room.bytes) * 0.01),
+          random_state(seed),
+          hits(classes, row(ages)),
+          evictions(classes, row(ages)),
+          densities(classes, row(ages)) {
+        for (std::size_t c = 0; c < classes; ++c)
+            for (std::size_t age = 0; age < ages; ++age)
+                densities[c][age] = static_cast<float>(classes + c + 1) / static_cast<float>(age + 1);
+    }
+
+    // The uses in one step of age: the largest power of two for which all ages together span at most 32 uses an entry.
+    [[nodiscard]] std::uint32_t step_for(std::size_t entries_there) const {
+        std::uint32_t uses = 1;
+        while (std::size_t{2} * uses * ages <= 32 * entries_there)
+            uses *= 2;
+        return uses;
+    }
+    std::uint64_t random() {
+        std::uint64_t x = random_state += 0x9e3779b97f4a7c15ull; // splitmix64
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+        return x ^ (x >> 31);
+    }
+    [[nodiscard]] std::size_t age_of(const entry& one) const {
+        return std::min<std::size_t>((now - one.used) / step, ages - 1);
+    }
+    // The classes halve: the sum of the last two ages is at least all ages in class 0, half of them in class 1 ...
+    [[nodiscard]] std::size_t class_of(const entry& one) const {
+        const std::size_t sum = one.last + one.before;
+        std::size_t c = sum == 0 ? classes - 1 : 0;
+        while (c < classes - 1 && sum * (std::size_t{1} << c) < ages)
+            ++c;
+        return c;
+    }
+    [[nodiscard]] float density(kv::slot_id slot) const {
+        const entry& one = entries.at(slot);
+        if (age_of(one) == ages - 1)
+            return std::numeric_limits<float>::lowest();
+        return densities[class_of(one)][age_of(one)] / one.bytes + (one.spared ? 1.0f : 0.0f);
+    }
+
+    void learn() {
+        for (std::vector<row>* counts : {&hits, &evictions})
+            for (row& of : *counts)
+                for (float& count : of)
+                    count *= 0.9f;
+        if (rounds == 5 || rounds == 25) { // the step now suits the entries that fit
+            const std::uint32_t suited = step_for(entries.size());
+            for (std::vector<row>* counts : {&hits, &evictions})
+                for (row& of : *counts)
+                    of = suited > step ? merged(of, suited / step) : spread(of, step / suited);
+            step = suited;
+        }
+        ++rounds;
+        for (std::size_t c = 0; c < classes; ++c)
+            for (std::size_t age = 0; age < ages; ++age) {
+                float events = 0.0f, hits_after = 0.0f, lifetimes = 0.0f;
+                for (std::size_t later = ages; later-- > age;) {
+                    hits_after += hits[c][later];
+                    events += hits[c][later] + evictions[c][later];
+                    lifetimes += events; // an event at an age is one step more for each age before it
+                }
+                densities[c][age] = events > 1e-5f ? hits_after / lifetimes : 0.0f;
+            }
+    }
+    [[nodiscard]] row merged(const row& of, std::size_t width) const {
+        row made(ages);
+        for (std::size_t age = 0; age < ages; ++age)
+            made[age / width] += of[age];
+        return made;
+    }
+    [[nodiscard]] row spread(const row& of, std::size_t width) const {
+        row made(ages);
+        for (std::size_t age = ages; age-- > 0;)
+            for (std::size_t part = 0; part < width; ++part)
+                made[std::min(age * width + part, ages - 1)] += of[age] / static_cast<float>(width);
+        return made;
+    }
+
+    bool use(entry& one) {
+        one.used = now;
+        const bool drawn = random() % 32 == 0;
+        one.spared = drawn && budget > 0.0 && rounds < 50;
+        if (one.spared)
+            budget -= static_cast<double>(one.bytes);
+        if (++now % period == 0)
+            learn();
+        return drawn;
+    }
+    void no_longer_spared(entry& one) {
+        if (one.spared)
+            budget += static_cast<double>(one.bytes);
+        one.spared = false;
+    }
+    void not_sampled(kv::slot_id slot) {
+        const auto at = std::ranges::find(sampled, slot);
+        if (at == sampled.end())
+            return;
+        *at = sampled.back();
+        sampled.pop_back();
+    }
+
+    void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
+        sampled.push_back(slot);
+        entry& one = entries[slot] = {.bytes = static_cast<float>(newcomer.bytes), .before = ages};
+        if (!use(one) && density(slot) < victims_density) {
+            newcomers.resize(std::min<std::size_t>(newcomers_ever + 1, 8));
+            newcomers[newcomers_ever++ % 8] = slot;
+        }
+    }
+    void touch(kv::slot_id slot) {
+        entry& one = entries[slot];
+        const std::size_t age = age_of(one);
+        ++hits[class_of(one)][age];
+        no_longer_spared(one);
+        one.before = std::exchange(one.last, age);
+        use(one);
+    }
+    void on_child_added(kv::slot_id slot) { not_sampled(slot); }
+    void on_last_child_removed(kv::slot_id slot) { sampled.push_back(slot); }
+    void erase(kv::slot_id slot) {
+        no_longer_spared(entries[slot]);
+        not_sampled(slot);
+        entries.erase(slot);
+    }
+    void evict(kv::slot_id slot) {
+        ++evictions[class_of(entries[slot])][age_of(entries[slot])];
+        erase(slot);
+    }
+    std::optional<kv::slot_id> victim(const auto& is_evictable) {
+        const std::size_t samples = rounds < 50 ? 8 : 32;
+        std::vector<kv::slot_id> candidates;
+        if (sampled.size() > samples) {
+            for (std::size_t n = 0; n < samples; ++n)
+                candidates.push_back(sampled[static_cast<std::size_t>(random() % sampled.size())]);
+            candidates.insert(candidates.end(), newcomers.begin(), newcomers.end());
+        }
+        auto found = least_dense(candidates, is_evictable);
+        if (!found)
+            found = least_dense(sampled, is_evictable);
+        if (found)
+            victims_density = 0.9f * victims_density + 0.1f * density(*found);
+        return found;
+    }
+    std::optional<kv::slot_id> least_dense(const std::vector<kv::slot_id>& among, const auto& is_evictable) const {
+        std::optional<kv::slot_id> found;
+        for (const kv::slot_id slot : among)
+            if (std::ranges::find(sampled, slot) != sampled.end() && is_evictable(slot) &&
+                (!found || density(slot) < density(*found)))
+                found = slot;
+        return found;
+    }
+
+    std::size_t ages;
+    std::uint32_t period, step;
+    double budget;
+    std::uint64_t random_state;
+    std::vector<row> hits, evictions, densities; // by class
+    std::uint32_t now = 0;
+    int rounds = 0;
+    float victims_density = 0.0f;
+    std::map<kv::slot_id, entry> entries;
+    std::vector<kv::slot_id> sampled, newcomers;
+    std::size_t newcomers_ever = 0;
+};
+
+} // namespace
 
 TEST_CASE("of equal entries, lhd evicts the largest") {
     auto state = kv::eviction::lhd{}.open({.slots = 3, .bytes = 0});
@@ -133,4 +316,11 @@ TEST_CASE("what others continue is not drawn, and is again when they have left")
         kv::on_last_child_removed(state, kv::slot_id{slot - 1});
     }
     CHECK(asked == slots - 1);
+}
+
+TEST_CASE("lhd has the victims of its rule in plain code, also after it learned") {
+    const auto plain = [](kv::eviction_capacity room) { return plain_lhd(room, 1); };
+    same_victims(kv::eviction::lhd{}, plain, {.children = true});
+    INFO("64 slots: steps of ages change, and samples are larger after 50 rounds");
+    same_victims(kv::eviction::lhd{}, plain, {.seeds = 2, .rounds = 120'000, .slots = 64, .children = true});
 }

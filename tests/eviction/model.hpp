@@ -57,60 +57,76 @@ struct ghosts {
 
 enum class holders { none, some };
 
+/// The random histories that a policy is driven with.
+struct histories {
+    std::uint64_t seeds = 40;
+    int rounds = 1500;
+    std::uint32_t slots = 12;
+    holders who = holders::some;
+    bool children = false; ///< Entries with children are not evictable, and the policy is told of them.
+};
+
 /// Drives a policy and a simple model of it with the calls of a small cache: random requests, and entries that are
 /// referenced, released and erased. Both must return the same victims.
 template <kv::eviction_policy Policy, class Open>
-void same_victims(const Policy& policy, const Open& open_plain, holders who = holders::some) {
-    for (std::uint64_t seed = 0; seed < 40; ++seed) {
+void same_victims(const Policy& policy, const Open& open_plain, const histories& how = {}) {
+    for (std::uint64_t seed = 0; seed < how.seeds; ++seed) {
         INFO("seed " << seed);
         kv::testing::detail::choices choose(seed);
         const bool one_size = seed % 2 == 0;
-        constexpr std::size_t slots = 12;
-        const kv::eviction_capacity room{.slots = slots, .bytes = one_size ? slots * 8 : 64};
-        auto state = policy.open(room);
+        const kv::eviction_capacity room{.slots = how.slots, .bytes = how.slots * 16 / (one_size ? 2u : 3u)};
+        auto state = kv::open_checked(policy, room);
         auto plain = open_plain(room);
+        const auto both = [&](const auto& act) {
+            act(state);
+            act(plain);
+        };
         std::map<std::uint64_t, kv::slot_id> present;
-        std::vector<kv::eviction_entry> entries(slots);
+        std::vector<kv::eviction_entry> entries(how.slots);
+        std::vector<std::uint32_t> children(how.slots);
         std::vector<kv::slot_id> free;
-        for (std::uint32_t slot = 0; slot < slots; ++slot)
+        for (std::uint32_t slot = 0; slot < how.slots; ++slot)
             free.push_back(kv::slot_id{slot});
         std::size_t bytes = 0;
+        const auto anyone = [&] {
+            return std::next(present.begin(), static_cast<std::ptrdiff_t>(choose.below(present.size())))->second;
+        };
         const auto gone = [&](kv::slot_id slot) {
             present.erase(entries[index_of(slot)].key);
             bytes -= entries[index_of(slot)].bytes;
             free.push_back(slot);
+            const auto parent = entries[index_of(slot)].parent;
+            if (how.children && parent && --children[index_of(*parent)] == 0)
+                both([&](auto& one) { kv::on_last_child_removed(one, *parent); });
         };
-        for (int round = 0; round < 1500; ++round) {
-            const std::uint64_t key = choose.one_in(2) ? choose.below(8) : choose.below(40);
-            const std::uint64_t held = who == holders::none || choose.one_in(2) ? 0 : choose.bits() & choose.bits();
-            const auto is_evictable = [&](kv::slot_id slot) { return (held >> index_of(slot) & 1) == 0; };
+        for (int round = 0; round < how.rounds; ++round) {
+            const std::uint64_t key =
+                choose.one_in(2) ? choose.below(how.slots * 2 / 3) : choose.below(how.slots * 10 / 3);
+            const std::uint64_t held = how.who == holders::none || choose.one_in(2) ? 0 : choose.bits() & choose.bits();
+            const auto is_evictable = [&](kv::slot_id slot) {
+                return (held >> index_of(slot) % 64 & 1) == 0 && children[index_of(slot)] == 0;
+            };
             if (const auto at = present.find(key); at != present.end()) {
-                state.touch(at->second);
-                plain.touch(at->second);
-                if (choose.one_in(3)) {
-                    kv::on_released(state, at->second);
-                    kv::on_released(plain, at->second);
-                }
+                both([&](auto& one) { one.touch(at->second); });
+                if (choose.one_in(3))
+                    both([&](auto& one) { kv::on_released(one, at->second); });
             } else {
                 kv::eviction_entry newcomer{.key = key, .bytes = one_size ? 8 : 1 + (key * 7) % 16};
                 newcomer.cost = static_cast<double>(1 + key % 5);
                 newcomer.depth = static_cast<std::uint32_t>(key % 4);
                 newcomer.length = static_cast<std::uint32_t>(key % 7);
                 if (!present.empty() && choose.one_in(2)) {
-                    newcomer.parent =
-                        std::next(present.begin(), static_cast<std::ptrdiff_t>(choose.below(present.size())))->second;
+                    newcomer.parent = anyone();
                     newcomer.depth = entries[index_of(*newcomer.parent)].depth + 1;
                     newcomer.length = newcomer.depth + static_cast<std::uint32_t>(choose.below(3));
                 }
-                kv::on_miss(state, newcomer);
-                kv::on_miss(plain, newcomer);
+                both([&](auto& one) { kv::on_miss(one, newcomer); });
                 while (free.empty() || bytes + newcomer.bytes > room.bytes) {
                     const std::optional<kv::slot_id> victim = state.victim(is_evictable);
                     REQUIRE(victim == plain.victim(is_evictable));
                     if (!victim)
                         break;
-                    kv::evict(state, *victim);
-                    kv::evict(plain, *victim);
+                    both([&](auto& one) { kv::evict(one, *victim); });
                     gone(*victim);
                 }
                 if (!free.empty() && bytes + newcomer.bytes <= room.bytes) {
@@ -118,20 +134,19 @@ void same_victims(const Policy& policy, const Open& open_plain, holders who = ho
                     free.pop_back();
                     if (newcomer.parent && !present.contains(entries[index_of(*newcomer.parent)].key))
                         newcomer.parent.reset();
-                    state.admit(slot, newcomer);
-                    plain.admit(slot, newcomer);
+                    both([&](auto& one) { one.admit(slot, newcomer); });
                     entries[index_of(slot)] = newcomer;
                     present[key] = slot;
                     bytes += newcomer.bytes;
+                    if (how.children && newcomer.parent && ++children[index_of(*newcomer.parent)] == 1)
+                        both([&](auto& one) { kv::on_child_added(one, *newcomer.parent); });
                 }
             }
-            if (!present.empty() && choose.one_in(10)) {
-                const auto at = std::next(present.begin(), static_cast<std::ptrdiff_t>(choose.below(present.size())));
-                const kv::slot_id slot = at->second;
-                state.erase(slot);
-                plain.erase(slot);
-                gone(slot);
-            }
+            if (!present.empty() && choose.one_in(10))
+                if (const kv::slot_id slot = anyone(); children[index_of(slot)] == 0) {
+                    both([&](auto& one) { one.erase(slot); });
+                    gone(slot);
+                }
             if (choose.one_in(4))
                 REQUIRE(state.victim(is_evictable) == plain.victim(is_evictable));
         }

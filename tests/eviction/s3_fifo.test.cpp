@@ -78,12 +78,11 @@ TEST_CASE("s3_fifo is two queues and a list of ghosts") {
     for (const kv::eviction::s3_fifo policy :
          {kv::eviction::s3_fifo{},
           kv::eviction::s3_fifo{.small_fraction = 0.4, .ghost_fraction = 0.5, .threshold = 1}}) {
-        same_victims(
-            policy,
-            [&](kv::eviction_capacity room) {
-                return plain_s3_fifo{policy, room};
-            },
-            holders::none);
+        same_victims(policy,
+                     [&](kv::eviction_capacity room) {
+                         return plain_s3_fifo{policy, room};
+                     },
+                     {.who = holders::none});
         says_what_a_caller_does_wrong(policy);
     }
 }

@@ -104,7 +104,9 @@ TEST_CASE("eviction policies pass the conformance tests with other options") {
                   seed)
                   .empty());
         CHECK(kv::testing::eviction_conformance(
-                  kv::eviction::expiring<kv::eviction::sieve, counted_time>{.milliseconds = 50}, seed)
+                  kv::eviction::expiring<kv::eviction::sieve, counted_time>{.time_to_live =
+                                                                                std::chrono::milliseconds(50)},
+                  seed)
                   .empty());
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
@@ -33,12 +34,12 @@ concept millisecond_clock = requires(const C clock) {
 ///     touch, release, admit -> [ newest ... oldest ] -> expired: victim
 ///                              [ Inner             ] -> else its victim
 ///
-///     expiring<s3_fifo>{.milliseconds = 300'000}
+///     expiring<s3_fifo>{.time_to_live = std::chrono::minutes(5)}
 template <eviction_policy Inner = lru, millisecond_clock Clock = steady_milliseconds>
 struct expiring {
     using role = eviction_role;
     Inner inner = {};
-    std::uint32_t milliseconds = 300'000; ///< Five minutes, as public prompt caches do; below 2^31.
+    std::chrono::milliseconds time_to_live = std::chrono::minutes(5); ///< As public prompt caches do; below 2^31 ms.
     Clock clock = {};
     class state;
     [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
@@ -53,7 +54,10 @@ public:
           clock_(policy.clock),
           queue_(room.slots, 1),
           times_(room.slots),
-          lifetime_(policy.milliseconds) {}
+          lifetime_(static_cast<std::uint32_t>(policy.time_to_live.count())) {
+        require(policy.time_to_live.count() >= 0 && policy.time_to_live.count() < std::int64_t{1} << 31,
+                "a time to live is from 0 to 2^31 - 1 milliseconds");
+    }
 
     void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(inner_, newcomer); }
 
@@ -116,7 +120,7 @@ private:
         times_[index_of(slot)] = now();
     }
 
-    decltype(std::declval<const Inner&>().open(eviction_capacity{})) inner_;
+    opened_by<Inner, eviction_capacity> inner_;
     Clock clock_;
     slot_lists queue_;                 // in order of last use
     std::vector<std::uint32_t> times_; // of last use

@@ -90,7 +90,7 @@ public:
     }
 
 private:
-    using inner_state = decltype(std::declval<const Inner&>().open(eviction_capacity{}));
+    using inner_state = opened_by<Inner, eviction_capacity>;
 
     [[nodiscard]] std::uint32_t level_of(const eviction_entry& newcomer) const {
         return std::min(static_cast<std::uint32_t>(rule_(newcomer)), static_cast<std::uint32_t>(inner_.size() - 1));
