@@ -2,8 +2,11 @@
 #include <kvcache/kernel/entropy_code.hpp>
 #include <kvcache/kernel/exponent_code.hpp>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -107,16 +110,33 @@ TEST_CASE("random bytes are refused, also those whose checksum was made to fit")
 }
 
 TEST_CASE("a stream whose checksum and lengths were made to fit is read to its end and no further") {
+    constexpr std::size_t size = 200, guard = 64;
+    constexpr float untouched = -7.25f;
     std::mt19937 dice(6);
-    std::vector<float> back(200);
+    std::size_t accepted = 0, refused = 0;
     for (int again = 0; again < 2000; ++again) {
-        auto encoded = kv::entropy_code<float>::encode(of_bits<float>(200, 9, again % 2 == 0));
+        const auto numbers = of_bits<float>(size, 9, again % 2 == 0);
+        auto encoded = kv::entropy_code<float>::encode(numbers);
         for (int n = 0; n < 4; ++n) // the lengths, or a stream
             encoded[n % 2 == 0 ? 24 + dice() % 128 : encoded.size() - 1 - dice() % 100] =
                 static_cast<std::byte>(dice());
         const std::uint64_t sum =
             kv::seeded_hash(kv::seeded_hash(0, std::span(encoded).first(152)), std::span(encoded).subspan(160));
         std::memcpy(encoded.data() + 152, &sum, sizeof sum);
-        (void)kv::entropy_code<float>::decode(encoded, back); // checked by the sanitizers
+        std::vector<float> memory(guard + size + guard, untouched);
+        const auto back = std::span(memory).subspan(guard, size);
+        const auto done = kv::entropy_code<float>::decode(encoded, back); // the sanitizers check what it reads
+        ++(done ? accepted : refused);
+        if (!done)
+            CHECK(done.error().code == kv::error_code::malformed);
+        const auto differs = [](float a, float b) { // in sign or fraction, which no stream holds
+            return ((std::bit_cast<std::uint32_t>(a) ^ std::bit_cast<std::uint32_t>(b)) & 0x807FFFFFu) != 0;
+        };
+        if (done)
+            CHECK(std::ranges::mismatch(back, numbers, std::not_fn(differs)).in1 == back.end());
+        CHECK(std::ranges::all_of(std::span(memory).first(guard), [](float x) { return x == untouched; }));
+        CHECK(std::ranges::all_of(std::span(memory).last(guard), [](float x) { return x == untouched; }));
     }
+    CHECK(accepted > 0);
+    CHECK(refused > 0);
 }
