@@ -6,6 +6,13 @@
 
 #include <catch2/catch.hpp>
 
+TEST_CASE("every kind of event has its word") {
+    using kvcache::event_kind;
+    CHECK(kvcache::observer::name_of(event_kind::matched) == "matched");
+    CHECK(kvcache::observer::name_of(event_kind::published) == "published");
+    CHECK(kvcache::observer::name_of(event_kind::refused) == "refused");
+}
+
 namespace kv = kvcache;
 
 TEST_CASE("a trace is a JSON array of Chrome events") {

@@ -3,7 +3,6 @@
 
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/observer/concept.hpp>
-#include <kvcache/observer/words.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -13,6 +12,25 @@
 #include <utility>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
+
+/// Returns the name of an event kind.
+[[nodiscard]] constexpr std::string_view name_of(event_kind kind) noexcept {
+    switch (kind) {
+    case event_kind::matched:
+        return "matched";
+    case event_kind::stored:
+        return "stored";
+    case event_kind::published:
+        return "published";
+    case event_kind::copied:
+        return "copied";
+    case event_kind::evicted:
+        return "evicted";
+    case event_kind::refused:
+        break;
+    }
+    return "refused";
+}
 
 /// Writes every event to a Chrome trace (JSON array format, read by chrome://tracing and Perfetto): an instant event
 /// with its extent, and a counter of the findable pages. The array is closed when the cache is destroyed.

@@ -4,7 +4,6 @@
 #include <kvcache/recompute/blend.hpp>
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/recompute/exact_prefix.hpp>
-#include <kvcache/recompute/top_k_deviations.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -32,7 +32,7 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 struct lmdb_job {
     tier_entry entry = {};
     std::vector<std::byte> record = {};
-    bool leaves = false;
+    bool erases = false;
 };
 
 /// Returns the disk space of a record: its bytes and a 16-byte header, in whole 4 KiB pages.
@@ -62,7 +62,7 @@ public:
         } else { // the order in memory is ahead of the store
             ranks_ = record_eviction<Eviction>(eviction_, most_records_, most_bytes_);
             known_ = 0;
-            counts = {.dropped = static_cast<std::uint64_t>(std::ranges::count(jobs, false, &lmdb_job::leaves))};
+            counts = {.dropped = static_cast<std::uint64_t>(std::ranges::count(jobs, false, &lmdb_job::erases))};
         }
         return code;
     }
@@ -83,7 +83,7 @@ private:
                 return code;
         }
         for (const lmdb_job& one : jobs)
-            if (const int code = one.leaves ? leave(changes, one.entry.name, false) : add(changes, one, done);
+            if (const int code = one.erases ? remove(changes, one.entry.name, false) : add(changes, one, done);
                 code != 0)
                 return code;
         const std::uint64_t end = changes.end(), erased = changes.number("erased").value_or(0);
@@ -104,7 +104,7 @@ private:
                     gone.push_back(name);
             });
             for (const sha256_digest& name : gone)
-                ranks_.leave(name, false);
+                ranks_.remove(name, false);
         }
         const std::uint64_t end = changes.end();
         for (auto next = changes.listed_from(known_); next && next->place < end;
@@ -125,15 +125,15 @@ private:
         return 0;
     }
 
-    [[nodiscard]] int leave(transaction& changes, const sha256_digest& name, bool as_victim) {
-        ranks_.leave(name, as_victim);
+    [[nodiscard]] int remove(transaction& changes, const sha256_digest& name, bool as_victim) {
+        ranks_.remove(name, as_victim);
         return changes.erase(name);
     }
 
     [[nodiscard]] int make_room(transaction& changes, const tier_entry& newcomer, std::size_t bytes,
                                 tier_counts& done) {
         while (const auto victim = ranks_.victim_for(newcomer, bytes)) {
-            if (const int code = leave(changes, *victim, true); code != 0)
+            if (const int code = remove(changes, *victim, true); code != 0)
                 return code;
             ++done.evicted;
         }
@@ -251,9 +251,7 @@ public:
     [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
         if (!status_)
             return count_failure(status_.error());
-        std::size_t size = 0;
-        for (const auto piece : pieces)
-            size += piece.size();
+        const std::size_t size = total_bytes(pieces);
         {
             const std::lock_guard guard(lock_);
             if (queued_bytes_ + size > how_.queue_bytes || lmdb_weight(size) > how_.bytes)
@@ -261,11 +259,7 @@ public:
             queued_bytes_ += size;
         }
         try {
-            lmdb_job newcomer{entry, {}, false};
-            newcomer.record.reserve(size);
-            for (const auto piece : pieces)
-                newcomer.record.insert(newcomer.record.end(), piece.begin(), piece.end());
-            return enqueue(std::move(newcomer));
+            return enqueue({entry, joined(pieces), false});
         } catch (const std::bad_alloc&) {
             const std::lock_guard guard(lock_);
             queued_bytes_ -= size;
@@ -275,7 +269,7 @@ public:
 
     [[nodiscard]] bool contains(const sha256_digest& name) {
         const std::lock_guard guard(lock_);
-        return status_ && std::ranges::count(leaving_, name) == 0 &&
+        return status_ && std::ranges::count(erasing_, name) == 0 &&
                in_store([&](auto& view) { return view.place_of(name) ? 0 : MDB_NOTFOUND; }) == 0;
     }
     [[nodiscard]] result<void> erase(const sha256_digest& name) {
@@ -338,8 +332,8 @@ private:
     [[nodiscard]] result<void> enqueue(lmdb_job one) {
         {
             const std::lock_guard guard(lock_);
-            if (one.leaves)
-                leaving_.push_back(one.entry.name);
+            if (one.erases)
+                erasing_.push_back(one.entry.name);
             queue_.push_back(std::move(one));
         }
         wake_.notify_all();
@@ -371,9 +365,9 @@ private:
             for (const lmdb_job& one : jobs)
                 queued_bytes_ -= one.record.size();
             if (queue_.empty())
-                leaving_.clear();
+                erasing_.clear();
             if (code != 0) { // one failure for each record that is lost, or one
-                const auto lost = std::ranges::count(jobs, false, &lmdb_job::leaves);
+                const auto lost = std::ranges::count(jobs, false, &lmdb_job::erases);
                 counts_.failures += static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(lost, 1));
                 last_ = lmdb_store::failure(code);
             }
@@ -411,7 +405,7 @@ private:
     std::mutex lock_; // guards the members below
     std::condition_variable wake_, idle_;
     std::vector<lmdb_job> queue_;
-    std::vector<sha256_digest> touched_, leaving_; // leaving_: records to be erased, which contains() reports as absent
+    std::vector<sha256_digest> touched_, erasing_; // erasing_: records to be erased, which contains() reports as absent
     std::size_t queued_bytes_ = 0;
     bool stop_ = false, flush_ = false, busy_ = false;
     result<void> last_;

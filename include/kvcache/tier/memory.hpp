@@ -52,21 +52,16 @@ public:
     }
 
     [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
-        std::size_t size = 0;
-        for (const auto piece : pieces)
-            size += piece.size();
+        const std::size_t size = total_bytes(pieces);
         const std::lock_guard guard(held_->lock);
         if (!held_->ranks.fits(size) || held_->ranks.contains(entry.name)) {
             ++held_->counts.dropped;
             return {};
         }
         const bool stored = kvcache::detail::completes<std::bad_alloc>([&] {
-            auto whole = std::make_shared<std::vector<std::byte>>();
-            whole->reserve(size);
-            for (const auto piece : pieces)
-                whole->insert(whole->end(), piece.begin(), piece.end());
+            auto whole = std::make_shared<const std::vector<std::byte>>(joined(pieces));
             while (const auto victim = held_->ranks.victim_for(entry, size)) {
-                held_->ranks.leave(*victim, true);
+                held_->ranks.remove(*victim, true);
                 held_->content.erase(*victim);
                 ++held_->counts.evicted;
             }
@@ -91,7 +86,7 @@ public:
 
     [[nodiscard]] result<void> erase(const sha256_digest& name) {
         const std::lock_guard guard(held_->lock);
-        held_->ranks.leave(name, false);
+        held_->ranks.remove(name, false);
         held_->content.erase(name);
         return {};
     }

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -24,6 +25,23 @@ struct name_hash {
         return static_cast<std::size_t>(load_little<std::uint64_t>(name.bytes, 0));
     }
 };
+
+/// Returns the bytes of a record in pieces.
+[[nodiscard]] inline std::size_t total_bytes(std::span<const std::span<const std::byte>> pieces) noexcept {
+    std::size_t size = 0;
+    for (const auto piece : pieces)
+        size += piece.size();
+    return size;
+}
+
+/// Copies a record in pieces into one. Throws: bad_alloc.
+[[nodiscard]] inline std::vector<std::byte> joined(std::span<const std::span<const std::byte>> pieces) {
+    std::vector<std::byte> whole;
+    whole.reserve(total_bytes(pieces));
+    for (const auto piece : pieces)
+        whole.insert(whole.end(), piece.begin(), piece.end());
+    return whole;
+}
 
 /// The adapter from the records of a tier to an eviction policy: the records present, their sizes, and the next
 /// victim. Not thread-safe. Records of one chain are evicted in any order; a chain with a missing record ends there.
@@ -82,8 +100,8 @@ public:
             eviction_.touch(found->second);
     }
 
-    /// Removes a record, either as a victim, which may leave a ghost entry, or because it is gone.
-    void leave(const sha256_digest& name, bool as_victim) {
+    /// Removes a record, either as a victim, which may keep a ghost, or because it is gone.
+    void remove(const sha256_digest& name, bool as_victim) {
         const auto found = slots_.find(name);
         if (found == slots_.end())
             return;

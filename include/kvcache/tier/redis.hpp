@@ -51,9 +51,7 @@ public:
 
     /// Queues a record. A record that finds no room is dropped. Errors: out_of_memory.
     [[nodiscard]] result<void> put(const sha256_digest& name, std::span<const std::span<const std::byte>> pieces) {
-        std::size_t size = 0;
-        for (const auto piece : pieces)
-            size += piece.size();
+        const std::size_t size = total_bytes(pieces);
         {
             const std::lock_guard guard(lock_);
             if (queued_bytes_ + size > how_.queue_bytes || size > access_.limits.bytes)
@@ -61,11 +59,7 @@ public:
             queued_bytes_ += size;
         }
         try {
-            job newcomer{name, {}, false};
-            newcomer.record.reserve(size);
-            for (const auto piece : pieces)
-                newcomer.record.insert(newcomer.record.end(), piece.begin(), piece.end());
-            return enqueue(std::move(newcomer));
+            return enqueue({name, joined(pieces), false});
         } catch (const std::bad_alloc&) {
             const std::lock_guard guard(lock_);
             queued_bytes_ -= size;

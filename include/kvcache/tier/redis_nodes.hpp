@@ -116,7 +116,7 @@ public:
         return owner == no_server ? std::nullopt : std::optional(owner);
     }
 
-    /// Borrows a connection, and returns the server's `epoch`, which give_back() needs. Returns null if the server is
+    /// Borrows a connection, and returns the server's `epoch`, which release() needs. Returns null if the server is
     /// disconnected, or if no connection is returned before the deadline.
     [[nodiscard]] std::unique_ptr<redis_channel> borrow(std::size_t server, std::uint64_t& epoch,
                                                         const redis_deadline& patience) {
@@ -132,7 +132,7 @@ public:
     }
 
     /// Returns a connection to the pool. Requires: no reply is expected on it.
-    void give_back(std::size_t server, std::uint64_t epoch, std::unique_ptr<redis_channel> channel) noexcept {
+    void release(std::size_t server, std::uint64_t epoch, std::unique_ptr<redis_channel> channel) noexcept {
         {
             const std::lock_guard guard(lock_);
             node& one = *nodes_[server];
@@ -330,7 +330,7 @@ private:
             const auto said = channel->ask({"CLUSTER", "SLOTS"}, patience);
             if (said) {
                 ranges = ranges_in(*said, how_.seed.host);
-                give_back(server, epoch, std::move(channel));
+                release(server, epoch, std::move(channel));
             } else {
                 out(server, epoch, said.error());
             }
@@ -351,7 +351,7 @@ private:
     std::thread keeper_;
 };
 
-/// The connections borrowed for one call, one per server. They are given back when it ends. A connection with a fault
+/// The connections borrowed for one call, one per server. They are released when it ends. A connection with a fault
 /// is closed then, and its server is reconnected.
 class redis_session {
 public:
@@ -361,7 +361,7 @@ public:
     ~redis_session() {
         for (loan& one : all_)
             if (one.channel && one.channel->expected() == 0)
-                nodes_.give_back(one.server, one.epoch, std::move(one.channel));
+                nodes_.release(one.server, one.epoch, std::move(one.channel));
             else if (one.channel)
                 nodes_.out(one.server, one.epoch, {error_code::cancelled, "redis", "redis: a call was broken off"});
     }
