@@ -43,7 +43,7 @@ tokens prompt(std::size_t number, std::size_t length, std::size_t common) {
 // A cache that owns its pages, or one whose pages are the host's.
 template <class... Policies>
 kv::cache<Policies...> cache_of(std::size_t pages, Policies... policies) {
-    return kv::make_cache(shape, {.pages = pages}, policies...);
+    return kv::make_cache({.shape = shape, .limit = {.pages = pages}}, policies...);
 }
 const kv::storage::external host{.copy = [](kv::page_id, kv::page_id) { return true; }};
 
@@ -62,12 +62,9 @@ struct basic_tree {
           cache(cache_of((prompts + 2) * (length / shape.tokens), policies...)) {
         for (std::size_t number = 0; number < prompts; ++number) {
             asked.push_back(prompt(number, length, length / 2));
-            auto found = cache.match(asked.back());
-            const kv::compute_range plan = cache.plan(found);
-            auto sequence = cache.open(std::move(found), plan);
-            auto lease = cache.reserve(sequence, plan.count);
-            lease->declare_written();
-            lease->commit(std::span(asked.back()).subspan(plan.first));
+            auto got = cache.acquire(asked.back());
+            got->lease.declare_written();
+            got->lease.commit(std::span(asked.back()).subspan(got->lease.first()));
         }
     }
 };
@@ -110,7 +107,7 @@ template <class Tree>
 bench::sample match(Tree& t) {
     const bench::stopwatch watch;
     for (std::size_t i = 0; i < calls; ++i)
-        static_cast<void>(t.cache.match(t.asked[i * 7 % t.prompts]));
+        static_cast<void>(t.cache.core().find(0, t.asked[i * 7 % t.prompts], false));
     return per_token(t, watch.seconds());
 }
 
@@ -120,18 +117,18 @@ bench::sample miss(tree& t) {
     const std::span wanted(unknown.data(), t.length);
     const bench::stopwatch watch;
     for (std::size_t i = 0; i < calls; ++i)
-        static_cast<void>(t.cache.match(wanted));
+        static_cast<void>(t.cache.core().find(0, wanted, false));
     return per_call(watch.seconds());
 }
 
-// Opens sequences from matches.
+// Opens sequences from matches, without the last token.
 bench::sample open(tree& t) {
     double seconds = 0.0;
     for (std::size_t i = 0; i < calls; ++i) {
-        auto found = t.cache.match(t.asked[i * 7 % t.prompts]);
-        const kv::compute_range plan = t.cache.plan(found);
+        auto found = t.cache.core().find(0, t.asked[i * 7 % t.prompts], false).sequence;
         const bench::stopwatch watch;
-        const auto sequence = t.cache.open(std::move(found), plan);
+        found.truncate(found.size() - 1);
+        const auto sequence = std::move(found);
         seconds += watch.seconds();
     }
     return per_call(seconds);
@@ -139,8 +136,7 @@ bench::sample open(tree& t) {
 
 // Forks a sequence, and releases the forks.
 std::pair<bench::sample, bench::sample> fork_and_release(tree& t) {
-    auto found = t.cache.match(t.asked[0]);
-    const auto from = t.cache.open(std::move(found), {.first = found.tokens(), .count = 0});
+    const auto from = t.cache.core().find(0, t.asked[0], false).sequence;
     std::vector<kv::cache<>::sequence> forks;
     forks.reserve(calls);
     const bench::stopwatch forking;
@@ -181,9 +177,7 @@ bench::sample reserve(tree& t) {
 
 // Appends one token at a time after a prompt, as generation does.
 bench::sample generate(tree& t) {
-    auto found = t.cache.match(t.asked[0]);
-    const kv::compute_range plan = t.cache.plan(found);
-    auto sequence = t.cache.open(std::move(found), plan);
+    auto sequence = t.cache.open(t.asked[0]);
     const bench::stopwatch watch;
     for (std::size_t i = 0; i < calls; ++i) {
         const kv::token_id next{static_cast<std::int32_t>(i)};

@@ -73,11 +73,11 @@ template <class Cache, class Call>
 void serve(Cache& cache, const request& one, Call&& call) {
     const std::span<const kvcache::token_id> all = one.all, prompt = all.first(one.prompt);
     call(bench::cache_call::match, 0);
-    auto found = cache.match(prompt);
-    const auto plan = cache.plan(found);
+    auto found = cache.core().find(0, prompt, false).sequence;
     call(bench::cache_call::open, 0);
-    auto sequence = cache.open(std::move(found), plan);
-    for (std::size_t at = plan.first; at < all.size();) {
+    found.truncate(std::min(found.size(), prompt.size() - 1));
+    auto sequence = std::move(found);
+    for (std::size_t at = sequence.size(); at < all.size();) {
         const std::size_t rows = at < one.prompt ? one.prompt - at : 1;
         call(bench::cache_call::reserve, 0);
         auto lease = cache.reserve(sequence, rows);
@@ -114,8 +114,8 @@ using sections = std::vector<std::vector<bench::lock_section>>; // by request
 
 template <class Codec>
 sections record(const kvcache::page_shape& shape, const std::vector<request>& requests, warm_memory& memory) {
-    auto cache = kvcache::make_cache(shape, {pages * page_bytes}, Codec{}, kvcache::eviction::lru{}, memory.storage(),
-                                     bench::recorded_radix{}, bench::recorded_mutex{});
+    auto cache = kvcache::make_cache({.shape = shape, .limit = {pages * page_bytes}}, Codec{}, kvcache::eviction::lru{},
+                                     memory.storage(), bench::recorded_radix{}, bench::recorded_mutex{});
     sections made;
     for (const request& one : requests) {
         bench::lock_recorder recorder;
@@ -239,8 +239,9 @@ double served(const std::vector<request>& requests, std::span<warm_memory> memor
     using cache = kvcache::cache<kvcache::eviction::lru, kvcache::locking::mutex>;
     std::vector<std::unique_ptr<cache>> caches;
     for (warm_memory& memory : memories)
-        caches.emplace_back(new cache(kvcache::make_cache(rows_shape, {pages * page_bytes}, kvcache::eviction::lru{},
-                                                          memory.storage(), kvcache::locking::mutex{})));
+        caches.emplace_back(
+            new cache(kvcache::make_cache({.shape = rows_shape, .limit = {pages * page_bytes}},
+                                          kvcache::eviction::lru{}, memory.storage(), kvcache::locking::mutex{})));
     const auto work = [&](std::size_t first) {
         for (std::size_t i = first; i < requests.size(); i += threads)
             serve(*caches[first % caches.size()], requests[i], [&](bench::cache_call, std::size_t rows) {

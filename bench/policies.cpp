@@ -222,7 +222,7 @@ void add_pages(bench::suite& suite) {
                            page = *pool->take();
                        for (const kv::page_id page : held) {
                            pool->drop(page);
-                           pool->give_back(page);
+                           pool->reclaim(page);
                        }
                        return bench::sample{watch.seconds() * 1e9 / pages};
                    },

@@ -3,13 +3,6 @@
 // Replays a recorded workload through eviction policies and reports the hits of each, compared with the clairvoyant
 // bound: lab/replay.md.
 
-#include <kvcache/adapters/traces/bailian_trace.hpp>
-#include <kvcache/adapters/traces/csv_trace.hpp>
-#include <kvcache/adapters/traces/libcachesim_trace.hpp>
-#include <kvcache/adapters/traces/lirs_trace.hpp>
-#include <kvcache/adapters/traces/mooncake_trace.hpp>
-#include <kvcache/adapters/traces/weka_trace.hpp>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -24,6 +17,8 @@
 #include "replay/contest.hpp"
 #include "replay/progress.hpp"
 #include "replay/report.hpp"
+#include "traces/object_traces.hpp"
+#include "traces/prompt_traces.hpp"
 #include <CLI/CLI.hpp>
 
 namespace {
@@ -32,7 +27,7 @@ struct flags {
     std::vector<std::string> traces, policies = bench::policy_names(), capacities;
     std::string format, json;
     std::uint64_t block_bytes = 0;
-    double crossover = kvcache::prefill_work{}.crossover;
+    double crossover = bench::prefill_work{}.crossover;
     bool bytes = false, unit_size = false, no_bound = false;
 };
 
@@ -63,7 +58,7 @@ void each_record(const files& traces, const flags& f, const char* doing, Use&& u
     bench::progress bar(doing);
     Record record;
     for (std::size_t i = 0; i < traces.size(); ++i) {
-        auto trace = Trace::open(traces[i]);
+        auto trace = bench::open_trace<Trace>(traces[i]);
         if (!trace)
             throw std::runtime_error(trace.error().message);
         for (std::uint64_t count = 0;; ++count) {
@@ -72,7 +67,7 @@ void each_record(const files& traces, const flags& f, const char* doing, Use&& u
                 throw std::runtime_error(more.error().message);
             if (!*more)
                 break;
-            if constexpr (std::is_same_v<Record, kvcache::object_access>)
+            if constexpr (std::is_same_v<Record, bench::object_access>)
                 if (f.unit_size)
                     record.bytes = 1;
             if (!use(std::as_const(record)))
@@ -87,10 +82,10 @@ template <class Trace, class Record>
 bench::survey surveyed(const files& traces, const flags& f, std::uint64_t& block_tokens) {
     bench::survey found;
     each_record<Trace, Record>(traces, f, "looking ahead", [&](const Record& record) {
-        if (!f.no_bound && found.records >= kvcache::next_uses::never)
+        if (!f.no_bound && found.records >= bench::next_uses::never)
             throw std::runtime_error("the trace has 2^32 requests or more: --no-bound replays it");
         const auto time = static_cast<std::uint32_t>(found.records++);
-        if constexpr (std::is_same_v<Record, kvcache::prefix_request>) {
+        if constexpr (std::is_same_v<Record, bench::prefix_request>) {
             block_tokens = std::max<std::uint64_t>(block_tokens, record.block_tokens);
             for (const std::uint64_t block : record.blocks)
                 if (!f.no_bound)
@@ -141,16 +136,16 @@ int replay(const flags& f) {
 
 int run(const flags& f) {
     if (f.format == "mooncake")
-        return replay<kvcache::mooncake_trace, kvcache::prefix_request>(f);
+        return replay<bench::mooncake_trace, bench::prefix_request>(f);
     if (f.format == "weka")
-        return replay<kvcache::weka_trace, kvcache::prefix_request>(f);
+        return replay<bench::weka_trace, bench::prefix_request>(f);
     if (f.format == "bailian")
-        return replay<kvcache::bailian_trace, kvcache::prefix_request>(f);
+        return replay<bench::bailian_trace, bench::prefix_request>(f);
     if (f.format == "libcachesim")
-        return replay<kvcache::libcachesim_trace, kvcache::object_access>(f);
+        return replay<bench::libcachesim_trace, bench::object_access>(f);
     if (f.format == "csv")
-        return replay<kvcache::csv_trace, kvcache::object_access>(f);
-    return replay<kvcache::lirs_trace, kvcache::object_access>(f);
+        return replay<bench::csv_trace, bench::object_access>(f);
+    return replay<bench::lirs_trace, bench::object_access>(f);
 }
 
 int program(int count, char** words) {

@@ -6,7 +6,7 @@
 // time must predict the coin, shows that the clock can detect it. Exits with 1 if the score across tenants exceeds
 // 0.55.
 
-#include <kvcache/cache/tenant_cache.hpp>
+#include <kvcache/cache.hpp>
 #include <kvcache/index/all.hpp>
 
 #include <algorithm>
@@ -38,10 +38,10 @@ tokens prompt(std::mt19937_64& random) {
     return made;
 }
 
-template <class Tenant>
-void store(const Tenant& tenant, const tokens& wanted) {
-    auto sequence = tenant.open();
-    auto lease = tenant.reserve(sequence, wanted.size());
+template <class Cache>
+void store(Cache& cache, const kv::tenant& tenant, const tokens& wanted) {
+    auto sequence = cache.open(tenant);
+    auto lease = cache.reserve(sequence, wanted.size());
     if (!lease)
         std::exit(2);
     lease->declare_written(); // the rows do not matter here
@@ -69,17 +69,18 @@ double area(std::vector<std::pair<double, bool>> times) {
 }
 
 // Runs trials in which `asker` looks up a prompt that `storer` may have stored. Returns the area under the ROC curve.
-template <class Tenant>
-double trials(const Tenant& storer, const Tenant& asker, std::size_t number, std::mt19937_64& random) {
+template <class Cache>
+double trials(Cache& cache, const kv::tenant& storer, const kv::tenant& asker, std::size_t number,
+              std::mt19937_64& random) {
     std::vector<std::pair<double, bool>> times;
     for (std::size_t i = 0; i < number; ++i) {
         const tokens one = prompt(random), other = prompt(random);
         const bool coin = random() % 2 == 0;
-        store(storer, coin ? one : other);
+        store(cache, storer, coin ? one : other);
         const tokens asked(one.begin(), one.end()); // its own memory, equally warm for either side of the coin
-        static_cast<void>(asker.match(prompt(random)));
+        static_cast<void>(cache.open(prompt(random), asker));
         const auto begin = std::chrono::steady_clock::now();
-        { const auto found = asker.match(asked); }
+        { const auto found = cache.open(asked, asker); }
         const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
         times.emplace_back(taken.count(), coin);
     }
@@ -95,11 +96,12 @@ template <class Index>
 void measure(const char* name, const Index& index, std::size_t number, std::vector<row>& rows) {
     std::mt19937_64 random(1);
     const std::size_t pages = 64 * length / shape.tokens;
-    auto cache = kv::make_tenant_cache(2, {}, shape, {pages * page_bytes}, index);
-    const auto a = *cache.open(kv::tenant_salt("a"), pages / 2), b = *cache.open(kv::tenant_salt("b"), pages / 2);
-    static_cast<void>(trials(a, b, number / 10, random)); // warm-up, until both tenants reach their quota
-    rows.push_back({std::string("other_tenant_") + name, trials(a, b, number, random)});
-    rows.push_back({std::string("own_") + name, trials(b, b, number, random)});
+    auto cache = kv::make_cache({.shape = shape, .limit = {pages * page_bytes}, .tenants = 2}, index);
+    const auto a = *cache.open_tenant(kv::tenant_salt("a"), pages / 2),
+               b = *cache.open_tenant(kv::tenant_salt("b"), pages / 2);
+    static_cast<void>(trials(cache, a, b, number / 10, random)); // warm-up, until both tenants reach their quota
+    rows.push_back({std::string("other_tenant_") + name, trials(cache, a, b, number, random)});
+    rows.push_back({std::string("own_") + name, trials(cache, b, b, number, random)});
 }
 
 int program(int count, char** words) {

@@ -6,7 +6,7 @@
 // reads with computation could save.
 
 #include <kvcache/cache/compose.hpp>
-#include <kvcache/core/mix64.hpp>
+#include <kvcache/core/digest.hpp>
 #include <kvcache/core/sha256_builder.hpp>
 #include <kvcache/locking/mutex.hpp>
 #include <kvcache/session/pipeline.hpp>
@@ -199,8 +199,11 @@ told start(const Policy& policy, const kv::transformer& model, kv::thread_pool& 
            std::span<const kv::token_id> prompt) {
     const auto page = model.shape(64);
     const bench::stopwatch watch;
-    auto cache = kv::make_cache(model.id({1, 2}), page,
-                                {.bytes = (prompt.size() / 64 + 8) * kv::codec::f32{}.open(page).page_bytes()}, policy);
+    auto cache =
+        kv::make_cache({.shape = page,
+                        .limit = {.bytes = (prompt.size() / 64 + 8) * kv::codec::f32{}.open(page).page_bytes()},
+                        .id = model.id({1, 2})},
+                       policy);
     kv::pipeline pipeline(cache, model, pool, 256);
     const double opened = watch.seconds();
     static_cast<void>(cache.prefetch(prompt));
@@ -208,7 +211,7 @@ told start(const Policy& policy, const kv::transformer& model, kv::thread_pool& 
     auto filled = pipeline.prefill(prompt);
     require(filled.has_value(), "a prompt fails");
     told made{1e3 * watch.seconds(), 1e3 * (read - opened), std::move(filled->logits),
-              cache.tier_stats().loaded_tokens};
+              kv::tier_stats_of(cache).loaded_tokens};
     require(cache.tier().flush().has_value(), "a flush fails");
     return made;
 }
@@ -271,12 +274,11 @@ row overlap(const char* name, const Policy& policy, Copy other, const kv::transf
     const Policy second = other();
     const auto page = model.shape(64);
     const kv::cache_limits room{.bytes = (f.prompt / 64 + 8) * kv::codec::f32{}.open(page).page_bytes()};
-    auto here = kv::make_cache(model.id({1, 2}), page, room, policy);
+    auto here = kv::make_cache({.shape = page, .limit = room, .id = model.id({1, 2})}, policy);
     kv::pipeline pipeline(here, model, pool, 256);
     const std::size_t whole = (prompt.size() - 1) / 64 * 64;
-    auto found = here.match(std::span(prompt).first(whole));
-    require(found.loaded() == whole, "the tier had not all");
-    const auto known = here.open(std::move(found), {whole, 0});
+    const auto [known, found] = here.core().find(0, std::span(prompt).first(whole), false);
+    require(found.loaded_tokens == whole, "the tier had not all");
     std::vector<double> reads, passes, both;
     const auto pass = [&] {
         const bench::stopwatch watch;
@@ -287,7 +289,7 @@ row overlap(const char* name, const Policy& policy, Copy other, const kv::transf
     for (std::size_t i = 0; i < f.rounds; ++i) {
         passes.push_back(pass());
         for (const bool beside : {false, true}) {
-            auto there = kv::make_cache(model.id({1, 2}), page, room, second);
+            auto there = kv::make_cache({.shape = page, .limit = room, .id = model.id({1, 2})}, second);
             const bench::stopwatch watch;
             {
                 const std::jthread reader([&] { static_cast<void>(there.prefetch(prompt)); });
@@ -295,7 +297,7 @@ row overlap(const char* name, const Policy& policy, Copy other, const kv::transf
                     static_cast<void>(pass());
             }
             (beside ? both : reads).push_back(1e3 * watch.seconds());
-            require(there.tier_stats().loaded_tokens >= whole, "the tier had not all");
+            require(kv::tier_stats_of(there).loaded_tokens >= whole, "the tier had not all");
         }
     }
     return {.tier = name,

@@ -10,7 +10,7 @@ function(kvcache_compiled target folder)
   set(folders kernel attention)
   set(links kvcache::kvcache)
   if("json" IN_LIST arg_COMPONENTS OR "text" IN_LIST arg_COMPONENTS)  # text reads JSON
-    list(APPEND folders core model)
+    list(APPEND folders formats model)
     list(APPEND links kvcache::json)
   endif()
   if("text" IN_LIST arg_COMPONENTS)

@@ -64,16 +64,6 @@ if(KVCACHE_TEXT)
   endif()
 endif()
 
-# Nothing is fetched for traces: whoever replays one installs the two.
-if(KVCACHE_TRACES)
-  kvcache_system_library(zlib zlib.h z)
-  kvcache_system_library(zstd zstd.h zstd)
-  if(NOT TARGET kvcache::zlib OR NOT TARGET kvcache::zstd)
-    message(STATUS "kvcache: without zlib (Debian: zlib1g-dev) and zstd (libzstd-dev) there is no component traces")
-    set(KVCACHE_TRACES OFF)
-  endif()
-endif()
-
 if(KVCACHE_COMPRESS)
   kvcache_system_library(zstd zstd.h zstd)
   if(NOT TARGET kvcache::zstd)

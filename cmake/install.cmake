@@ -15,9 +15,6 @@ endif()
 if(KVCACHE_TEXT)
   kvcache_install(kvcache_text text)
 endif()
-if(KVCACHE_TRACES)
-  kvcache_install(kvcache_traces traces)
-endif()
 if(KVCACHE_CRYPTO)
   kvcache_install(kvcache_crypto crypto)
 endif()
@@ -42,7 +39,7 @@ install(FILES ${PROJECT_BINARY_DIR}/kvcacheConfig.cmake ${PROJECT_BINARY_DIR}/kv
         DESTINATION ${kvcache_package_dir})
 install(DIRECTORY src DESTINATION ${CMAKE_INSTALL_DATADIR}/kvcache)  # of kvcache::compiled, which is built by who links it
 
-# pkg-config: kvcache-cache, kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto, kvcache-compress, kvcache-lmdb, kvcache-redis, kvcache-cuda.
+# pkg-config: kvcache-cache, kvcache, kvcache-json, kvcache-text, kvcache-crypto, kvcache-compress, kvcache-lmdb, kvcache-redis, kvcache-cuda.
 function(kvcache_pkgconfig name description requires)
   configure_file(cmake/kvcache.pc.in ${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig)
@@ -56,9 +53,6 @@ if(KVCACHE_JSON)
 endif()
 if(KVCACHE_TEXT)
   kvcache_pkgconfig(kvcache-text "kvcache: tokenizers and chats" "kvcache-json, libpcre2-8, libutf8proc")
-endif()
-if(KVCACHE_TRACES)
-  kvcache_pkgconfig(kvcache-traces "kvcache: recorded traces" "kvcache-json, zlib, libzstd")
 endif()
 if(KVCACHE_CRYPTO)
   kvcache_pkgconfig(kvcache-crypto "kvcache: keyed hashes" "kvcache, libcrypto >= 1.1")

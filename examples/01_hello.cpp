@@ -23,7 +23,7 @@ int program(int argc, char** argv) {
     }
     const kvcache::transformer& model = loaded->model;
 
-    auto cache = kvcache::make_cache(model.shape(64), {.bytes = 256_MiB});
+    auto cache = kvcache::make_cache({.shape = model.shape(64), .limit = {.bytes = 256_MiB}});
     kvcache::thread_pool threads(2);
     kvcache::pipeline pipeline(cache, model, threads);
 
@@ -39,7 +39,7 @@ int program(int argc, char** argv) {
             std::cerr << turn.error().message << '\n';
             return 1;
         }
-        std::cout << turn->explanation << ": " << turn->reused << " reused, " << turn->prefilled << " computed\n";
+        std::cout << turn->found.explain() << ": " << turn->reused << " reused, " << turn->prefilled << " computed\n";
         said = turn->logits;
     }
     const bool same = logits[0] == logits[1];

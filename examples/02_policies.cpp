@@ -21,10 +21,11 @@ namespace {
 int program() {
     std::pmr::synchronized_pool_resource memory; // pages come from any memory resource
 
-    auto cache = kvcache::make_cache({.layers = 4, .kv_heads = 2, .head_dim = 64, .tokens = 32}, {.bytes = 64_MiB},
-                                     kvcache::observer::counting{},               // observes events
-                                     kvcache::storage::heap{.resource = &memory}, // allocates pages
-                                     kvcache::locking::mutex{});                  // threads may share the cache
+    auto cache = kvcache::make_cache(
+        {.shape = {.layers = 4, .kv_heads = 2, .head_dim = 64, .tokens = 32}, .limit = {.bytes = 64_MiB}},
+        kvcache::observer::counting{},               // observes events
+        kvcache::storage::heap{.resource = &memory}, // allocates pages
+        kvcache::locking::mutex{});                  // threads may share the cache
 
     // Without a model: reserve rows, write their keys and values, and commit them as tokens. They are cached
     // afterwards.
@@ -44,9 +45,12 @@ int program() {
                 lease->write(kvcache::layer_id{layer}, i, row, row);
         lease->commit(first);
     }
-    std::cout << cache.match(second).explain() << '\n' << cache.describe() << '\n';
+    const auto request = cache.acquire(second); // shares the first two tokens
+    if (!request)
+        return 1;
+    std::cout << request->found.explain() << '\n' << kvcache::describe(cache) << '\n';
 
-    const kvcache::observer::event_counts& counts = cache.observer().counts();
+    const kvcache::observer::event_counts counts = cache.with_observer([](const auto& all) { return all.counts(); });
     std::cout << counts.tokens_found << " of " << counts.tokens_looked_up << " tokens looked up were known\n";
     return counts.tokens_found == 2 && cache.check() ? 0 : 1;
 }

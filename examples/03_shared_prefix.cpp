@@ -30,7 +30,7 @@ int program() {
                                                    .vocabulary = 101,
                                                    .tied_head = true},
                                                   1);
-    auto cache = kvcache::make_cache(model.shape(16), {.bytes = 16_MiB});
+    auto cache = kvcache::make_cache({.shape = model.shape(16), .limit = {.bytes = 16_MiB}});
     kvcache::thread_pool threads(1);
     kvcache::pipeline pipeline(cache, model, threads);
 

@@ -46,22 +46,19 @@ int program() {
 
     // A cache of four pages. One prompt is repeated, the others occur once.
     const kvcache::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 16, .tokens = 16};
-    auto cache = kvcache::make_cache(shape, {.bytes = 4 * 2 * 16 * 16 * 4}, least_used{});
+    auto cache = kvcache::make_cache({.shape = shape, .limit = {.bytes = 4 * 2 * 16 * 16 * 4}}, least_used{});
     std::vector<kvcache::token_id> prompt(16);
     for (int round = 0; round < 20; ++round) {
         prompt[0] = kvcache::token_id{round % 2 == 0 ? 7 : 100 + round};
-        auto known = cache.match(prompt);
-        const std::size_t missing = prompt.size() - known.tokens();
-        auto sequence = cache.open(std::move(known), {prompt.size() - missing, missing});
-        auto lease = cache.reserve(sequence, missing);
-        if (!lease)
+        auto request = cache.acquire(prompt);
+        if (!request)
             return 1;
-        lease->declare_written(); // an eviction policy never looks at the rows
-        lease->commit(std::span(prompt).last(missing));
+        request->lease.declare_written(); // an eviction policy never looks at the rows
+        request->lease.commit(std::span(prompt).subspan(request->lease.first()));
     }
     prompt[0] = kvcache::token_id{7};
-    std::cout << "the popular prompt: " << cache.match(prompt).explain() << '\n' << cache.describe() << '\n';
-    return broken.empty() && cache.match(prompt).tokens() == 16 && cache.check() ? 0 : 1;
+    std::cout << "the popular prompt: " << cache.lookup(prompt).explain() << '\n' << kvcache::describe(cache) << '\n';
+    return broken.empty() && cache.lookup(prompt).cached_tokens == 16 && cache.check() ? 0 : 1;
 }
 
 } // namespace

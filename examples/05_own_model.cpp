@@ -73,7 +73,8 @@ struct parrot {
 
 int program() {
     const parrot model;
-    auto cache = kvcache::make_cache({.layers = 1, .kv_heads = 1, .head_dim = letters, .tokens = 16}, {.bytes = 1_MiB});
+    auto cache = kvcache::make_cache(
+        {.shape = {.layers = 1, .kv_heads = 1, .head_dim = letters, .tokens = 16}, .limit = {.bytes = 1_MiB}});
     kvcache::thread_pool threads(1);
     kvcache::pipeline pipeline(cache, model, threads);
 

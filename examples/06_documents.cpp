@@ -64,8 +64,8 @@ struct program {
     template <class Recompute>
     bool tell(const char* name, Recompute recompute, kvcache::reuse_mode mode) {
         using cache = kvcache::cache<kvcache::index::chunk, Recompute>;
-        auto store =
-            kvcache::make_cache(model.shape(16), {.bytes = 64_MiB}, kvcache::index::chunk{.least = 8}, recompute);
+        auto store = kvcache::make_cache({.shape = model.shape(16), .limit = {.bytes = 64_MiB}},
+                                         kvcache::index::chunk{.least = 8}, recompute);
         kvcache::chunk_pipeline<cache, kvcache::transformer> reader(store, model, threads, {.split = {.size = 0}});
         for (const std::string_view note : notes)
             must(reader.warm(encode(note), {}));

@@ -12,15 +12,15 @@
 #endif
 
 #include <kvcache/cache/compose.hpp>
-#include <kvcache/device/device_model.hpp>
-#include <kvcache/device/device_rows.hpp>
+#include <kvcache/cuda/device_model.hpp>
+#include <kvcache/cuda/device_rows.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/testing/random_weights.hpp>
 
 #if defined(__CUDACC__)
 #include <kvcache/cuda/cuda_device.cuh>
 #else
-#include <kvcache/cuda/emulated_device.hpp>
+#include <kvcache/testing/emulated_device.hpp>
 #endif
 
 #include <cstring>
@@ -33,6 +33,7 @@ namespace {
 
 namespace kv = kvcache;
 namespace cuda = kv::cuda;
+namespace testing = kv::testing;
 using namespace kv::literals;
 
 template <class Device>
@@ -51,8 +52,8 @@ int run(Device& device) {
                                                         1);
     constexpr auto format = cuda::row_format::bf16;
     const cuda::device_model<Device, format, 16, 4> there(model, device);
-    auto cache = kv::make_cache(there.id({}), there.shape(16), {.bytes = 4_MiB}, cuda::device_rows{.format = format},
-                                cuda::device_storage<Device>{.device = &device});
+    auto cache = kv::make_cache({.shape = there.shape(16), .limit = {.bytes = 4_MiB}, .id = there.id({})},
+                                cuda::device_rows{.format = format}, cuda::device_storage<Device>{.device = &device});
     kv::thread_pool threads(1);
     kv::pipeline pipeline(cache, there, threads);
 
@@ -69,7 +70,7 @@ int run(Device& device) {
                                   static_cast<std::size_t>(hit->logits.size()) * sizeof(float)) == 0;
     std::cout << device.name() << ": " << miss->prefilled << " tokens ran, then " << hit->prefilled << " and "
               << hit->reused << " were known; the logits are " << (same ? "the same bits" : "NOT the same") << '\n'
-              << cache.describe() << "; backend " << cache.id().backend << '\n';
+              << kv::describe(cache) << "; backend " << cache.id().backend << '\n';
     return same ? 0 : 1;
 }
 
@@ -82,7 +83,7 @@ int program() {
     }
     return run(*device);
 #else
-    cuda::emulated_device device;
+    testing::emulated_device device;
     return run(device);
 #endif
 }

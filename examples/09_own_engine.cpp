@@ -29,7 +29,7 @@ public:
     prefix_cache(own_engine& engine, std::size_t blocks)
         : engine_(engine),
           cache_(kvcache::make_cache(
-              {.tokens = own_engine::block_tokens}, {.pages = blocks},
+              {.shape = {.tokens = own_engine::block_tokens}, .limit = {.pages = blocks}, .merge_equal_pages = false},
               kvcache::storage::external{.copy = [this](auto from, auto to) { return engine_.copy_block(from, to); },
                                          .on_evict = [this](auto) { ++evicted; }})) {}
 

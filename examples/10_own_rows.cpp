@@ -22,28 +22,24 @@ using model = support::own_transformer;
 using tokens = std::vector<kvcache::token_id>;
 using cache = kvcache::cache<kvcache::codec::nhd_f32>;
 
-/// Runs the tokens after a sequence and commits their rows. Returns the last logits; empty if there are no pages.
-std::vector<float> extend(cache& store, cache::sequence& sequence, const model& host,
-                          std::span<const kvcache::token_id> more) {
-    auto lease = store.reserve(sequence, more.size());
-    if (!lease)
-        return {};
+/// Computes the tokens of a lease and commits their rows. Returns the last logits.
+std::vector<float> compute(cache::lease& lease, const model& host, std::span<const kvcache::token_id> more) {
     std::vector<float> logits;
     for (std::size_t row = 0; row < more.size(); ++row) {
-        const std::size_t position = lease->first() + row;
+        const std::size_t position = lease.first() + row;
         logits = host.step(
             more[row], position,
             [&](std::size_t layer, std::size_t head, const model::row_visitor& visit) {
-                lease->for_each_run(kvcache::layer_id(layer), kvcache::head_id(head), [&](const auto& run) {
+                lease.for_each_run(kvcache::layer_id(layer), kvcache::head_id(head), [&](const auto& run) {
                     for (std::size_t i = 0; i < run.rows && run.position + i <= position; ++i)
                         visit(run.keys + i * run.stride, run.values + i * run.stride);
                 });
             },
             [&](std::size_t layer, std::span<const float> keys, std::span<const float> values) {
-                lease->write(kvcache::layer_id(layer), row, keys, values);
+                lease.write(kvcache::layer_id(layer), row, keys, values);
             });
     }
-    lease->commit(more);
+    lease.commit(more);
     return logits;
 }
 
@@ -59,8 +55,9 @@ tokens edited(tokens prompt, std::size_t kept, std::size_t more, std::uint32_t s
 int program() {
     const model host(1);
     cache store = kvcache::make_cache(
-        {.layers = model::layers, .kv_heads = model::kv_heads, .head_dim = model::head_dim, .tokens = 16},
-        {.bytes = 1_MiB}, kvcache::codec::nhd_f32{});
+        {.shape = {.layers = model::layers, .kv_heads = model::kv_heads, .head_dim = model::head_dim, .tokens = 16},
+         .limit = {.bytes = 1_MiB}},
+        kvcache::codec::nhd_f32{});
     bool right = true;
     const auto report = [&](const char* what, std::size_t reused, const tokens& prompt, const std::vector<float>& got) {
         const bool same = got == host.logits_after(prompt);
@@ -69,11 +66,10 @@ int program() {
                   << (same ? "the same bits as without a cache\n" : "OTHER BITS than without a cache\n");
     };
     const auto ask = [&](const char* what, const tokens& prompt) {
-        auto found = store.match(prompt);
-        const auto plan = store.plan(found);
-        auto sequence = store.open(std::move(found), plan);
-        report(what, plan.first, prompt, extend(store, sequence, host, std::span(prompt).subspan(plan.first)));
-        return sequence;
+        auto request = store.acquire(prompt);
+        const std::size_t reused = request->lease.first();
+        report(what, reused, prompt, compute(request->lease, host, std::span(prompt).subspan(reused)));
+        return std::move(request->sequence);
     };
 
     const tokens prompt = edited({}, 0, 60, 1), forked = edited(prompt, 37, 20, 3);
@@ -82,7 +78,8 @@ int program() {
     (void)ask("a prompt with the same first 40 tokens", edited(prompt, 40, 30, 2));
 
     auto fork = first.fork(37); // inside a page: the first write copies it
-    report("a fork after 37 tokens", 37, forked, extend(store, fork, host, std::span(forked).subspan(37)));
+    auto more = store.reserve(fork, forked.size() - 37);
+    report("a fork after 37 tokens", 37, forked, compute(*more, host, std::span(forked).subspan(37)));
     return right && store.check() ? 0 : 1;
 }
 

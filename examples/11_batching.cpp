@@ -30,17 +30,17 @@ constexpr std::size_t new_tokens = 24;
 struct request {
     std::size_t number;
     tokens prompt, answer = {};
-    std::optional<kvcache::acquired<cache>> held = {}; // while it runs
+    std::optional<cache::acquired> held = {}; // while it runs
 };
 
 class scheduler {
 public:
     scheduler(own_engine& engine, std::size_t blocks)
         : engine_(engine),
-          cache_(kvcache::make_cache({.tokens = own_engine::block_tokens}, {.pages = blocks},
-                                     kvcache::storage::external{.copy = [this](auto from, auto to) {
-                                         return engine_.copy_block(from, to);
-                                     }})) {}
+          cache_(kvcache::make_cache(
+              {.shape = {.tokens = own_engine::block_tokens}, .limit = {.pages = blocks}, .merge_equal_pages = false},
+              kvcache::storage::external{
+                  .copy = [this](auto from, auto to) { return engine_.copy_block(from, to); }})) {}
 
     void submit(request one) { waiting_.push_back(std::move(one)); }
 
@@ -99,7 +99,7 @@ private:
         running_.pop_back();
     }
     void run(request& one) {
-        kvcache::acquired<cache>& held = *one.held;
+        cache::acquired& held = *one.held;
         tokens known = one.prompt;
         known.insert(known.end(), one.answer.begin(), one.answer.end());
         const auto rows = std::span<const kvcache::token_id>(known).last(held.lease.rows());

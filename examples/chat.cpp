@@ -37,7 +37,7 @@ struct host {
     // Returns a new cache, on the heap because a cache is not movable.
     [[nodiscard]] std::unique_ptr<support::conversation::cache> open() const {
         return std::unique_ptr<support::conversation::cache>(
-            new support::conversation::cache(kvcache::make_cache(id, shape, limit)));
+            new support::conversation::cache(kvcache::make_cache({.shape = shape, .limit = limit, .id = id})));
     }
 };
 
@@ -84,7 +84,7 @@ int talk(const host& at, const support::script& lines, bool scripted, bool reuse
             continue;
         }
         if (text == "/stats" && !scripted) {
-            std::cout << store->describe() << '\n';
+            std::cout << kvcache::describe(*store) << '\n';
             continue;
         }
         const auto turn = chat.say(text, *store, on_text);

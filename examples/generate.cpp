@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Continues a prompt with any Hugging Face model directory or GGUF file.
 // test: --model tests/data/checkpoints/llama-gqa-tied --ids 1,2,3 --max-tokens 4 --json
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/kvcache.hpp>
 #include <kvcache/session/beam_search.hpp>
 
@@ -44,7 +44,7 @@ generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache:
     auto logits = pipeline.extend(sequence, prompt, kvcache::logits_mode::all);
     if (!logits)
         return logits.error();
-    kvcache::answer<Cache> made{{std::move(sequence), std::move(*logits), 0, prompt.size(), "nothing was looked up"}};
+    kvcache::answer<Cache> made{{std::move(sequence), std::move(*logits), 0, prompt.size(), {}}};
     tokens past = prompt;
     kvcache::matrix next = made.prompt.logits.bottomRows(1);
     const std::size_t most = std::min(until.max_tokens, pipeline.max_positions() - prompt.size() + 1);
@@ -107,13 +107,14 @@ int with_cache(const flags& f, const kvcache::identity& id, const kvcache::page_
         if (const auto choice = support::read_tier("--tier", f.tier); secret->empty())
             if (const auto warning = support::needs_secret(*choice))
                 std::cerr << "generate: warning: " << *warning << '\n';
-        auto cache = kvcache::make_cache(id, shape, limit, tier, kvcache::hash::xxh3{*secret});
+        auto cache =
+            kvcache::make_cache({.shape = shape, .limit = limit, .id = id}, tier, kvcache::hash::xxh3{*secret});
         if constexpr (requires { cache.tier().damage(); })
             if (const auto& damage = cache.tier().damage())
                 std::cerr << "generate: warning: " << damage->message << '\n';
         if (auto open = cache.tier().status(); !open)
             return support::report("generate", open.error());
-        const int code = say(cache, [&] { return cache.tier_stats().loaded_tokens; });
+        const int code = say(cache, [&] { return kvcache::tier_stats_of(cache).loaded_tokens; });
         if (auto written = cache.tier().flush(); !written && code == 0)
             return support::report("generate", written.error());
         return code;

@@ -53,7 +53,8 @@ int run(const server::options& with) {
     if (at.keys.empty() && !server::is_loopback(with.host))
         std::fprintf(stderr, "warning: anyone who reaches %s may use this server; there is no API key\n",
                      with.host.c_str());
-    std::printf("%s\nlistening on http://%s:%d\n", at.cache.describe().c_str(), with.host.c_str(), listener->port());
+    std::printf("%s\nlistening on http://%s:%d\n", kvcache::describe(at.cache).c_str(), with.host.c_str(),
+                listener->port());
     std::fflush(stdout);
     std::jthread waiting([&](const std::stop_token& stop) {
         const timespec moment{.tv_sec = 0, .tv_nsec = 100'000'000};

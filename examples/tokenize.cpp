@@ -6,7 +6,7 @@
 //   {"text", "add_special_tokens"}        ->  {"ids", "decoded"}    "clean_up_tokenization_spaces": true is honored
 //   {"messages", "add_generation_prompt"} ->  {"text", "ids"}       with --chat
 // A line that fails is answered by {"error": {"field", "message"}}; the exit status is then 1.
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/tokenizer.hpp>
 

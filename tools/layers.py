@@ -4,7 +4,9 @@
 A folder may include itself and any folder in a lower layer; folders in one layer do not include each other. Between
 folders a circle is thus impossible; inside a folder it is looked for. Bodies of X.hpp may lie in impl/X.hpp beside it:
 the two include each other, and no other header includes the second. Also: who may name a dependency, and that the
-component a header belongs to does not reach into a component above it; and what <kvcache/cache.hpp> may reach.
+component a header belongs to (cmake/components.cmake) does not reach into a component above it; and what
+<kvcache/cache.hpp> may reach. cuda/ serves hosts that have their own cache and model: two of its headers see what is
+below session/, the others see only core/.
 """
 import re
 import sys
@@ -15,20 +17,21 @@ from repository import HOME, INCLUDE, headers  # noqa: E402
 
 LAYERS = [  # the lowest layer first
     ("core",),
-    ("cuda", "kernel"),
-    ("codec", "storage", "hash", "index", "eviction", "recompute", "observer", "locking", "record"),
-    ("attention", "tier"),
+    ("kernel", "formats"),
+    ("codec", "storage", "hash", "index", "eviction", "recompute", "observer", "locking"),
+    ("attention", "tier", "record"),
     ("cache",),
-    ("model", "text"),
-    ("session", "device"),
-    ("adapters", "testing"),
+    ("model", "text", "chunk"),
+    ("session", "cuda"),
+    ("testing",),
 ]
+DEVICE_MODEL = ("cuda/device_model.hpp", "cuda/device_rows.hpp")  # a codec and a model whose pages are on a device
 LAYER = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}
 
 DEPENDENCIES = {  # what an include opens with: the headers or folders that may name it
     "Eigen/": ("core/tensor.hpp",),
     "xsimd/": ("kernel/native.hpp",),
-    "nlohmann/": ("core/json.hpp",),
+    "nlohmann/": ("formats/json.hpp",),
     "pcre2.h": ("text/regex.hpp",),
     "utf8proc.h": ("text/unicode.hpp",),
     "openssl/": ("hash/sha256.hpp", "tier/redis_link.hpp"),
@@ -38,8 +41,7 @@ DEPENDENCIES = {  # what an include opens with: the headers or folders that may 
     "emmintrin.h": ("core/intrinsics.hpp",),
     "arm_neon.h": ("core/intrinsics.hpp",),
     "cuda": ("cuda/",),
-    "zlib.h": ("adapters/traces/gzip_decoder.hpp",),
-    "zstd.h": ("adapters/traces/zstd_decoder.hpp", "kernel/zstd_code.hpp"),
+    "zstd.h": ("kernel/zstd_code.hpp",),
     "lmdb.h": ("tier/",),
 }
 SYSTEM = {"fcntl.h", "unistd.h", "sys/mman.h", "sys/stat.h", "sys/types.h", "sys/file.h", "sys/socket.h", "poll.h",
@@ -85,8 +87,8 @@ def layers(graph: dict[str, list[str]]) -> list[str]:
     for name, targets in graph.items():
         folder, _, rest = name.partition("/")
         if not rest:  # an entry header may include every folder, except those that need a device
-            wrong += [f"{name}: includes {target}; cuda/ and device/ are a target of their own"
-                      for target in targets if target.startswith(("cuda/", "device/"))]
+            wrong += [f"{name}: includes {target}; cuda/ is a target of its own"
+                      for target in targets if target.startswith("cuda/")]
             continue
         if folder not in LAYER:
             wrong.append(f"{name}: the folder {folder}/ has no layer in tools/layers.py")
@@ -97,8 +99,8 @@ def layers(graph: dict[str, list[str]]) -> list[str]:
                 wrong.append(f"{name}: includes {target}, which does not exist")
             elif other != folder and (other not in LAYER or LAYER[other] >= LAYER[folder]):
                 wrong.append(f"{name}: includes {target}, which is not below {folder}/")
-            elif folder == "cuda" and other not in ("cuda", "core"):
-                wrong.append(f"{name}: includes {target}; cuda/ sees only core/")
+            elif folder == "cuda" and name not in DEVICE_MODEL and (other not in ("cuda", "core") or target in DEVICE_MODEL):
+                wrong.append(f"{name}: includes {target}; cuda/ sees only core/, except for {', '.join(DEVICE_MODEL)}")
     return wrong
 
 
@@ -119,22 +121,30 @@ def dependencies(outside: dict[str, list[str]]) -> list[str]:
     return wrong
 
 
-REACH = {"cache": (), "core": ("cache",), "json": ("cache",), "text": ("cache", "json"), "traces": ("cache", "json"),
-         "crypto": ("cache",), "compress": ("cache",), "lmdb": ("cache",), "redis": ("cache",),
+REACH = {"cache": (), "core": ("cache",), "json": ("cache",), "text": ("cache", "json"), "crypto": ("cache",), "compress": ("cache",), "lmdb": ("cache",), "redis": ("cache",),
          "cuda": ("cache",)}  # besides itself and, for all but the cache, core
+
+
+def component_paths() -> dict[str, str]:
+    """The paths that cmake/components.cmake lists, and the component of each."""
+    text = re.sub(r"#.*", "", (HOME / "cmake" / "components.cmake").read_text())
+    return {path: kind for kind, paths in re.findall(r"set\(kvcache_(\w+)_paths\s([^)]*)\)", text) for path in paths.split()}
 
 
 def components(graph: dict[str, list[str]]) -> list[str]:
     """A header reaches only into the components that its own is built on."""
-    cmake = (HOME / "CMakeLists.txt").read_text()
-    patterns = {kind: re.compile(text.replace("\\\\", "\\"))
-                for kind, text in re.findall(r'set\(kvcache_(\w+)_pattern "([^"]*)"\)', cmake)}
-    of = {name: next((kind for kind, pattern in patterns.items() if pattern.search("kvcache/" + name)), "core")
-          for name in graph}
-    return [f"{name}: is of the component {of[name]} but includes {target}, of {of[target]} "
-            "(the patterns are in CMakeLists.txt)"
-            for name, targets in graph.items() for target in targets
-            if target in of and of[target] not in (of[name], *REACH[of[name]], *(("core",) if of[name] != "cache" else ()))]
+    paths = component_paths()
+    wrong = [f"cmake/components.cmake: there is no include/kvcache/{path}" for path in paths if not (INCLUDE / path).exists()]
+    of = {}
+    for name in graph:
+        fit = [path for path in paths if name.startswith(path)]
+        if fit:
+            of[name] = paths[max(fit, key=len)]
+        elif name.endswith(".hpp"):
+            wrong.append(f"{name}: cmake/components.cmake lists no component for it")
+    return wrong + [f"{name}: is of the component {of[name]} but includes {target}, of {of[target]} (cmake/components.cmake)"
+                    for name, targets in graph.items() if name in of for target in targets if target in of
+                    and of[target] not in (of[name], *REACH[of[name]], *(("core",) if of[name] != "cache" else ()))]
 
 
 def cache_alone(graph: dict[str, list[str]], outside: dict[str, list[str]]) -> list[str]:

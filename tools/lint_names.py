@@ -1,12 +1,11 @@
-"""Names and prose: no renamed identifier is left, and comments, messages, titles of tests and pages are in plain English"""
+"""Prose: comments, messages, titles of tests and pages are in plain English"""
 import re
 
 from repository import name_of, tracked
 
 CODE = {".hpp", ".cpp", ".cu", ".cuh"}
-TABLE = "docs/renames.md"
-# Pages that quote old names or the habits themselves: the table, the lab's diaries, the history, the style guide.
-QUOTES = (TABLE, "lab/", "CHANGELOG.md", "CONTRIBUTING.md", "single_include/", "bench/compare/")
+# Pages that quote the habits themselves: the lab's diaries, the history, the style guide.
+QUOTES = ("lab/", "CHANGELOG.md", "CONTRIBUTING.md", "single_include/", "bench/compare/")
 # Words that the prose replaces, and what to write. They are looked for in comments of code and in pages.
 HABITS = {
     r"of late": "recently",
@@ -29,14 +28,6 @@ TITLE = re.compile(r'\b(?:TEST_CASE|TEMPLATE_TEST_CASE|TEMPLATE_LIST_TEST_CASE|S
 TOKEN = re.compile(r"//[^\n]*|/\*.*?\*/|R\"(\w*)\(.*?\)\1\"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'|[A-Za-z_]\w*", re.S)
 
 
-def renamed() -> dict[str, str]:
-    """Old names to new ones. A name in the first table may not occur as an identifier; the second table has words of
-    English that may still name a variable."""
-    text = next(path for path in tracked() if name_of(path) == TABLE).read_text()
-    never = text.split("## Words", 1)[0]
-    return dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", never, re.M))
-
-
 def prose(text: str, is_code: bool, is_library: bool) -> list[tuple[int, str]]:
     """Comments, string literals and titles of tests, or lines of a page outside its code blocks."""
     if not is_code:
@@ -50,23 +41,16 @@ def prose(text: str, is_code: bool, is_library: bool) -> list[tuple[int, str]]:
 
 
 def check() -> list[str]:
-    wrong, old, meanings = [], renamed(), list(HABITS.values())
+    wrong, meanings = [], list(HABITS.values())
     for path in tracked():
         name, is_code = name_of(path), path.suffix in CODE
         if name.startswith(QUOTES) or not (is_code or path.suffix == ".md"):
             continue
-        text = path.read_text()
-        if is_code:
-            for found in TOKEN.finditer(text):
-                if found[0] in old:
-                    wrong.append(f"{name}:{text.count(chr(10), 0, found.start()) + 1}: {found[0]} is now {old[found[0]]}")
-        else:
-            wrong += [f"{name}: `{word}` is now {old[word]}" for word in re.findall(r"`(\w+)`", text) if word in old]
-        for number, line in prose(text, is_code, name.startswith(("include/", "examples/"))):
+        for number, line in prose(path.read_text(), is_code, name.startswith(("include/", "examples/"))):
             for found in HABIT.finditer(line):
                 wrong.append(f"{name}:{number}: \"{found[0]}\": write {meanings[found.lastindex - 1]}")
     return wrong
 
 
 if __name__ == "__main__":
-    print("\n".join(check()) or "no old names")
+    print("\n".join(check()) or "plain English")

@@ -1,27 +1,35 @@
 #!/usr/bin/env python3
-"""Names the failed tests of the JUnit reports in a folder and adds up all tests: the last line of a run.
+"""Names the failed tests of JUnit reports, adds up all tests, and says why some were skipped: the last line of a run.
+
+    tools/tally.py PATH...    reports, or folders of them
 
 Fails where a test failed or none ran."""
+import html
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
+CASE = re.compile(r'<testcase name="([^"]*)"[^>]*status="(\w+)"[^>]*>(.*?)</testcase>', re.S)
+REASON = re.compile(r"SKIPPED: *(.+)")
 
-def main(folder: Path) -> int:
-    total = {"tests": 0, "failures": 0, "skipped": 0, "disabled": 0}
-    for report in sorted(folder.glob("*.xml")):
-        text = report.read_text(errors="replace")
-        suite = re.search(r"<testsuite\b[^>]*>", text, re.S)
-        for name in re.findall(r'<testcase name="([^"]*)"[^>]*status="fail"', text):
-            print(f"FAILED in {report.stem}: {name}")
-        for name in total:
-            count = suite and re.search(rf'\b{name}="(\d+)"', suite[0])
-            total[name] += int(count[1]) if count else 0
-    idle = total["skipped"] + total["disabled"]
-    passed = total["tests"] - total["failures"] - idle
-    print(f"{passed} passed, {total['failures']} failed, {idle} skipped")
-    return 1 if total["failures"] or not passed else 0
+
+def main(paths: list[Path]) -> int:
+    total: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for report in sorted(one for path in paths for one in (path.glob("*.xml") if path.is_dir() else [path])):
+        for name, status, rest in CASE.findall(report.read_text(errors="replace")):
+            total[status] += 1
+            if status == "fail":
+                print(f"FAILED in {report.stem}: {html.unescape(name)}")
+            elif status != "run":
+                found = REASON.search(rest)
+                reasons[html.unescape(found[1]).strip() if found else "it is switched off"] += 1
+    skipped = sum(reasons.values())
+    why = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
+    print(f"{total['run']} passed, {total['fail']} failed, {skipped} skipped" + (f": {why}" if why else ""))
+    return 1 if total["fail"] or not total["run"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main([Path(path) for path in sys.argv[1:]]))

@@ -44,8 +44,8 @@ struct arm {
     arm(const kvcache::transformer& model, kvcache::thread_pool& threads, Policy policy, std::size_t rows,
         std::size_t least, std::uint32_t page, typename pipeline_type::options how)
         : store(kvcache::make_cache(
-              model.shape(page),
-              {.bytes = (rows / page + 1) * kvcache::codec::f32{}.open(model.shape(page)).page_bytes()},
+              {.shape = model.shape(page),
+               .limit = {.bytes = (rows / page + 1) * kvcache::codec::f32{}.open(model.shape(page)).page_bytes()}},
               kvcache::index::chunk{.least = least}, std::move(policy))),
           runner(store, model, threads, std::move(how)) {}
 

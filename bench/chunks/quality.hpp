@@ -115,7 +115,7 @@ private:
 
     // Computes the exact answers, and the logits after every token of them.
     void ask_all() {
-        auto store = kvcache::make_cache(model_.shape(16), {.bytes = std::size_t{1} << 28});
+        auto store = kvcache::make_cache({.shape = model_.shape(16), .limit = {.bytes = std::size_t{1} << 28}});
         kvcache::pipeline<plain_cache, kvcache::transformer> runner(store, model_, threads_);
         for (question& one : asked_) {
             auto filled = must(runner.prefill(one.prompt));

@@ -47,7 +47,7 @@ public:
         const kvcache::page_shape shape = model.shape(page_tokens);
         std::size_t right = 0;
         for (const question& one : asked_) {
-            auto store = kvcache::make_cache(shape, {.bytes = std::size_t{1} << 26}, codec);
+            auto store = kvcache::make_cache({.shape = shape, .limit = {.bytes = std::size_t{1} << 26}}, codec);
             kvcache::pipeline<decltype(store), kvcache::transformer> pipeline(store, model, threads);
             auto filled = pipeline.prefill(one.prompt);
             if (!filled)

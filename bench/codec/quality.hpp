@@ -29,7 +29,8 @@ template <class Codec>
     const std::size_t pages = 2 * (window.size() / page_tokens + 2);
     const std::size_t exact =
         8 * kvcache::codec::residual_page::bytes_for(shape) + 64 * 4 * kvcache::codec::residual_page::bytes_for(shape);
-    auto store = kvcache::make_cache(shape, {.bytes = pages * codec.open(shape).page_bytes() + exact}, codec);
+    auto store = kvcache::make_cache(
+        {.shape = shape, .limit = {.bytes = pages * codec.open(shape).page_bytes() + exact}}, codec);
     kvcache::pipeline<decltype(store), kvcache::transformer> pipeline(store, model, threads);
     auto filled = pipeline.prefill(window, kvcache::logits_mode::all);
     if (!filled)

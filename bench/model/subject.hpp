@@ -51,7 +51,8 @@ public:
     subject(const kvcache::transformer& model, std::size_t rows, std::size_t split)
         : model_(model),
           split_(split),
-          cache_(new cache(kvcache::make_cache(model.shape(page_tokens), {.bytes = bytes_for(model, rows)}))) {
+          cache_(new cache(
+              kvcache::make_cache({.shape = model.shape(page_tokens), .limit = {.bytes = bytes_for(model, rows)}}))) {
         static_cast<void>(past(rows));
     }
 

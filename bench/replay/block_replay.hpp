@@ -60,8 +60,8 @@ public:
     /// `in_flight`: the number of requests that hold their pages at a time, at most; the oldest is released first.
     block_replay(std::size_t pages, std::size_t in_flight)
         : in_flight_(in_flight),
-          cache_(kvcache::make_cache({.tokens = page_tokens}, {.pages = pages}, kvcache::eviction::lru{}, Index{},
-                                     blocks())) {}
+          cache_(kvcache::make_cache({.shape = {.tokens = page_tokens}, .limit = {.pages = pages}},
+                                     kvcache::eviction::lru{}, Index{}, blocks())) {}
 
     /// Returns the number of prompt tokens that were reused. Throws: runtime_error if the request alone does not fit.
     std::size_t run(const block_request& request) {
@@ -69,9 +69,9 @@ public:
         if (flying_.size() == in_flight_)
             flying_.pop_front();
         const std::size_t last_page = (prompt.size() - 1) / page_tokens * page_tokens;
-        auto found = cache_.match(whole ? prompt.first(last_page) : prompt); // the last token is always computed
-        const std::size_t reused = whole ? found.tokens() : cache_.plan(found).first;
-        sequence to = cache_.open(std::move(found), {reused, prompt.size() - reused});
+        // The last token is always computed.
+        sequence to = cache_.core().find(0, whole ? prompt.first(last_page) : prompt, !whole).sequence;
+        const std::size_t reused = to.size();
         append(to, prompt.subspan(reused));
         for (std::size_t i = prompt.size(); i < tokens.size(); ++i)
             append(to, tokens.subspan(i, 1));
@@ -89,7 +89,8 @@ private:
     static constexpr bool whole = std::same_as<Index, full_pages>;
     // A host's blocks, of which nothing is moved.
     [[nodiscard]] static kvcache::storage::external blocks() {
-        return {.copy = [](kvcache::page_id, kvcache::page_id) { return true; }, .merge = true};
+        return {.copy = [](kvcache::page_id, kvcache::page_id) { return true; },
+                .on_move = [](const kvcache::moved_entry&) {}};
     }
 
     void append(sequence& to, std::span<const kvcache::token_id> tokens) {

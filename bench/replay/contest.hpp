@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/adapters/replay/infinite_replay.hpp>
-#include <kvcache/adapters/replay/next_uses.hpp>
-#include <kvcache/adapters/replay/object_clairvoyant.hpp>
-#include <kvcache/adapters/replay/object_replay.hpp>
-#include <kvcache/adapters/replay/prefix_clairvoyant.hpp>
-#include <kvcache/adapters/replay/prefix_replay.hpp>
 #include <kvcache/core/type_name.hpp>
 #include <kvcache/eviction/all.hpp>
 
@@ -23,7 +17,11 @@
 #include <utility>
 #include <vector>
 
+#include "bounds.hpp"
+#include "object_replay.hpp"
+#include "prefix_replay.hpp"
 #include "report.hpp"
+#include "workload.hpp"
 
 namespace bench {
 
@@ -36,7 +34,7 @@ namespace bench {
 
 /// The result of a first pass over a trace.
 struct survey {
-    kvcache::next_uses next;
+    bench::next_uses next;
     std::uint64_t records = 0, accesses = 0, distinct = 0;
     std::uint64_t smallest = 0; ///< Bytes of the smallest object.
 };
@@ -45,14 +43,14 @@ struct survey {
 template <class Record>
 class contest {
 public:
-    static constexpr bool prefix = std::is_same_v<Record, kvcache::prefix_request>;
+    static constexpr bool prefix = std::is_same_v<Record, bench::prefix_request>;
 
     struct terms {
         std::vector<std::string> policies = {};
         std::vector<bench::capacity> capacities = {};
         std::uint64_t unit = 1;        ///< Capacity units per block (prompts) or per byte (objects).
         std::uint64_t block_bytes = 1; ///< Bytes of a block, as reported to the policies.
-        kvcache::prefill_work work = {};
+        bench::prefill_work work = {};
         bool bound = true;
     };
 
@@ -112,12 +110,12 @@ public:
     }
 
 private:
-    using clairvoyant = std::conditional_t<prefix, kvcache::prefix_clairvoyant, kvcache::object_clairvoyant>;
+    using clairvoyant = std::conditional_t<prefix, bench::prefix_clairvoyant, bench::object_clairvoyant>;
 
     struct contestant {
         std::string policy, words;
         std::function<void(const Record&)> run;
-        std::function<kvcache::replay_counts()> counts;
+        std::function<bench::replay_counts()> counts;
     };
 
     [[nodiscard]] clairvoyant bound_of(std::uint64_t size) const {
@@ -153,11 +151,11 @@ private:
                 size = found_.distinct;
             if (size > most)
                 throw std::runtime_error("--capacity: " + of.words + " are more than 2^32 - 2 blocks");
-            enter(std::make_shared<kvcache::prefix_replay<Policy>>(policy, size, terms_.block_bytes, terms_.work));
+            enter(std::make_shared<bench::prefix_replay<Policy>>(policy, size, terms_.block_bytes, terms_.work));
         } else {
             std::uint64_t objects = found_.distinct > 0 ? found_.distinct : found_.accesses;
             objects = std::min({objects, size / std::max<std::uint64_t>(found_.smallest, 1), most});
-            enter(std::make_shared<kvcache::object_replay<Policy>>(policy, size, std::max<std::uint64_t>(objects, 1)));
+            enter(std::make_shared<bench::object_replay<Policy>>(policy, size, std::max<std::uint64_t>(objects, 1)));
         }
     }
 
@@ -165,7 +163,7 @@ private:
     const survey& found_;
     std::vector<contestant> contestants_;
     std::vector<std::pair<std::string, clairvoyant>> bounds_;
-    kvcache::infinite_replay infinite_;
+    bench::infinite_replay infinite_;
     bool with_infinite_ = false;
     std::size_t accesses_ = 0;
 };

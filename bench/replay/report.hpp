@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/adapters/replay/replay_counts.hpp>
-
 #include <cinttypes>
 #include <cstdio>
 #include <fstream>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "capacity.hpp"
+#include "workload.hpp"
 #include <nlohmann/json.hpp>
 
 namespace bench {
@@ -19,7 +18,7 @@ namespace bench {
 struct replay_row {
     std::string policy;
     bench::capacity capacity;
-    kvcache::replay_counts counts;
+    bench::replay_counts counts;
     std::optional<double> clairvoyant; ///< The hit ratio of the clairvoyant bound; nullopt: not requested.
 };
 

@@ -29,9 +29,11 @@ pauses pauses_of(const Policy& policy, const Locking& locking, const Model& mode
     namespace kv = kvcache;
     using clock = std::chrono::steady_clock;
     const auto page = model.shape(64);
-    auto cache = kv::make_cache(model.id({1, 2}), page,
-                                {.bytes = (prompt.size() / 64 + 16) * kv::codec::f32{}.open(page).page_bytes()}, policy,
-                                locking);
+    auto cache =
+        kv::make_cache({.shape = page,
+                        .limit = {.bytes = (prompt.size() / 64 + 16) * kv::codec::f32{}.open(page).page_bytes()},
+                        .id = model.id({1, 2})},
+                       policy, locking);
     kv::pipeline pipeline(cache, model, pool, 256);
     kv::engine runs(cache, model, pipeline);
     std::vector<clock::time_point> said;
@@ -55,7 +57,7 @@ pauses pauses_of(const Policy& policy, const Locking& locking, const Model& mode
     while (first == clock::time_point() || said.back() < first)
         static_cast<void>(runs.step(clock::now()));
     pauses made{.first_token_ms = std::chrono::duration<double, std::milli>(first - asked).count(),
-                .loaded = cache.tier_stats().loaded_tokens};
+                .loaded = kv::tier_stats_of(cache).loaded_tokens};
     for (std::size_t i = before + 1; i < said.size(); ++i)
         made.longest_ms =
             std::max(made.longest_ms, std::chrono::duration<double, std::milli>(said[i] - said[i - 1]).count());

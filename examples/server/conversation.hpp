@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/tenant_cache.hpp>
 #include <kvcache/kvcache.hpp>
 #include <kvcache/session/chat_session.hpp>
 
@@ -17,10 +16,7 @@
 
 namespace server {
 
-using tenant_cache = kvcache::basic_tenant_cache<
-    kvcache::cache<kvcache::codec::f32, kvcache::locking::mutex, chosen_tier, kvcache::storage::heap>>;
-/// A tenant's view of the cache, or the view of what is shared.
-using store = tenant_cache::tenant;
+using store = kvcache::cache<kvcache::codec::f32, kvcache::locking::mutex, chosen_tier, kvcache::storage::heap>;
 
 /// What a chat does when it is too long.
 struct overflow {
@@ -41,12 +37,13 @@ struct overflow {
 
 /// A conversation of a tenant.
 struct conversation {
-    conversation(store of, kvcache::chat_format form, std::size_t context, const options& with)
-        : tenant(std::move(of)), chat(tenant, std::move(form), context, {}, overflow(with)) {}
+    conversation(store& cache, const kvcache::tenant& of, kvcache::chat_format form, std::size_t context,
+                 const options& with)
+        : tenant(of), chat(cache, std::move(form), context, {}, overflow(with), of) {}
     conversation(const conversation&) = delete;
     conversation& operator=(const conversation&) = delete;
 
-    store tenant;
+    kvcache::tenant tenant; // outlives what belongs to it
     kvcache::chat_session<store, overflow> chat;
 };
 

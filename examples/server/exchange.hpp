@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/session/chat_text.hpp>
+#include <kvcache/session/chat_session.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -36,7 +36,7 @@ struct piece {
 class exchange : public std::enable_shared_from_this<exchange> {
 public:
     /// Answers a chat, or a prompt of a completion. It reuses and stores pages of `tenant`.
-    exchange(host& at, std::shared_ptr<question> asked, std::size_t prompt, store tenant)
+    exchange(host& at, std::shared_ptr<question> asked, std::size_t prompt, kvcache::tenant tenant)
         : at_(at), asked_(std::move(asked)), which_(prompt), tenant_(std::move(tenant)) {}
 
     /// Makes the question a turn of a conversation, once earlier turns are over. Errors: too many conversations;
@@ -44,7 +44,8 @@ public:
     [[nodiscard]] kvcache::result<void> join(const std::string& session_key, const request_watch& watch) {
         if (!asked_->chat || !at_.form || session_key.empty())
             return {};
-        auto held = at_.sessions.acquire(digest_of(tenant_.id()), session_key, at_.make_conversation(tenant_), watch);
+        auto held =
+            at_.sessions.acquire(digest_of(at_.cache.id(tenant_)), session_key, at_.make_conversation(tenant_), watch);
         if (!held)
             return held.error();
         held_.emplace(std::move(*held));
@@ -143,7 +144,7 @@ public:
             auto& chat = (*held_)->chat;
             chat.finish(std::move(*turn_), std::move(*first.sequence), first.ids, texts_[0].text(),
                         first.why == kvcache::finish_reason::stopped);
-            held_->set_bytes((chat.info().cached / at_.with.page + 1) * tenant_.codec().page_bytes());
+            held_->set_bytes((chat.info().cached / at_.with.page + 1) * at_.cache.codec().page_bytes());
         }
         if (at_.with.debug)
             std::fprintf(stderr, "prefix_hit=%zu prefill=%zu generated=%zu cached=%zu\n", end.reused, end.prefilled,
@@ -191,7 +192,7 @@ private:
         if (!at_.form)
             return kvcache::error{kvcache::error_code::malformed, "messages",
                                   "messages cannot be written for this model: " + at_.no_form};
-        conversation alone(tenant_, *at_.form, at_.context(), at_.with);
+        conversation alone(at_.cache, tenant_, *at_.form, at_.context(), at_.with);
         auto& with = (held_ ? **held_ : alone).chat;
         known_before_ = with.ids().size();
         kvcache::chat_options how = at_.form->rendering;
@@ -253,8 +254,8 @@ private:
 
     host& at_;
     std::shared_ptr<question> asked_;
-    std::size_t which_; // of the prompts
-    store tenant_;      // outlives what belongs to it
+    std::size_t which_;      // of the prompts
+    kvcache::tenant tenant_; // outlives what belongs to it
     std::vector<kvcache::token_id> prompt_;
     std::size_t known_before_ = 0;
     std::optional<table::hold> held_;

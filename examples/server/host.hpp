@@ -77,21 +77,21 @@ public:
     }
 
     /// Returns a factory of a tenant's conversations. Requires: `form` is set.
-    [[nodiscard]] auto make_conversation(const store& of) {
-        return [this, of] { return std::make_unique<conversation>(of, *form, context(), with); };
+    [[nodiscard]] auto make_conversation(const kvcache::tenant& of) {
+        return [this, of] { return std::make_unique<conversation>(cache, of, *form, context(), with); };
     }
 
     /// Returns what a request reuses: the pages of its key and its salt. Without either, and of its key alone with
     /// --share-prefixes, it is what all share. Errors: out_of_range, if there are too many tenants.
-    [[nodiscard]] kvcache::result<store> tenant_of(const http_request& in, const std::string& cache_salt) {
+    [[nodiscard]] kvcache::result<kvcache::tenant> tenant_of(const http_request& in, const std::string& cache_salt) {
         std::string salt;
         if (const auto key = keys.of(in); key && !with.share_prefixes)
             salt = "key " + to_string(*key);
         if (!cache_salt.empty())
             salt += " salt " + cache_salt;
         if (salt.empty())
-            return cache.shared();
-        return cache.open(kvcache::tenant_salt(std::move(salt)), std::numeric_limits<std::size_t>::max());
+            return shared;
+        return cache.open_tenant(kvcache::tenant_salt(std::move(salt)), std::numeric_limits<std::size_t>::max());
     }
 
     /// Tokens that the pages have room for. Two pages are left for the copies of partial pages that a turn makes.
@@ -114,8 +114,8 @@ public:
     bool parsed_arguments = false;            ///< The template takes the arguments of calls as objects.
     api_keys keys;
     ready_memory memory;
-    tenant_cache cache;
-    store shared = cache.shared();
+    store cache;
+    kvcache::tenant shared = cache.open_tenant(); ///< Of what belongs to no key and no salt.
     kvcache::session_table<conversation> sessions;
     latencies times;
     preparation prepare; ///< Of large requests.
@@ -126,14 +126,17 @@ private:
           name(!with.name.empty() ? with.name : name_of(std::filesystem::canonical(with.model))),
           model(std::move(loaded.model)),
           words(std::move(speaks)),
-          cache(kvcache::make_tenant_cache(with.tenants, identity(loaded.weights), model.shape(with.page),
-                                           {.bytes = with.cache_mib << 20}, kvcache::hash::xxh3{tier.secret},
-                                           kvcache::locking::mutex{}, tier, kvcache::storage::heap{&memory, true})),
+          cache(kvcache::make_cache({.shape = model.shape(with.page),
+                                     .limit = {.bytes = with.cache_mib << 20},
+                                     .id = identity(loaded.weights),
+                                     .tenants = with.tenants},
+                                    kvcache::hash::xxh3{tier.secret}, kvcache::locking::mutex{}, tier,
+                                    kvcache::storage::heap{&memory, true})),
           // Idle conversations hold at most three quarters of the pages.
           sessions({.sessions = with.sessions, .bytes = (with.cache_mib << 20) / 4 * 3}),
           threads_(with.threads),
-          pipeline_(shared, model, threads_, with.rows),
-          engine_(shared, model, pipeline_, {.rows = with.rows, .lanes = with.lanes, .waiting = with.queue}) {
+          pipeline_(cache, model, threads_, with.rows),
+          engine_(cache, model, pipeline_, {.rows = with.rows, .lanes = with.lanes, .waiting = with.queue}) {
         if (auto read = kvcache::chat_template::open(words, "default")) {
             parsed_arguments = read->takes_parsed_arguments();
             // A date changes the prompt every day: only a template that cannot do without one gets it.
@@ -145,8 +148,8 @@ private:
         } else
             no_form = read.error().message;
         {
-            auto nothing = shared.open(); // allocates the first pages before the first request
-            (void)shared.reserve(nothing, 1);
+            auto nothing = cache.open(shared); // allocates the first pages before the first request
+            (void)cache.reserve(nothing, 1);
         }
         engine_.set_relief([this] { return sessions.evict(); });
         computing_ = std::jthread([this](const std::stop_token& stop) {

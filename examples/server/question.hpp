@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/session/sampler.hpp>
 #include <kvcache/text/chat_template.hpp>
 

@@ -202,7 +202,7 @@ private:
         if (!tenant)
             return refuse(out, problem_of(tenant.error()));
         json list = json::array();
-        for (const auto& each : at_.sessions.list(digest_of(tenant->id())))
+        for (const auto& each : at_.sessions.list(digest_of(at_.cache.id(*tenant))))
             list.push_back({{"id", each.key}, {"requests", each.uses}, {"bytes", each.bytes}, {"in_use", each.in_use}});
         reply(out, {{"object", "list"}, {"data", std::move(list)}});
     }
@@ -212,7 +212,7 @@ private:
         const auto tenant = at_.tenant_of(in, salt_of(in));
         if (!tenant)
             return refuse(out, problem_of(tenant.error()));
-        if (!at_.sessions.remove(digest_of(tenant->id()), key,
+        if (!at_.sessions.remove(digest_of(at_.cache.id(*tenant)), key,
                                  request_watch(in.client, std::chrono::seconds(at_.with.timeout_s))))
             return refuse(out, {404, "invalid_request_error", "session_not_found", "there is no session " + key});
         reply(out, {{"id", key}, {"deleted", true}});
@@ -248,7 +248,7 @@ private:
         to.gauge("kvcache_session_bytes", "Bytes of idle conversations.", at_.sessions.bytes());
         to.counter("kvcache_drafted_tokens", "Tokens guessed ahead.", now.drafted);
         to.counter("kvcache_accepted_tokens", "Of them, those that were right.", now.accepted);
-        const auto tier = at_.cache.tier_stats();
+        const auto tier = kvcache::tier_stats_of(at_.cache);
         to.counter("kvcache_tier_loaded_tokens", "Tokens that were read from the tier.", tier.loaded_tokens);
         to.counter("kvcache_tier_stored_pages", "Pages that the tier has written.", tier.stored);
         to.counter("kvcache_tier_failures", "Reads and writes that failed.", tier.store_failures);

@@ -14,7 +14,6 @@
 #include <charconv>
 #include <chrono>
 #include <cmath>
-#include <compare>
 #include <concepts>
 #include <condition_variable>
 #include <cstddef>
@@ -119,7 +118,7 @@
 
 // ---- kvcache/core/contract.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A violated precondition.
 class contract_violation : public std::logic_error {
@@ -177,11 +176,11 @@ constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char*
 #endif
 }
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/core/id.hpp ------------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A page of keys and values in a page pool.
 enum class page_id : std::uint32_t {};
@@ -219,12 +218,6 @@ enum class head_id : std::uint32_t {};
     return static_cast<std::uint32_t>(head);
 }
 
-} // namespace kvcache
-
-// ---- kvcache/core/page_table.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
 /// One entry of a sequence's page table: the rows [first, first + count) of a page, in the sequence's order.
 struct page_entry {
     page_id page = {};
@@ -244,11 +237,11 @@ struct moved_entry {
     friend bool operator==(const moved_entry&, const moved_entry&) = default;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/cache/block_tables.hpp -------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The block tables of a batch as compressed rows, as FlashInfer's and vLLM's paged attention kernels read them
 /// (FlashInfer: paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len). The arrays keep their memory when cleared.
@@ -300,11 +293,11 @@ private:
     std::vector<std::int32_t> last_page_len_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/core/role.hpp ----------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 struct codec_role;
 struct storage_role;
@@ -355,11 +348,11 @@ concept policy = known_role<typename role_of<P>::type>;
 template <class P, class Role>
 concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/core/shape.hpp ---------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Tokens of one tile, which is one SIMD vector of scores.
 inline constexpr std::uint32_t tile_tokens = 16;
@@ -417,11 +410,11 @@ inline namespace literals {
 }
 } // namespace literals
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/codec/concept.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Position of one row of keys and values inside a page.
 struct page_row {
@@ -519,11 +512,11 @@ concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape sh
     p.open(shape);
 } && codec_state<opened_by<P, page_shape>>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
 /// entries of one size this equals counting them.
@@ -610,7 +603,80 @@ void on_last_child_removed(S& state, slot_id slot) {
         state.on_last_child_removed(slot);
 }
 
-} // namespace kvcache
+#if KVCACHE_CONTRACTS
+/// A state that also checks its caller: an entry is admitted once, and is used and removed only after that. Without
+/// contract checks it is the state itself.
+template <eviction_state S>
+class checked_eviction {
+public:
+    template <eviction_policy P>
+    checked_eviction(const P& policy, eviction_capacity room) : state_(policy.open(room)), present_(room.slots) {}
+
+    void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(state_, newcomer); }
+
+    void admit(slot_id slot, const eviction_entry& newcomer) {
+        expects(!present_[index_of(slot)], "an entry is admitted once");
+        state_.admit(slot, newcomer);
+        present_[index_of(slot)] = true;
+    }
+
+    void touch(slot_id slot) {
+        expects(present_[index_of(slot)], "a touched entry was admitted");
+        state_.touch(slot);
+    }
+
+    void on_released(slot_id slot) {
+        expects(present_[index_of(slot)], "a released entry was admitted");
+        kvcache::on_released(state_, slot);
+    }
+
+    void on_child_added(slot_id slot) {
+        expects(present_[index_of(slot)], "an entry that gains a child was admitted");
+        kvcache::on_child_added(state_, slot);
+    }
+
+    void on_last_child_removed(slot_id slot) {
+        expects(present_[index_of(slot)], "an entry that lost its last child was admitted");
+        kvcache::on_last_child_removed(state_, slot);
+    }
+
+    void erase(slot_id slot) {
+        expects(present_[index_of(slot)], "an erased entry was admitted");
+        state_.erase(slot);
+        present_[index_of(slot)] = false;
+    }
+
+    void evict(slot_id slot) {
+        expects(present_[index_of(slot)], "an evicted entry was admitted");
+        kvcache::evict(state_, slot);
+        present_[index_of(slot)] = false;
+    }
+
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+        return state_.victim(is_evictable);
+    }
+
+private:
+    S state_;
+    std::vector<bool> present_;
+};
+#else
+template <eviction_state S>
+using checked_eviction = S;
+#endif
+
+/// Opens a policy whose callers are checked, in builds with contract checks.
+template <eviction_policy P>
+[[nodiscard]] auto open_checked(const P& policy, eviction_capacity room) {
+#if KVCACHE_CONTRACTS
+    return checked_eviction<opened_by<P, eviction_capacity>>(policy, room);
+#else
+    return policy.open(room);
+#endif
+}
+
+}} // namespace kvcache
 
 // ---- kvcache/core/intrinsics.hpp ----------------------------------------------------------------------------------
 
@@ -638,6 +704,7 @@ void on_last_child_removed(S& state, slot_id slot) {
 #ifndef XXH_INLINE_ALL
 #define XXH_INLINE_ALL
 #endif
+#include <array>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -647,7 +714,7 @@ void on_last_child_removed(S& state, slot_id slot) {
 
 #include <xxhash.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A 128-bit hash of some bytes.
 struct digest {
@@ -709,11 +776,44 @@ private:
     XXH3_state_t state_;
 };
 
-} // namespace kvcache
+/// A bijective 64-bit mixer: murmur3's finalizer (Appleby). Every input bit affects every output bit, so tables can use
+/// keys that are not hashes.
+[[nodiscard]] constexpr std::uint64_t mix64(std::uint64_t x) noexcept {
+    x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdull;
+    x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ull;
+    return x ^ (x >> 33);
+}
+
+/// A SHA-256 value, collision-resistant also against an adversary, in the byte order of FIPS 180-4.
+struct sha256_digest {
+    std::array<std::byte, 32> bytes = {};
+
+    friend constexpr bool operator==(const sha256_digest&, const sha256_digest&) = default;
+    friend constexpr auto operator<=>(const sha256_digest&, const sha256_digest&) = default;
+};
+
+/// Returns 64 hexadecimal digits.
+[[nodiscard]] inline std::string to_string(const sha256_digest& d) {
+    std::string text;
+    for (const std::byte b : d.bytes)
+        for (const int shift : {4, 0})
+            text += "0123456789abcdef"[std::to_integer<unsigned>(b) >> shift & 15u];
+    return text;
+}
+
+/// Compares two digests in constant time, which does not reveal where they differ.
+[[nodiscard]] constexpr bool same_in_constant_time(const sha256_digest& a, const sha256_digest& b) noexcept {
+    std::byte difference{};
+    for (std::size_t i = 0; i < a.bytes.size(); ++i)
+        difference |= a.bytes[i] ^ b.bytes[i];
+    return difference == std::byte{};
+}
+
+}} // namespace kvcache
 
 // ---- kvcache/core/revisions.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split lengths. It
 /// changes whenever the same inputs may give different bits. It is part of a cache's identity.
@@ -723,11 +823,11 @@ inline constexpr unsigned numeric_contract_revision = 1;
 /// byte changes. It is part of a cache's identity, so records of another revision are not found.
 inline constexpr unsigned record_format_revision = 1;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Everything besides the tokens that determines the bits of a cached page. Two caches may exchange pages if and only
 /// if every field is equal. A new field must be named in for_each_field, which does not compile otherwise; `digest_of`
@@ -798,11 +898,11 @@ void for_each_field(const identity& id, Visit visit) {
     return builder.finish();
 }
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
 /// preceding digest and the run of tokens after it.
@@ -818,11 +918,11 @@ concept hash_policy = plays<P, hash_role> && requires(const P p, const identity&
     p.open(id);
 } && hash_state<opened_by<P, identity>>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The reason why a match ended.
 enum class match_end {
@@ -898,11 +998,11 @@ concept index_policy = plays<P, index_role> && requires(const P p, page_shape sh
     p.open(shape, pages);
 } && index_state<opened_by<P, page_shape, std::size_t>>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved. With `wait` and
 /// `notify` a thread can wait until a lease ends.
@@ -924,11 +1024,11 @@ template <class P>
 concept locking_policy =
     plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The kinds of events in a cache.
 enum class event_kind {
@@ -973,11 +1073,11 @@ concept observer_policy = plays<P, observer_role> && requires(const P p) {
     p.open();
 } && observer_state<opened_by<P>>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
 struct compute_range {
@@ -1041,11 +1141,23 @@ concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_
     p.open(shape);
 } && recompute_state<opened_by<P, page_shape>>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/core/result.hpp --------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// Concatenates strings. A chain of string additions takes several times as long to compile.
+[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
+    std::string whole;
+    for (const std::string_view piece : pieces)
+        whole += piece;
+    return whole;
+}
+
+}}} // namespace kvcache::detail
+
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The kind of an error.
 enum class error_code {
@@ -1130,11 +1242,11 @@ private:
     std::optional<kvcache::error> reason_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
@@ -1181,42 +1293,11 @@ concept storage_policy = plays<P, storage_role> && requires(const P p, std::size
     p.open(n, n); // pages, bytes a page
 } && storage_state<opened_by<P, std::size_t, std::size_t>>;
 
-} // namespace kvcache
-
-// ---- kvcache/core/sha256_digest.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A SHA-256 value, collision-resistant also against an adversary, in the byte order of FIPS 180-4.
-struct sha256_digest {
-    std::array<std::byte, 32> bytes = {};
-
-    friend constexpr bool operator==(const sha256_digest&, const sha256_digest&) = default;
-    friend constexpr auto operator<=>(const sha256_digest&, const sha256_digest&) = default;
-};
-
-/// Returns 64 hexadecimal digits.
-[[nodiscard]] inline std::string to_string(const sha256_digest& d) {
-    std::string text;
-    for (const std::byte b : d.bytes)
-        for (const int shift : {4, 0})
-            text += "0123456789abcdef"[std::to_integer<unsigned>(b) >> shift & 15u];
-    return text;
-}
-
-/// Compares two digests in constant time, which does not reveal where they differ.
-[[nodiscard]] constexpr bool same_in_constant_time(const sha256_digest& a, const sha256_digest& b) noexcept {
-    std::byte difference{};
-    for (std::size_t i = 0; i < a.bytes.size(); ++i)
-        difference |= a.bytes[i] ^ b.bytes[i];
-    return difference == std::byte{};
-}
-
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Metadata of a record that a tier receives.
 struct tier_entry {
@@ -1293,7 +1374,7 @@ concept tier_policy = plays<P, tier_role> && requires(const P p) {
     p.open();
 } && tier_state<opened_by<P>>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/cache/check_policies.hpp -----------------------------------------------------------------------------
 
@@ -1302,7 +1383,7 @@ concept tier_policy = plays<P, tier_role> && requires(const P p) {
 // policies as arguments of the misuse, and each static_assert prints the policy again. An entry header includes this
 // file directly: GCC prints the path of includes before its message.
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Satisfied if a policy has everything that its role requires.
 template <class P>
@@ -1342,15 +1423,15 @@ struct state_of<P, Arguments...> {
     using type = opened_by<P, Arguments...>;
 };
 
-struct the_fields_are_layers_kv_heads_head_dim_tokens_and_bytes;
+struct
+    the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_and_merge_equal_pages;
 
 /// Arguments that make_cache does not take.
 template <class Fields>
 struct unknown_arguments : standard_cache<Fields>::type {
-    static_assert(
-        holds_for<false, Fields>,
-        "make_cache takes {.layers, .kv_heads, .head_dim, .tokens}, {.bytes, .pages} and policies, or the same after "
-        "an identity");
+    static_assert(holds_for<false, Fields>, "make_cache takes {.shape = {.layers, .kv_heads, .head_dim, .tokens}, "
+                                            ".limit = {.bytes, .pages}, .id, .tenants, "
+                                            ".merge_equal_pages} and policies");
 };
 
 /// A type without a role, or with an unknown one.
@@ -1552,24 +1633,227 @@ struct first_misuse<P, Ps...> {
     using type = both_play<typename role_of<P>::type, P, typename slot<typename role_of<P>::type, void, Ps...>::type>;
 };
 
-} // namespace kvcache::detail
+}}} // namespace kvcache::detail
 
-// ---- kvcache/cache/reserve_options.hpp ----------------------------------------------------------------------------
+// ---- kvcache/cache/config.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// How rows are reserved.
-struct reserve_options {
-    /// Rows that are written and attended at a time, at most, in ascending order. A codec that quantizes whole pages
-    /// keeps no more of them in full precision.
-    std::size_t at_once = std::numeric_limits<std::size_t>::max();
+/// A salt that separates a tenant's prompts from all others, in the index and in every name: a nonempty byte string. It
+/// need not be secret to separate tenants within one process; names that leave the process are only as secret as the
+/// salt.
+class tenant_salt {
+public:
+    /// Requires: `bytes` is not empty.
+    explicit tenant_salt(std::string bytes) : bytes_(std::move(bytes)) {
+        expects(!bytes_.empty(), "a tenant's salt is not empty");
+    }
+    [[nodiscard]] const std::string& bytes() const noexcept { return bytes_; }
+
+private:
+    std::string bytes_;
 };
 
-} // namespace kvcache
+/// The page usage of a tenant.
+struct tenant_usage {
+    std::size_t pages = 0;     ///< Pages of the tenant, in use or evictable.
+    std::size_t evictable = 0; ///< Of these, pages without references, cached for its next match.
+    std::size_t quota = std::numeric_limits<std::size_t>::max(); ///< Maximum number of pages.
 
-// ---- kvcache/cache/acquire_options.hpp ----------------------------------------------------------------------------
+    friend constexpr bool operator==(const tenant_usage&, const tenant_usage&) = default;
+};
 
-namespace kvcache::inline KVCACHE_ABI {
+/// A tenant of a cache, as `open_tenant` returns it. A prompt that is acquired for a tenant finds only what the same
+/// tenant has stored. Copies are the same tenant; while one exists, its number is not given to another. The default
+/// stands for a cache without tenants. Requires: a copy outlives the tenant's sequences and leases.
+class tenant {
+public:
+    tenant() = default;
+    /// The tenant with this number in its cache. `uses` counts the copies.
+    tenant(std::uint32_t number, std::shared_ptr<const void> uses) : number_(number), uses_(std::move(uses)) {}
+
+    /// The number in the cache: 0 for none, 1 for what belongs to no tenant.
+    [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
+
+    friend bool operator==(const tenant& a, const tenant& b) noexcept { return a.number_ == b.number_; }
+
+private:
+    std::uint32_t number_ = 0;
+    std::shared_ptr<const void> uses_;
+};
+
+/// The tenants of a cache by salt. Number 1 has no salt: it is shared by all that name no tenant.
+class tenant_registry {
+public:
+    /// For at most `most` tenants with a salt.
+    explicit tenant_registry(std::size_t most) : most_(most) {}
+
+    /// The maximum number of tenants with a salt; 0 in a cache without tenants.
+    [[nodiscard]] std::size_t most() const noexcept { return most_; }
+    /// The number of the tenants, the shared one included; the highest number too.
+    [[nodiscard]] std::size_t size() const noexcept { return accounts_.size(); }
+    [[nodiscard]] bool full() const noexcept { return size() > most_; }
+    [[nodiscard]] const std::string& salt(std::uint32_t number) const { return accounts_[number - 1].salt; }
+
+    /// The tenant of a salt, used now; nullopt if there is none.
+    [[nodiscard]] std::optional<tenant> find(const std::string& salt) {
+        for (std::uint32_t number = 2; number <= size(); ++number)
+            if (accounts_[number - 1].salt == salt)
+                return use(number);
+        return std::nullopt;
+    }
+    struct account {
+        std::string salt = {};
+        std::shared_ptr<const std::uint64_t> copies = std::make_shared<const std::uint64_t>(); ///< Counts the copies.
+        std::uint64_t used = 0; ///< When it was last opened.
+    };
+    /// Allocates memory for one more. Throws: bad_alloc; nothing has changed then.
+    void reserve() { accounts_.reserve(size() + 1); }
+    /// Adds a tenant and returns its number. Requires: `reserve` was called for it.
+    std::uint32_t add(account one) noexcept {
+        accounts_.push_back(std::move(one));
+        return static_cast<std::uint32_t>(size());
+    }
+    /// Gives a number to another salt.
+    void replace(std::uint32_t number, std::string salt) noexcept { accounts_[number - 1].salt = std::move(salt); }
+    /// A copy of a tenant, used now.
+    [[nodiscard]] tenant use(std::uint32_t number) noexcept {
+        accounts_[number - 1].used = ++uses_;
+        return {number, accounts_[number - 1].copies};
+    }
+
+    /// The tenant to replace: of those without a copy the one with the fewest pages, and of these the one that was not
+    /// used for the longest time. `pages_of(number)` is the number of a tenant's pages. Returns 0 if all have copies.
+    template <class PagesOf>
+    [[nodiscard]] std::uint32_t replaceable(PagesOf&& pages_of) const {
+        std::uint32_t found = 0;
+        std::pair<std::size_t, std::uint64_t> least;
+        for (std::uint32_t number = 2; number <= size(); ++number) {
+            const account& one = accounts_[number - 1];
+            const std::pair<std::size_t, std::uint64_t> rank(pages_of(number), one.used);
+            if (one.copies.use_count() == 1 && (found == 0 || rank < least)) {
+                found = number;
+                least = rank;
+            }
+        }
+        return found;
+    }
+
+    /// The error where all tenants are in use.
+    [[nodiscard]] error refuse() const {
+        return {error_code::out_of_range, "tenants",
+                detail::joined({"there are ", std::to_string(most_), " tenants already, as many as there may be"})};
+    }
+
+private:
+    std::size_t most_;
+    std::vector<account> accounts_; // by number, from 1
+    std::uint64_t uses_ = 0;
+};
+
+/// An index with a root for each tenant: a full page outside the pool, whose run repeats the tenant's number. A
+/// tenant's first pages continue its root, so no sequence of tokens leads from one tenant to another, in any index.
+template <index_state Index>
+class tenant_index {
+public:
+    template <class Indexes>
+    tenant_index(const Indexes& indexes, page_shape shape, std::size_t pages, std::size_t most_tenants)
+        : page_tokens_(shape.tokens), pages_(pages), index_(indexes.open(shape, pages + most_tenants)) {}
+
+    /// The parent of the first page of a tenant's sequence; nullopt in a cache without tenants (number zero).
+    [[nodiscard]] std::optional<page_id> root_of(std::uint32_t tenant) const noexcept {
+        return tenant == 0 ? std::nullopt : std::optional(page_id{static_cast<std::uint32_t>(pages_ + tenant - 1)});
+    }
+    /// Throws: bad_alloc; the index is then unchanged.
+    void add_root(std::uint32_t tenant) { index_.insert(std::nullopt, run_of(tenant), *root_of(tenant)); }
+
+    /// The longest cached prefix of a tenant's tokens.
+    [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
+        index_match found;
+        match(tenant, tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::uint32_t tenant, std::span<const token_id> tokens, index_match& found) const {
+        if (tenant == 0)
+            return in_index(tokens, found);
+        std::vector<token_id> query = run_of(tenant);
+        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
+        in_index(query, found);
+        found.pages.erase(found.pages.begin());
+        found.tokens -= page_tokens_;
+    }
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
+
+    /// Chunks that a tenant has registered, if the index supports chunks.
+    [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
+                                                  std::size_t known) const requires chunk_index_state<Index> {
+        return index_.chunks(tenant, tokens, known);
+    }
+    bool note(std::uint32_t tenant, page_id last, std::uint32_t end,
+              std::size_t count) requires chunk_index_state<Index> {
+        return index_.note(tenant, last, end, count);
+    }
+
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        return index_.insert(parent, tokens, page);
+    }
+    void erase(page_id page) { index_.erase(page); }
+    [[nodiscard]] bool contains(page_id page) const { return index_.contains(page); }
+    [[nodiscard]] bool leaf(page_id page) const { return index_.leaf(page); }
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return index_.run(page); }
+
+    /// The parent of a page, roots included.
+    [[nodiscard]] std::optional<page_id> above(page_id page) const { return index_.parent(page); }
+    /// The parent of a page, if it is a page of the pool.
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const {
+        const auto found = above(page);
+        return found && index_of(*found) < pages_ ? found : std::nullopt;
+    }
+
+private:
+    void in_index(std::span<const token_id> tokens, index_match& found) const {
+        if constexpr (requires { index_.match(tokens, found); })
+            index_.match(tokens, found);
+        else
+            found = index_.match(tokens);
+    }
+
+    [[nodiscard]] std::vector<token_id> run_of(std::uint32_t tenant) const {
+        return std::vector<token_id>(page_tokens_, token_id{static_cast<std::int32_t>(tenant)});
+    }
+
+    std::size_t page_tokens_;
+    std::size_t pages_; // of the pool
+    Index index_;
+};
+
+/// What a cache is opened for.
+struct cache_config {
+    page_shape shape = {};
+    cache_limits limit = {};
+    identity id = {};        ///< Everything else that determines a page's bits.
+    std::size_t tenants = 0; ///< The maximum number of tenants; 0 for a cache without tenants.
+    /// Whether a sequence whose page fills takes a cached page with the same content instead, and frees its own. If
+    /// not, both keep their pages, no entry of a page table ever changes at a commit, and later prompts share the
+    /// first.
+    bool merge_equal_pages = true;
+};
+
+/// One policy for each role of a cache, in this order. basic_cache requires that each has its role.
+template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
+          class Observer, class Locking>
+struct cache_policies {
+    Codec codec = {};
+    Storage storage = {};
+    Hash hash = {};
+    Index index = {};
+    Eviction eviction = {};
+    Recompute recompute = {};
+    Tier tier = {};
+    Observer observer = {};
+    Locking locking = {};
+};
 
 /// What acquire does about a prefix of the prompt that another lease computes at the moment, made by acquire too.
 enum class pending_prefix {
@@ -1579,17 +1863,63 @@ enum class pending_prefix {
              ///< refuses.
 };
 
-/// How a prompt is acquired.
-struct acquire_options {
-    pending_prefix pending = pending_prefix::compute;
-    reserve_options reserve = {};
+/// How rows are reserved.
+struct reserve_options {
+    /// Rows that are written and attended at a time, at most, in ascending order. A codec that encodes whole pages
+    /// keeps no more of them in full precision.
+    std::size_t max_batch_tokens = std::numeric_limits<std::size_t>::max();
 };
 
-} // namespace kvcache
+/// How a prompt is acquired.
+struct acquire_options {
+    kvcache::tenant tenant = {}; ///< Whose prompt it is; required by a cache with tenants.
+    pending_prefix pending = pending_prefix::compute;
+    std::size_t max_batch_tokens = reserve_options{}.max_batch_tokens; ///< See reserve_options.
+    bool load = true; ///< Whether pages that only the tier has are loaded.
+};
+
+/// Rows to reserve for a sequence.
+template <class Cache>
+struct reservation {
+    typename Cache::sequence* to = nullptr;
+    std::size_t rows = 0;
+    reserve_options options = {};
+};
+
+namespace detail {
+
+// A host's identity with the fields that the cache itself decides: codec, layout, page size, device backend.
+template <class Codec>
+[[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape) {
+    id.codec = codec.name();
+    id.layout = "key tiles of 16, value rows";
+    if constexpr (requires { codec.layout_name(); })
+        id.layout = codec.layout_name();
+    if constexpr (device_codec_state<Codec>)
+        id.backend = codec.backend();
+    else
+        id.layout += joined({"; ", std::to_string(shape.layers), " layers, ", std::to_string(shape.kv_heads),
+                             " KV heads of ", std::to_string(shape.head_dim)});
+    id.page_tokens = shape.tokens;
+    return id;
+}
+
+// The key of a keyed hash policy, which also authenticates records; empty for a hash without a key.
+template <class Hash>
+[[nodiscard]] std::string secret_of(const Hash& hash) {
+    if constexpr (requires { std::string(hash.key); })
+        return hash.key;
+    else
+        return {};
+}
+
+} // namespace detail
+
+}} // namespace kvcache
 
 // ---- kvcache/codec/f32.hpp ----------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// Stores keys and values as float32, unchanged: reads return the computed values bit for bit. Keys are transposed in
 /// tiles of 16 tokens, so that one vector holds 16 scores. Values are row-major, padded with zeros to whole vectors:
@@ -1669,13 +1999,94 @@ inline f32::state f32::open(page_shape shape) const {
 
 static_assert(codec_policy<f32>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec
+
+// ---- kvcache/core/exceptions.hpp ----------------------------------------------------------------------------------
+
+// The only header that throws and catches. In a program without exceptions nothing can be caught: a failed allocation
+// ends the program in operator new.
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// Calls `body`. Returns false if it threw an `Exception`; other exceptions propagate.
+template <class Exception, class Body>
+[[nodiscard]] bool completes(Body&& body) {
+#if defined(__cpp_exceptions)
+    try {
+        body();
+        return true;
+    } catch (const Exception&) {
+        return false;
+    }
+#else
+    body();
+    return true;
+#endif
+}
+
+/// Calls `body` and discards any exception.
+template <class Body>
+void ignore_exceptions(Body&& body) noexcept {
+#if defined(__cpp_exceptions)
+    try {
+        body();
+    } catch (...) {
+    }
+#else
+    body();
+#endif
+}
+
+/// Calls `body`. Returns the exception it threw; null if none.
+template <class Body>
+[[nodiscard]] std::exception_ptr exception_of(Body&& body) noexcept {
+#if defined(__cpp_exceptions)
+    try {
+        body();
+    } catch (...) {
+        return std::current_exception();
+    }
+#else
+    body();
+#endif
+    return nullptr;
+}
+
+/// Throws std::bad_alloc.
+[[noreturn]] inline void throw_bad_alloc() {
+#if defined(__cpp_exceptions)
+    throw std::bad_alloc();
+#else
+    std::terminate();
+#endif
+}
+
+/// Calls `undo` when it is destroyed, unless it was dismissed.
+template <class Undo>
+class [[nodiscard]] scope_guard {
+public:
+    explicit scope_guard(Undo undo) : undo_(std::move(undo)) {}
+    scope_guard(const scope_guard&) = delete;
+    scope_guard& operator=(const scope_guard&) = delete;
+    ~scope_guard() {
+        if (armed_)
+            undo_();
+    }
+
+    void dismiss() noexcept { armed_ = false; }
+
+private:
+    Undo undo_;
+    bool armed_ = true;
+};
+
+}}} // namespace kvcache::detail
 
 // ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
 
 #include <sys/mman.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The larger page size of most 64-bit systems (2 MiB): one TLB entry instead of 512.
 inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
@@ -1694,11 +2105,13 @@ inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::siz
 #endif
 }
 
-} // namespace kvcache
+}} // namespace kvcache
 
-// ---- kvcache/core/aligned.hpp -------------------------------------------------------------------------------------
+// ---- kvcache/core/zeroed_memory.hpp -------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+#include <sys/mman.h>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Bytes of a cache line, and of an AVX-512 vector.
 inline constexpr std::size_t line_bytes = 64;
@@ -1735,11 +2148,54 @@ struct line_allocator {
 template <class T>
 using aligned_vector = std::vector<T, line_allocator<T>>;
 
-} // namespace kvcache
+/// A memory resource whose allocations are zeroed. An allocation aligned to a huge page comes straight from the system,
+/// which clears each page on the first write to it. Other allocations are cleared here. Thread-safe.
+class zeroed_memory : public std::pmr::memory_resource {
+public:
+    /// The shared instance.
+    [[nodiscard]] static zeroed_memory* shared() noexcept {
+        static zeroed_memory all;
+        return &all;
+    }
+
+private:
+    void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+        if (alignment != huge_page_bytes)
+            return std::memset(std::pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
+        if (bytes > (std::numeric_limits<std::size_t>::max() >> 1))
+            detail::throw_bad_alloc();
+        // One extra huge page, so that a boundary lies inside; the excess is unmapped.
+        const std::size_t size = mapped(bytes), all = size + huge_page_bytes;
+        void* const from = ::mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (from == MAP_FAILED)
+            detail::throw_bad_alloc();
+        auto* const first = static_cast<std::byte*>(from);
+        const std::size_t past = reinterpret_cast<std::uintptr_t>(from) % huge_page_bytes;
+        const std::size_t before = past == 0 ? 0 : huge_page_bytes - past;
+        if (before > 0)
+            ::munmap(first, before);
+        ::munmap(first + before + size, huge_page_bytes - before);
+        return first + before;
+    }
+    void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
+        if (alignment != huge_page_bytes)
+            std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+        else
+            ::munmap(at, mapped(bytes));
+    }
+    [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+
+    [[nodiscard]] static std::size_t mapped(std::size_t bytes) noexcept {
+        return bytes / huge_page_bytes * huge_page_bytes + (bytes % huge_page_bytes > 0 ? huge_page_bytes : 0);
+    }
+};
+
+}} // namespace kvcache
 
 // ---- kvcache/codec/residual_page.hpp ------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI {
+namespace codec {
 
 /// Rows of one page in full precision, transformed by its codec. They are kept until the page is quantized and no query
 /// reads them any more. `Rows` defines their layout.
@@ -1803,51 +2259,63 @@ private:
 /// Residual rows in the layout of the f32 codec.
 using residual_page = basic_residual_page<f32::state>;
 
-} // namespace kvcache::codec
-
-// ---- kvcache/cache/residual_ring.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The residual rows of the pages that a lease writes. Rows are written in ascending order, with a bounded number at
-/// once, so pages that are far enough apart reuse the same buffer. Pages that keep their residual rows have buffers of
-/// their own.
-struct residual_ring {
-    std::vector<std::shared_ptr<codec::residual_page>> places = {};
-    std::size_t first = 0; ///< Page-table entry of the first buffer.
-    std::size_t own = 0;   ///< Leading entries with a buffer of their own; the others share the buffers after these.
-
-    /// The buffer index of a page-table entry, from `first` on.
-    [[nodiscard]] std::size_t place_of(std::size_t entry) const noexcept {
-        const std::size_t i = entry - first;
-        return i < own ? i : own + (i - own) % (places.size() - own);
-    }
-    [[nodiscard]] codec::residual_page* at(std::size_t entry) const noexcept { return places[place_of(entry)].get(); }
-
-    /// Returns whether no later entry of the table has reused the buffer of this one.
-    [[nodiscard]] bool keeps(std::size_t entry, std::size_t entries) const noexcept {
-        const std::size_t i = entry - first;
-        return i < own || i + (places.size() - own) >= entries - first;
-    }
-
-    [[nodiscard]] std::shared_ptr<codec::residual_page> take(std::size_t entry) noexcept {
-        return std::move(places[place_of(entry)]);
-    }
-
-    /// The number of buffers for `pages` new pages, of which the first `own` have their own, if the pages of `at_once`
-    /// consecutive rows and `recent` pages before them are needed together.
-    [[nodiscard]] static std::size_t places_for(std::size_t pages, std::size_t own, std::size_t at_once,
-                                                std::size_t page_tokens, std::size_t recent) noexcept {
-        const std::size_t touched = at_once == 0 ? 0 : (at_once - 1) / page_tokens + 2;
-        return std::min(pages, own + touched + recent);
-    }
+} /// The pages of one sequence, as attention reads them.
+struct sequence_pages {
+    std::span<const page_entry> table = {};
+    /// Residual pages by table entry, for a codec of whole pages: the full-precision rows where a query of this
+    /// sequence may read them. Null elsewhere; entries past its end count as null.
+    std::span<const codec::residual_page* const> residual = {};
+    bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
 };
 
-} // namespace kvcache
+}} // namespace kvcache::codec
 
-// ---- kvcache/cache/written_rows.hpp -------------------------------------------------------------------------------
+// ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The tokens of a sequence. Capacity is reserved before tokens are appended, so that appending cannot fail. A span of
+/// the tokens stays readable until the `reserve` after an append, even where the tokens have moved.
+class token_buffer {
+public:
+    [[nodiscard]] std::size_t size() const noexcept { return tokens_.size(); }
+    [[nodiscard]] const token_id* data() const noexcept { return tokens_.data(); }
+    [[nodiscard]] const token_id* begin() const noexcept { return tokens_.data(); }
+    [[nodiscard]] const token_id* end() const noexcept { return tokens_.data() + tokens_.size(); }
+
+    /// Replaces the tokens. Throws: bad_alloc.
+    void assign(std::span<const token_id> tokens) { tokens_.assign(tokens.data(), tokens.data() + tokens.size()); }
+
+    /// Keeps the first `count` tokens. Requires: count <= size().
+    void truncate(std::size_t count) noexcept { tokens_.resize(count); }
+
+    /// Makes room for `more` tokens. Throws: bad_alloc; nothing has changed then.
+    void reserve(std::size_t more) {
+        const std::size_t needed = tokens_.size() + more;
+        const bool grows = needed > tokens_.capacity();
+        if (grows && spare_.capacity() >= needed)
+            return;
+        spare_ = std::vector<token_id>();
+        if (grows)
+            spare_.reserve(std::max(needed, 2 * tokens_.capacity()));
+    }
+
+    /// Appends tokens for which there is room. They may be this buffer's own, or those of another buffer that moved
+    /// them after its own `reserve`.
+    void append(std::span<const token_id> more) noexcept {
+        const std::size_t old = tokens_.size(), needed = old + more.size();
+        if (needed > tokens_.capacity()) {
+            spare_.assign(tokens_.data(), tokens_.data() + old);
+            spare_.swap(tokens_);
+        }
+        tokens_.resize(needed);
+        std::copy(more.begin(), more.end(), tokens_.data() + old);
+    }
+
+private:
+    std::vector<token_id> tokens_;
+    std::vector<token_id> spare_; // where the tokens move as they grow; then where they were, until the next reserve
+};
 
 /// Which rows of a lease were written, in each layer: a bit each. Threads may mark different rows at once.
 class written_rows {
@@ -1895,11 +2363,39 @@ private:
     std::size_t used_ = 0;
 };
 
-} // namespace kvcache
+/// The residual rows of the pages that a lease writes. Rows are written in ascending order, with a bounded number at
+/// once, so pages that are far enough apart reuse the same buffer. Pages that keep their residual rows have buffers of
+/// their own.
+struct residual_ring {
+    std::vector<std::shared_ptr<codec::residual_page>> places = {};
+    std::size_t first = 0; ///< Page-table entry of the first buffer.
+    std::size_t own = 0;   ///< Leading entries with a buffer of their own; the others share the buffers after these.
 
-// ---- kvcache/cache/lease_state.hpp --------------------------------------------------------------------------------
+    /// The buffer index of a page-table entry, from `first` on.
+    [[nodiscard]] std::size_t place_of(std::size_t entry) const noexcept {
+        const std::size_t i = entry - first;
+        return i < own ? i : own + (i - own) % (places.size() - own);
+    }
+    [[nodiscard]] codec::residual_page* at(std::size_t entry) const noexcept { return places[place_of(entry)].get(); }
 
-namespace kvcache::inline KVCACHE_ABI {
+    /// Returns whether no later entry of the table has reused the buffer of this one.
+    [[nodiscard]] bool keeps(std::size_t entry, std::size_t entries) const noexcept {
+        const std::size_t i = entry - first;
+        return i < own || i + (places.size() - own) >= entries - first;
+    }
+
+    [[nodiscard]] std::shared_ptr<codec::residual_page> take(std::size_t entry) noexcept {
+        return std::move(places[place_of(entry)]);
+    }
+
+    /// The number of buffers for `pages` new pages, of which the first `own` have their own, if the pages of
+    /// `max_batch_tokens` consecutive rows and `recent` pages before them are needed together.
+    [[nodiscard]] static std::size_t places_for(std::size_t pages, std::size_t own, std::size_t max_batch_tokens,
+                                                std::size_t page_tokens, std::size_t recent) noexcept {
+        const std::size_t touched = max_batch_tokens == 0 ? 0 : (max_batch_tokens - 1) / page_tokens + 2;
+        return std::min(pages, own + touched + recent);
+    }
+};
 
 struct sequence_state;
 
@@ -1967,61 +2463,6 @@ struct lease_state {
     }
 };
 
-} // namespace kvcache
-
-// ---- kvcache/cache/token_buffer.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The tokens of a sequence. Capacity is reserved before tokens are appended, so that appending cannot fail. A span of
-/// the tokens stays readable until the `reserve` after an append, even where the tokens have moved.
-class token_buffer {
-public:
-    [[nodiscard]] std::size_t size() const noexcept { return tokens_.size(); }
-    [[nodiscard]] const token_id* data() const noexcept { return tokens_.data(); }
-    [[nodiscard]] const token_id* begin() const noexcept { return tokens_.data(); }
-    [[nodiscard]] const token_id* end() const noexcept { return tokens_.data() + tokens_.size(); }
-
-    /// Replaces the tokens. Throws: bad_alloc.
-    void assign(std::span<const token_id> tokens) { tokens_.assign(tokens.data(), tokens.data() + tokens.size()); }
-
-    /// Keeps the first `count` tokens. Requires: count <= size().
-    void truncate(std::size_t count) noexcept { tokens_.resize(count); }
-
-    /// Makes room for `more` tokens. Throws: bad_alloc; nothing has changed then.
-    void reserve(std::size_t more) {
-        const std::size_t needed = tokens_.size() + more;
-        const bool grows = needed > tokens_.capacity();
-        if (grows && spare_.capacity() >= needed)
-            return;
-        spare_ = std::vector<token_id>();
-        if (grows)
-            spare_.reserve(std::max(needed, 2 * tokens_.capacity()));
-    }
-
-    /// Appends tokens for which there is room. They may be this buffer's own, or those of another buffer that moved
-    /// them after its own `reserve`.
-    void append(std::span<const token_id> more) noexcept {
-        const std::size_t old = tokens_.size(), needed = old + more.size();
-        if (needed > tokens_.capacity()) {
-            spare_.assign(tokens_.data(), tokens_.data() + old);
-            spare_.swap(tokens_);
-        }
-        tokens_.resize(needed);
-        std::copy(more.begin(), more.end(), tokens_.data() + old);
-    }
-
-private:
-    std::vector<token_id> tokens_;
-    std::vector<token_id> spare_; // where the tokens move as they grow; then where they were, until the next reserve
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
 /// The state of one sequence: its tokens, their pages, and its lease. Every live sequence is in a circular list of its
 /// cache, so that `check` can recount all references.
 struct sequence_state {
@@ -2039,13 +2480,13 @@ struct sequence_state {
     lease_state lease = {};
 
     /// Another page of the index with the content of a page of the table.
-    struct twin {
+    struct duplicate {
         std::size_t entry = 0;
         page_id page = {};
     };
     /// Where pages stay in the table although the index has their content in another page: later pages continue that
     /// page in the index. Referenced in addition to the table; entries ascend.
-    std::vector<twin> twins = {};
+    std::vector<duplicate> duplicates = {};
 
     // For tiers.
     struct {
@@ -2071,6 +2512,16 @@ struct sequence_state {
     /// The number of leading entries that fill their pages.
     [[nodiscard]] std::size_t full_entries(std::size_t page_tokens) const noexcept {
         return table.size() - (open_rows(page_tokens) ? 1 : 0);
+    }
+
+    /// Appends pages with `rows` rows in total, of which all but the last are full.
+    void add_pages(std::span<const page_id> pages, std::size_t rows, std::size_t page_tokens) {
+        table.reserve(table.size() + pages.size());
+        for (const page_id page : pages) {
+            const std::size_t count = std::min(rows, page_tokens);
+            table.push_back({.page = page, .count = static_cast<std::uint32_t>(count)});
+            rows -= count;
+        }
     }
 
     /// Shortens the entries to `rows` rows in total. Returns the number of entries that remain; the caller removes the
@@ -2102,10 +2553,11 @@ struct sequence_state {
         return std::min(own + static_cast<std::size_t>(end - rest.begin()), cacheable);
     }
 
-    /// The page by which the index knows the content of an entry: its own, or its twin. Cost: O(twins).
+    /// The page by which the index knows the content of an entry: its own, or its duplicate. Cost: O(duplicates).
     [[nodiscard]] page_id indexed(std::size_t entry) const noexcept {
-        const auto found = std::find_if(twins.rbegin(), twins.rend(), [&](const twin& t) { return t.entry <= entry; });
-        return found != twins.rend() && found->entry == entry ? found->page : table[entry].page;
+        const auto found =
+            std::find_if(duplicates.rbegin(), duplicates.rend(), [&](const duplicate& t) { return t.entry <= entry; });
+        return found != duplicates.rend() && found->entry == entry ? found->page : table[entry].page;
     }
 
     /// Begins with the first `count` tokens and pages of another sequence. Requires: this one is empty.
@@ -2114,9 +2566,9 @@ struct sequence_state {
         table.assign(from.table.data(), from.table.data() + from.table.size());
         drop_entries(cut(count));
         published_pages = std::min(from.published_pages, full_entries(page_tokens));
-        for (const twin& one : from.twins)
+        for (const duplicate& one : from.duplicates)
             if (one.entry < published_pages)
-                twins.push_back(one);
+                duplicates.push_back(one);
         tenant = from.tenant;
         cacheable = from.cacheable;
         publishable = from.publishable;
@@ -2130,7 +2582,7 @@ struct sequence_state {
     void clear() noexcept {
         tokens.truncate(0);
         table.clear();
-        twins.clear();
+        duplicates.clear();
         published_pages = prompt = 0;
         tenant = 0;
         exact = cacheable = all;
@@ -2166,431 +2618,56 @@ struct sequence_state {
         return after;
     }
 
-    /// Reserves capacity for more pages and tokens, so that adding them cannot fail; with `keeps_twins` for a twin of
-    /// each page too. Throws: bad_alloc; the sequence is then unchanged.
-    void reserve(std::size_t pages, std::size_t rows, bool keeps_twins = false) {
+    /// Reserves capacity for more pages and tokens, so that adding them cannot fail; with `keeps_duplicates` for a
+    /// duplicate of each page too. Throws: bad_alloc; the sequence is then unchanged.
+    void reserve(std::size_t pages, std::size_t rows, bool keeps_duplicates = false) {
         if (table.capacity() - table.size() < pages)
             table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
-        if (keeps_twins)
-            twins.reserve(table.capacity());
+        if (keeps_duplicates)
+            duplicates.reserve(table.capacity());
         tokens.reserve(rows);
     }
 };
 
-} // namespace kvcache
-
-// ---- kvcache/cache/cache_access.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-template <class Cache>
-class basic_tenant;
-
-/// The cache as its tier, its tenants, its sequences and its leases see it. Not for hosts. Each function takes the
-/// cache's lock, except those that require it to be held.
-class cache_access {
+/// States of sequences that have ended, whose memory new sequences use. Together they keep no more page-table entries
+/// than the cache has pages.
+class spare_sequences {
 public:
-    // For the tier.
+    explicit spare_sequences(std::size_t pages) : most_(pages) {}
 
-    /// Matches a prompt against the pages in memory. `loaded` of its tokens came from the tier just now. The observer
-    /// gets the match event now if `emits`, otherwise by emit_match().
-    template <class Cache>
-    [[nodiscard]] static auto match_resident(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens,
-                                             bool emits, std::size_t loaded) {
-        const std::lock_guard guard(cache.lock_);
-        const std::size_t page_tokens = cache.shape_.tokens;
-        auto known = cache.sequences_.fresh();
-        const index_match& found = cache.pages_.find(tenant, tokens);
-        known->tenant = tenant;
-        known->prompt = tokens.size();
-        known->tokens.assign(tokens.first(found.tokens));
-        known->table.reserve(found.pages.size());
-        std::size_t left = found.tokens;
-        for (const page_id page : found.pages) {
-            const std::size_t rows = std::min(left, page_tokens);
-            known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
-            left -= rows;
-        }
-        const std::size_t kept = cache.sequences_.residual().kept(*known, found.tokens);
-        known->tokens.truncate(kept);
-        known->drop_entries(known->cut(kept));
-        const auto pages = std::span(found.pages).first(known->table.size());
-        if (emits)
-            cache.pages_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
-        typename Cache::match_type made{make_sequence(cache, std::move(known)), tokens.size(), found};
-        made.loaded_ = std::min(loaded, kept);
+    /// The state of a sequence without tokens and pages. `live`: the sequences that may be kept later. Throws:
+    /// bad_alloc.
+    [[nodiscard]] std::unique_ptr<sequence_state> take(std::size_t live) {
+        if (const std::size_t all = spare_.size() + live + 1; spare_.capacity() < all)
+            spare_.reserve(2 * all);
+        if (spare_.empty())
+            return std::make_unique<sequence_state>();
+        auto made = std::move(spare_.back());
+        spare_.pop_back();
+        entries_ -= made->table.capacity();
         return made;
     }
 
-    /// Sends the observer the event of a match that was made without one.
-    template <class Cache, class Match>
-    [[nodiscard]] static Match emit_match(Cache& cache, Match found) {
-        std::vector<page_id> pages;
-        for (const page_entry& entry : found.known_.table())
-            pages.push_back(entry.page);
-        const std::lock_guard guard(cache.lock_);
-        cache.pages_.tell({event_kind::matched, found.tokens(), found.of(), pages.size(), pages});
-        return found;
-    }
-
-    /// Expected seconds to compute `rows` rows from position `first` on, from the leases committed so far.
-    template <class Cache>
-    [[nodiscard]] static double prefill_seconds(const Cache& cache, std::size_t first, std::size_t rows) {
-        const std::lock_guard guard(cache.lock_);
-        return cache.pages_.seconds(first, rows);
-    }
-
-    // For tenants. Tenant 0 is the cache's own.
-
-    template <class Cache>
-    [[nodiscard]] static auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
-        return cache.tier_.match(cache, tenant, tokens);
-    }
-
-    template <class Cache>
-    [[nodiscard]] static bool tier_may_know(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
-        return cache.tier_.may_know(cache, tenant, tokens);
-    }
-    template <class Cache>
-    static std::size_t prefetch(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
-        return cache.tier_.prefetch(cache, tenant, tokens);
-    }
-
-    /// An empty sequence of a tenant.
-    template <class Cache>
-    [[nodiscard]] static auto open(Cache& cache, std::uint32_t tenant) {
-        const std::lock_guard guard(cache.lock_);
-        auto state = cache.sequences_.fresh();
-        state->tenant = tenant;
-        return make_sequence(cache, std::move(state));
-    }
-
-    // For chunk reuse, which holds the lock over several of these calls.
-
-    /// The cache, from itself or from a tenant of it.
-    template <class Cache>
-    [[nodiscard]] static Cache& cache_of(Cache& cache) noexcept {
-        return cache;
-    }
-    template <class Cache>
-    [[nodiscard]] static Cache& cache_of(const basic_tenant<Cache>& tenant) noexcept {
-        return *tenant.cache_;
-    }
-    template <class Cache>
-    [[nodiscard]] static Cache& cache_of(basic_tenant<Cache>& tenant) noexcept {
-        return *tenant.cache_;
-    }
-
-    template <class Cache>
-    [[nodiscard]] static auto& lock(Cache& cache) noexcept {
-        return cache.lock_;
-    }
-    /// The page manager. Requires: the cache is locked.
-    template <class Cache>
-    [[nodiscard]] static auto& pages(Cache& cache) noexcept {
-        return cache.pages_;
-    }
-    template <class Sequence>
-    [[nodiscard]] static sequence_state& state(const Sequence& of) noexcept {
-        return of.state();
-    }
-
-    // For sequences.
-
-    template <class Cache>
-    static void release(Cache& cache, std::unique_ptr<sequence_state> state) noexcept {
-        const std::lock_guard guard(cache.lock_);
-        const std::uint64_t before = cache.sequences_.prompts_ended();
-        cache.sequences_.leave(std::move(state));
-        notify(cache, before);
-    }
-
-    template <class Cache>
-    [[nodiscard]] static auto fork(Cache& cache, const sequence_state& from, std::size_t tokens) {
-        const std::lock_guard guard(cache.lock_);
-        require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
-        auto made = cache.sequences_.fresh();
-        made->share(from, cache.sequences_.residual().kept(from, tokens), cache.shape_.tokens);
-        return make_sequence(cache, std::move(made));
-    }
-
-    template <class Cache>
-    static void set_cacheable_limit(Cache& cache, sequence_state& state, std::size_t tokens) {
-        const std::lock_guard guard(cache.lock_);
-        state.cacheable = tokens;
-    }
-
-    template <class Cache>
-    static void truncate(Cache& cache, sequence_state& state, std::size_t tokens) {
-        const std::lock_guard guard(cache.lock_);
-        require(tokens <= state.tokens.size() && !state.lease.open,
-                "a truncation lies inside a sequence without a lease");
-        cache.sequences_.truncate(state, cache.sequences_.residual().kept(state, tokens));
-    }
-
-    template <class Cache>
-    [[nodiscard]] static result<typename Cache::sequence> erase_range(Cache& cache, const sequence_state& from,
-                                                                      std::size_t first, std::size_t count) {
-        const std::lock_guard guard(cache.lock_);
-        require(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
-                "an erased range lies inside a sequence without a lease");
-        auto kept = cache.sequences_.fresh();
-        kept->share(from, first, cache.shape_.tokens);
-        const auto after = kept->leave_out(from, first, count);
-        cache.sequences_.enter(*kept);
-        const bool room = after.size() <= cache.pages_.room(from.tenant);
-        if (!room || !cache.sequences_.copy_rows(*kept, cache.codec_, after)) {
-            cache.sequences_.leave(std::move(kept));
-            const std::size_t rows = from.tokens.size() - first - count, bytes = cache.codec_.page_bytes();
-            return room ? cache.sequences_.refuse_storage(from, rows, after.size(), bytes)
-                        : cache.sequences_.refuse(from, rows, after.size(), bytes);
-        }
-        typename Cache::sequence made{cache, std::move(kept)};
-        return made;
-    }
-
-    /// The sequence of a state, which holds its pages from now on. Requires: the cache is locked.
-    template <class Cache>
-    [[nodiscard]] static auto make_sequence(Cache& cache, std::unique_ptr<sequence_state> state) noexcept {
-        cache.sequences_.enter(*state);
-        return typename Cache::sequence{cache, std::move(state)};
-    }
-
-    // For leases.
-
-    /// Reserves rows. Errors, exceptions: those of the cache's reserve. Requires: the cache is locked.
-    template <class Cache>
-    [[nodiscard]] static result<typename Cache::lease> reserve(Cache& cache, typename Cache::sequence& to,
-                                                               std::size_t rows, reserve_options options) {
-        sequence_state& state = to.state_for(cache);
-        require(!state.lease.open, "a sequence has one lease at a time");
-        if (auto reserved = cache.sequences_.reserve(state, cache.codec_, rows, options); !reserved)
-            return reserved.error();
-        return make_lease(cache, state);
-    }
-
-    template <class Cache>
-    static void commit(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
-        {
-            const std::lock_guard guard(cache.lock_);
-            const std::uint64_t before = cache.sequences_.prompts_ended();
-            cache.sequences_.commit(state, tokens);
-            cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
-            notify(cache, before);
-        }
-        cache.tier_.store(cache, state);
-    }
-
-    /// Wakes the threads that wait for the lease of a prompt, if one has ended since there were `before`.
-    template <class Cache>
-    static void notify([[maybe_unused]] Cache& cache, [[maybe_unused]] std::uint64_t before) noexcept {
-        if constexpr (waiting_state<typename Cache::locking_type>)
-            if (cache.sequences_.prompts_ended() != before)
-                cache.lock_.notify();
-    }
-    template <class Cache>
-    static void commit_in_place(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
-        const std::lock_guard guard(cache.lock_);
-        const std::uint64_t before = cache.sequences_.prompts_ended();
-        cache.sequences_.commit_unmeasured(state, tokens);
-        cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
-        notify(cache, before);
-    }
-
-    template <class Cache>
-    static void rollback(Cache& cache, sequence_state& state) noexcept {
-        const std::lock_guard guard(cache.lock_);
-        const std::uint64_t before = cache.sequences_.prompts_ended();
-        cache.sequences_.undo(state);
-        notify(cache, before);
-    }
-
-    /// A lease of rows that a sequence's state already has. Requires: the cache is locked.
-    template <class Cache>
-    [[nodiscard]] static auto make_lease(Cache& cache, sequence_state& state) {
-        return typename Cache::lease{cache, state};
-    }
-
-    /// The error for rows that need more pages than there are. Requires: the cache is locked.
-    template <class Cache>
-    [[nodiscard]] static error refuse(Cache& cache, const sequence_state& state, std::size_t rows, std::size_t pages) {
-        return cache.sequences_.refuse(state, rows, pages, cache.codec_.page_bytes());
-    }
-
-    /// Full-precision rows that a lease will attach to the page of a table entry; empty if it attaches none.
-    template <class Cache>
-    [[nodiscard]] static std::span<std::byte> residual_bytes(const Cache& cache, const sequence_state& state,
-                                                             std::size_t entry) {
-        auto* rows = cache.sequences_.residual().given(state, entry);
-        return rows != nullptr ? rows->bytes() : std::span<std::byte>();
-    }
-};
-
-} // namespace kvcache
-
-// ---- kvcache/core/joined.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::detail {
-
-/// Concatenates strings. A chain of string additions takes several times as long to compile.
-[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
-    std::string whole;
-    for (const std::string_view piece : pieces)
-        whole += piece;
-    return whole;
-}
-
-} // namespace kvcache::detail
-
-// ---- kvcache/cache/prompt_access.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The prompts that leases of a cache compute, for acquire. Not for hosts. Each function takes the cache's lock.
-class prompt_access {
-public:
-    /// The number of leases of prompts that have ended.
-    template <class Cache>
-    [[nodiscard]] static std::uint64_t ended(const Cache& cache) {
-        const std::lock_guard guard(cache.lock_);
-        return cache.sequences_.prompts_ended();
-    }
-
-    template <class Cache>
-    [[nodiscard]] static std::size_t pending(const Cache& cache, std::uint32_t tenant,
-                                             std::span<const token_id> tokens) {
-        const std::lock_guard guard(cache.lock_);
-        return cache.sequences_.pending(tenant, tokens);
-    }
-
-    /// Reserves the rows of a prompt after those that a sequence has, and notes what they are, for acquire. Returns
-    /// nullopt if the prompt has to be matched again, because a lease of a prompt has ended since there were `ended`,
-    /// or this has waited for one. Errors: as reserve; pending. Cost: as the cache's `pending`, if it is to be looked
-    /// for.
-    template <class Cache>
-    [[nodiscard]] static std::optional<result<typename Cache::lease>>
-    reserve(Cache& cache, typename Cache::sequence& to, std::span<const token_id> tokens, acquire_options options,
-            std::uint64_t ended) {
-        const std::lock_guard guard(cache.lock_);
-        sequence_state& state = to.state_for(cache);
-        const std::size_t known = state.tokens.size();
-        if (options.pending != pending_prefix::compute) {
-            if (cache.sequences_.prompts_ended() != ended)
-                return std::nullopt;
-            // The last token is computed in any case.
-            const auto shared = tokens.first(tokens.empty() ? 0 : tokens.size() - 1);
-            if (const std::size_t soon = cache.sequences_.pending(state.tenant, shared); soon > known) {
-                if constexpr (waiting_state<typename Cache::locking_type>)
-                    if (options.pending == pending_prefix::wait) {
-                        cache.lock_.wait();
-                        return std::nullopt;
-                    }
-                return error{
-                    error_code::pending, "tokens",
-                    detail::joined({std::to_string(soon), " of ", std::to_string(tokens.size()),
-                                    " tokens are being computed, and ", std::to_string(known), " are cached"})};
-            }
-        }
-        const auto rest = tokens.subspan(known);
-        state.lease.prompt.reserve(rest.size());
-        auto made = cache_access::reserve(cache, to, rest.size(), options.reserve);
-        if (made)
-            state.lease.prompt.assign(rest.begin(), rest.end());
-        return made;
-    }
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/acquired.hpp -----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A sequence for a prompt, and a lease over the rows of the prompt that have to be computed. The first lease.first()
-/// tokens are cached. After the lease is committed the sequence is continued with reserve. For threads it counts as one
-/// object with its sequence and its lease. Requires: the cache outlives it.
-template <class Cache>
-struct acquired {
-    typename Cache::sequence sequence;
-    typename Cache::lease lease; ///< Destroyed before the sequence.
-
-    acquired(typename Cache::sequence of, typename Cache::lease rows)
-        : sequence(std::move(of)), lease(std::move(rows)) {}
-    acquired(acquired&&) noexcept = default;
-    acquired& operator=(acquired&& other) noexcept {
-        lease = std::move(other.lease); // it rolls back the sequence that is replaced next
-        sequence = std::move(other.sequence);
-        return *this;
-    }
-    ~acquired() = default;
-
-    /// Errors: those of reserve, and pending; nothing has changed then.
-    [[nodiscard]] static result<acquired> of(auto& cache, std::span<const token_id> tokens, acquire_options options) {
-        auto& core = cache_access::cache_of(cache);
-        while (true) {
-            const std::uint64_t ended = prompt_access::ended(core);
-            auto found = cache.match(tokens);
-            const auto plan = cache.plan(found);
-            auto made = cache.open(std::move(found), plan);
-            if (auto rows = prompt_access::reserve(core, made, tokens, options, ended)) {
-                if (!*rows)
-                    return rows->error();
-                return acquired(std::move(made), std::move(**rows));
-            }
+    /// Keeps or frees a state. Requires: it was taken here.
+    void keep(std::unique_ptr<sequence_state> state) noexcept {
+        state->clear();
+        if (entries_ + state->table.capacity() <= most_) {
+            entries_ += state->table.capacity();
+            spare_.push_back(std::move(state));
         }
     }
+
+private:
+    std::size_t most_;
+    std::size_t entries_ = 0;
+    std::vector<std::unique_ptr<sequence_state>> spare_;
 };
 
-} // namespace kvcache
-
-// ---- kvcache/cache/cache_config.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// What a cache is opened for.
-struct cache_config {
-    page_shape shape;
-    cache_limits limit = {};
-    identity id = {};        ///< Everything else that determines a page's bits.
-    std::size_t tenants = 0; ///< The maximum number of tenants; 0 for a cache without tenants.
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/cache_identity.hpp -----------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::detail {
-
-// A host's identity with the fields that the cache itself decides: codec, layout, page size, device backend.
-template <class Codec>
-[[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape) {
-    id.codec = codec.name();
-    id.layout = "key tiles of 16, value rows";
-    if constexpr (requires { codec.layout_name(); })
-        id.layout = codec.layout_name();
-    if constexpr (device_codec_state<Codec>)
-        id.backend = codec.backend();
-    else
-        id.layout += joined({"; ", std::to_string(shape.layers), " layers, ", std::to_string(shape.kv_heads),
-                             " KV heads of ", std::to_string(shape.head_dim)});
-    id.page_tokens = shape.tokens;
-    return id;
-}
-
-// The key of a keyed hash policy, which also authenticates records; empty for a hash without a key.
-template <class Hash>
-[[nodiscard]] std::string secret_of(const Hash& hash) {
-    if constexpr (requires { std::string(hash.key); })
-        return hash.key;
-    else
-        return {};
-}
-
-} // namespace kvcache::detail
+}} // namespace kvcache
 
 // ---- kvcache/core/number_format.hpp -------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// bfloat16 value: the upper half of a binary32.
 struct bfloat16 {
@@ -2683,11 +2760,11 @@ template <weight_format Number>
         return number;
 }
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/codec/row_major.hpp ----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Codec whose rows a host reads in place: `key_row` and `value_row` point to the head_dim numbers of a row, and
 /// the same row of the next token is `row_stride` numbers further.
@@ -2816,11 +2893,11 @@ static_assert(codec_policy<nhd_f32> && row_major_codec<nhd_bf16::state> && row_m
 
 } // namespace codec
 
-} // namespace kvcache
+}} // namespace kvcache
 
-// ---- kvcache/cache/row_run.hpp ------------------------------------------------------------------------------------
+// ---- kvcache/cache/handle.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Consecutive rows of one layer and KV head in one page, in place. Row i has its key in the head_dim numbers from
 /// keys + i * stride on, and its value from values + i * stride on.
@@ -2919,256 +2996,55 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache
+/// What a cache knows of a prompt, and where and why that ends. A plain value: it pins no page.
+struct lookup_result {
+    std::size_t prompt_tokens = 0; ///< Tokens that were looked up.
+    std::size_t cached_tokens = 0; ///< Leading tokens that are cached and can be continued.
+    std::size_t common_prefix = 0; ///< Leading tokens that equal the stored ones; more than cached_tokens inside a page
+                                   ///< that a codec encodes as a whole.
+    match_end end = match_end::unknown;
+    std::optional<token_id> differing_token = {}; ///< For `different`: the token stored at position common_prefix.
+    std::size_t loaded_tokens = 0;                ///< Cached tokens that came from the tier just now.
+    std::size_t pending_tokens = 0; ///< By `lookup` alone: leading tokens that will be cached, in whole pages, once the
+                                    ///< leases are committed that acquire has given out.
 
-// ---- kvcache/codec/sequence_pages.hpp -----------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The pages of one sequence, as attention reads them.
-struct sequence_pages {
-    std::span<const page_entry> table = {};
-    /// Residual pages by table entry, for a codec of whole pages: the full-precision rows where a query of this
-    /// sequence may read them. Null elsewhere; entries past its end count as null.
-    std::span<const codec::residual_page* const> residual = {};
-    bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
+    /// Explains the result in one sentence: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
+    [[nodiscard]] std::string explain() const {
+        std::string words =
+            detail::joined({std::to_string(cached_tokens), " of ", std::to_string(prompt_tokens), " tokens known"});
+        if (loaded_tokens > 0)
+            words += detail::joined({", ", std::to_string(loaded_tokens), " of them from the tier"});
+        if (end == match_end::unknown)
+            words += "; nothing is stored after them";
+        if (end == match_end::different)
+            words += detail::joined({"; token ", std::to_string(common_prefix), " differs from the one stored (",
+                                     std::to_string(index_of(*differing_token)), ")"});
+        return words;
+    }
 };
-
-} // namespace kvcache
-
-// ---- kvcache/cache/lease.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
-/// commit rolls the sequence back. At most one lease a sequence; it ends when its sequence is destroyed. Several
-/// threads may write different rows and call const members that read; one thread, after them, ends or moves it.
-/// Requires: the cache outlives it.
-template <class Cache>
-class basic_lease {
-    static constexpr bool whole_pages = page_writer<typename Cache::codec_type>;
-    // Whether the cache owns the memory of the rows.
-    static constexpr bool owns_rows = whole_pages || row_writer<typename Cache::codec_type>;
-
-public:
-    basic_lease(basic_lease&& other) noexcept
-        : cache_(other.cache_),
-          state_(std::exchange(other.state_, nullptr)),
-          first_(other.first_),
-          committed_(other.committed_) {
-        hold();
-    }
-    /// Rolls back the lease that it held before.
-    basic_lease& operator=(basic_lease&& other) noexcept {
-        basic_lease taken(std::move(other));
-        std::swap(cache_, taken.cache_);
-        std::swap(state_, taken.state_);
-        std::swap(first_, taken.first_);
-        std::swap(committed_, taken.committed_);
-        hold();
-        taken.hold();
-        return *this;
-    }
-    ~basic_lease() { rollback(); }
-
-    /// The position of the first reserved row.
-    [[nodiscard]] std::size_t first() const noexcept { return first_; }
-    /// The number of reserved rows; zero once the lease has ended.
-    [[nodiscard]] std::size_t rows() const noexcept { return open() ? state_->lease.rows : 0; }
-
-    /// The location of a reserved row: a row of a page, and the index of its page-table entry (if the lease is not
-    /// spliced).
-    struct place {
-        page_id page = {};
-        std::uint32_t row = 0;
-        std::size_t entry = 0;
-    };
-    [[nodiscard]] place place_of(std::size_t row) const {
-        require(row < rows(), "a row that has a place was reserved");
-        if (!state_->lease.spliced.empty())
-            return {state_->lease.spliced[row].page, state_->lease.spliced[row].row, 0};
-        const std::size_t tokens = cache_->shape().tokens;
-        const std::size_t tail = state_->lease.pages_before - (state_->lease.tail_before ? 1 : 0);
-        const std::size_t used =
-            state_->lease.tail_before ? state_->lease.tail_before->first + state_->lease.tail_before->count : 0;
-        const std::size_t entry = tail + (used + row) / tokens;
-        return {state_->table[entry].page, static_cast<std::uint32_t>((used + row) % tokens), entry};
-    }
-
-    /// Writes the keys (rotated by the position if the model uses RoPE) and values of one row.
-    /// keys, values: (kv_heads, head_dim). Several threads may write rows of one lease. If the codec encodes whole
-    /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
-    void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
-        static_assert(owns_rows, "the host writes rows that are in its own memory: place_of says where");
-        const page_shape& shape = cache_->shape();
-        require(row < rows(), "a written row was reserved");
-        require(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
-        require(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
-                "a row of keys or values has head_dim numbers for each KV head");
-        expects(!keeps(row), "a row that is kept from elsewhere is not written");
-        if (state_->lease.spliced.empty())
-            state_->lease.written.mark(index_of(layer), row);
-        const place to = place_of(row);
-        if constexpr (whole_pages)
-            state_->lease.residual[to.entry]->write(cache_->codec(), cache_->bytes(to.page), layer, to.row, keys,
-                                                    values);
-        else if constexpr (owns_rows)
-            for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
-                cache_->codec().encode(cache_->bytes(to.page), {layer, head_id{head}, to.row},
-                                       keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
-                                       values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
-    }
-
-    /// Declares all rows written, by code that writes the pages itself. Not needed where the cache does not own their
-    /// memory.
-    void declare_written() const {
-        require(open(), "a lease has rows until it ends");
-        state_->lease.written.fill();
-    }
-
-    [[nodiscard]] const page_shape& shape() const { return cache().shape(); }
-
-    /// Returns whether a row is kept as it was computed elsewhere.
-    [[nodiscard]] bool keeps(std::size_t row) const noexcept {
-        return open() && row < state_->lease.spliced.size() && state_->lease.spliced[row].kept;
-    }
-    /// The locations of the rows of a spliced lease; empty for other leases.
-    [[nodiscard]] std::span<const spliced_row> spliced() const noexcept {
-        return open() ? std::span<const spliced_row>(state_->lease.spliced) : std::span<const spliced_row>();
-    }
-
-    /// The sequence's pages, reserved rows included, in the form that attention reads.
-    [[nodiscard]] sequence_pages pages() const {
-        require(open(), "a lease shows its pages until it ends");
-        return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
-    }
-    /// Calls `f` with a row_run for each run of consecutive rows in one page, in order of position: the sequence's
-    /// rows, then the reserved ones. The pointers are valid until the lease ends. Only with a row-major codec
-    /// (codec/row_major.hpp). Cost: O(pages), besides `f`.
-    template <class F>
-    void for_each_run(layer_id layer, head_id head, F&& f) const {
-        all_rows().for_each_run(layer, head, f);
-    }
-    /// Copies the keys and values of these rows, widened to float32. keys, values: (first() + rows(), head_dim).
-    /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
-    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
-        all_rows().gather(layer, head, keys, values);
-    }
-    /// The codec and the storage of the cache, to read the pages with.
-    [[nodiscard]] const auto& codec() const { return cache().codec(); }
-    [[nodiscard]] const auto& storage() const { return cache().storage(); }
-
-    /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
-    /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
-    [[nodiscard]] std::size_t taken_pages() const {
-        expects(open() && !state_->lease.tail_before && state_->lease.spliced.empty(), "whole pages are put in place");
-        return state_->table.size() - state_->lease.pages_before;
-    }
-    /// The bytes of one of these pages.
-    [[nodiscard]] std::span<std::byte> page_bytes(std::size_t page) const {
-        expects(page < taken_pages(), "a page that is put in place was taken");
-        return cache_->bytes(state_->table[state_->lease.pages_before + page].page);
-    }
-    /// The memory for the page's residual rows, in the format of the f32 codec; empty if none are kept once all rows
-    /// are committed.
-    [[nodiscard]] std::span<std::byte> residual_bytes(std::size_t page) const {
-        expects(page < taken_pages(), "a page that is put in place was taken");
-        return cache_access::residual_bytes(*cache_, *state_, state_->lease.pages_before + page);
-    }
-
-    /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
-    /// cost.
-    void commit_in_place(std::span<const token_id> tokens) {
-        require(open() && tokens.size() == rows(), "all rows that are put in place are committed");
-        cache_access::commit_in_place(*cache_, *state_, tokens);
-        end_committed();
-    }
-
-    /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
-    /// It cannot fail: the lease has already allocated all necessary memory. After a rollback there are no rows, and
-    /// committing none has no effect.
-    /// Requires: tokens.size() <= rows(), the lease was not committed before, and the rows of these tokens are written
-    /// in every layer, if the cache owns the memory of its pages.
-    void commit(std::span<const token_id> tokens) {
-        require(!committed_, "a lease is committed once");
-        require(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
-        if (!open())
-            return;
-        if constexpr (owns_rows)
-            require(!state_->lease.spliced.empty() || state_->lease.written.first(tokens.size()),
-                    "rows are written in every layer before they are committed");
-        expects(state_->lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
-        cache_access::commit(*cache_, *state_, tokens);
-        end_committed();
-    }
-
-    /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
-    void rollback() noexcept {
-        if (open())
-            cache_access::rollback(*cache_, *state_);
-    }
-
-private:
-    friend Cache;
-    friend class cache_access;
-    basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {
-        hold();
-    }
-
-    // The cache, which a lease that has ended may have outlived.
-    [[nodiscard]] const Cache& cache() const {
-        require(open(), "a lease shows its cache until it ends");
-        return *cache_;
-    }
-
-    // Whether it has not ended; it ends with its sequence and with its cache too.
-    [[nodiscard]] bool open() const noexcept { return state_ != nullptr; }
-    void hold() noexcept {
-        if (state_ != nullptr)
-            state_->lease.hold(&state_);
-    }
-
-    [[nodiscard]] detail::table_rows<Cache> all_rows() const {
-        require(open(), "a lease shows its rows until it ends");
-        return {*cache_, state_->table, first_ + state_->lease.rows};
-    }
-
-    void end_committed() noexcept {
-        state_ = nullptr;
-        committed_ = true;
-    }
-
-    Cache* cache_;
-    sequence_state* state_;
-    std::size_t first_;
-    bool committed_ = false;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/sequence.hpp -----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
 
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
 /// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
 /// With locking::mutex several threads may call its const members at once, fork included, while no thread changes it or
 /// commits its lease. Requires: the cache outlives it; where it does not, the sequence can only be destroyed or
-/// assigned to.
-template <class Cache>
+/// assigned to. `Core`: a cache_core.
+template <class Core>
 class basic_sequence {
 public:
+    /// The sequence of a state that `core` has among its sequences.
+    basic_sequence(Core& core, std::unique_ptr<sequence_state> state) noexcept
+        : core_(&core), state_(std::move(state)) {}
     basic_sequence(basic_sequence&& other) noexcept = default;
     /// Releases the pages it held before.
     basic_sequence& operator=(basic_sequence&& other) noexcept {
         basic_sequence taken(std::move(other));
-        std::swap(cache_, taken.cache_);
+        std::swap(core_, taken.core_);
         std::swap(state_, taken.state_);
         return *this;
     }
     ~basic_sequence() {
         if (state_ && !state_->orphaned)
-            cache_access::release(*cache_, std::move(state_));
+            core_->release(std::move(state_));
     }
 
     /// The number of tokens whose keys and values are cached.
@@ -3181,7 +3057,7 @@ public:
 
     /// The sequence's pages, reserved rows included, in the form that attention reads. Only if the codec writes row by
     /// row: a codec of whole pages keeps full-precision rows that its lease shows. Valid until the table changes.
-    [[nodiscard]] sequence_pages pages() const requires Cache::writes_rows {
+    [[nodiscard]] sequence_pages pages() const requires Core::writes_rows {
         return {state().table, {}, state().exact != sequence_state::all};
     }
 
@@ -3201,14 +3077,14 @@ public:
     /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
     /// it. With a codec that quantizes whole pages, a fork inside a quantized page ends where that page begins:
     /// continue at its size(). Requires: tokens <= size(), no open lease. Cost: O(pages).
-    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_access::fork(*cache_, state(), tokens); }
+    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return core_->fork(state(), tokens); }
 
     /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
-    void truncate(std::size_t tokens) { cache_access::truncate(*cache_, state(), tokens); }
+    void truncate(std::size_t tokens) { core_->truncate(state(), tokens); }
 
     /// Prevents pages after the first `tokens` tokens from being published to other sequences; forks inherit the limit.
     /// Pages that are already published stay so.
-    void set_cacheable_limit(std::size_t tokens) { cache_access::set_cacheable_limit(*cache_, state(), tokens); }
+    void set_cacheable_limit(std::size_t tokens) { core_->set_cacheable_limit(state(), tokens); }
     /// The maximum number of leading tokens that can be shared.
     [[nodiscard]] std::size_t cacheable_limit() const { return std::min(state().exact, state().cacheable); }
 
@@ -3217,99 +3093,279 @@ public:
     /// Only if the codec writes row by row. Errors: out_of_memory. Requires: first + count <= size(), no open lease.
     /// Cost: O(bytes of the later tokens).
     [[nodiscard]] result<basic_sequence> erase_range(std::size_t first,
-                                                     std::size_t count) const requires Cache::writes_rows {
-        return cache_access::erase_range(*cache_, state(), first, count);
+                                                     std::size_t count) const requires Core::writes_rows {
+        return core_->erase_range(state(), first, count);
+    }
+
+    /// The state, for the library's own use with the cache that it is passed.
+    [[nodiscard]] sequence_state& state_in(const Core& core) const {
+        require(state_ == nullptr || state_->orphaned || core_ == &core, "a sequence is used with its own cache");
+        return state();
     }
 
 private:
-    friend Cache;
-    friend class cache_access;
-    friend class prompt_access;
-    template <class>
-    friend class basic_lease;
-    basic_sequence(Cache& cache, std::unique_ptr<sequence_state> state) : cache_(&cache), state_(std::move(state)) {}
-
     [[nodiscard]] sequence_state& state() const {
         require(state_ != nullptr, "a sequence that was moved from is only destroyed or assigned to");
         require(!state_->orphaned, "a cache outlives its sequences");
         return *state_;
     }
-    /// The state, for the cache that it is passed to.
-    [[nodiscard]] sequence_state& state_for(const Cache& cache) const {
-        require(state_ == nullptr || state_->orphaned || cache_ == &cache, "a sequence is used with its own cache");
-        return state();
-    }
-    [[nodiscard]] detail::table_rows<Cache> rows() const { return {*cache_, state().table, size()}; }
+    [[nodiscard]] detail::table_rows<Core> rows() const { return {*core_, state().table, size()}; }
 
-    Cache* cache_;
+    Core* core_;
     std::unique_ptr<sequence_state> state_;
 };
 
-} // namespace kvcache
-
-// ---- kvcache/cache/match.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The longest cached prefix of a prompt, pinned, and the reason why it ends there. A miss is an empty match. Its pages
-/// stay pinned until it is destroyed or passed to `open`. Several threads may read it at once. Requires: the cache
-/// outlives it.
-template <class Cache>
-class basic_match {
-public:
-    /// The number of leading tokens that are cached and can be continued.
-    [[nodiscard]] std::size_t tokens() const { return known_.size(); }
-    /// The number of tokens that were looked up.
-    [[nodiscard]] std::size_t of() const noexcept { return of_; }
-    [[nodiscard]] match_end end() const noexcept { return end_; }
-    /// For `match_end::different`: the token stored at position compared().
-    [[nodiscard]] std::optional<token_id> stored() const noexcept { return stored_; }
-
-    /// The number of leading tokens that equal the stored ones; more than tokens() inside a page that a codec encodes
-    /// as a whole.
-    [[nodiscard]] std::size_t compared() const noexcept { return compared_; }
-
-    /// The number of cached tokens that this match loaded from the tier.
-    [[nodiscard]] std::size_t loaded() const noexcept { return loaded_; }
-
-    /// Explains the match in one sentence: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
-    [[nodiscard]] std::string explain() const {
-        std::string words = detail::joined({std::to_string(tokens()), " of ", std::to_string(of_), " tokens known"});
-        if (loaded_ > 0)
-            words += detail::joined({", ", std::to_string(loaded_), " of them from the tier"});
-        switch (end_) {
-        case match_end::complete:
-            break;
-        case match_end::unknown:
-            words += "; nothing is stored after them";
-            break;
-        case match_end::different:
-            words += detail::joined({"; token ", std::to_string(compared()), " differs from the one stored (",
-                                     std::to_string(index_of(*stored_)), ")"});
-            break;
-        }
-        return words;
-    }
-
-private:
-    friend Cache;
-    friend class cache_access;
-    basic_match(basic_sequence<Cache> known, std::size_t of, const index_match& found)
-        : known_(std::move(known)), of_(of), compared_(found.tokens), end_(found.end), stored_(found.stored) {}
-
-    basic_sequence<Cache> known_;
-    std::size_t of_;
-    std::size_t compared_;
-    std::size_t loaded_ = 0;
-    match_end end_;
-    std::optional<token_id> stored_;
+/// The location of a row of a lease: a row of a page, and the index of its page-table entry (if the lease is not
+/// spliced).
+struct row_slot {
+    page_id page = {};
+    std::uint32_t row = 0;
+    std::size_t entry = 0;
 };
 
-} // namespace kvcache
+/// What the library's own code sees of a lease: the core of its cache and the state of its sequence. It can copy whole
+/// pages into the rows that the lease has added.
+template <class Core>
+struct open_lease {
+    Core& core;
+    sequence_state& state;
 
-// ---- kvcache/cache/tier_stats.hpp ---------------------------------------------------------------------------------
+    [[nodiscard]] const page_shape& shape() const noexcept { return core.shape(); }
 
-namespace kvcache::inline KVCACHE_ABI {
+    /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
+    /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
+    [[nodiscard]] std::size_t taken_pages() const {
+        expects(!state.lease.tail_before && state.lease.spliced.empty(), "whole pages are put in place");
+        return state.table.size() - state.lease.pages_before;
+    }
+    /// The bytes of one of these pages.
+    [[nodiscard]] std::span<std::byte> page_bytes(std::size_t page) const {
+        expects(page < taken_pages(), "a page that is put in place was taken");
+        return core.storage().bytes(state.table[state.lease.pages_before + page].page);
+    }
+    /// The memory for the page's residual rows, in the format of the f32 codec; empty if none are kept once all rows
+    /// are committed.
+    [[nodiscard]] std::span<std::byte> residual_bytes(std::size_t page) const {
+        expects(page < taken_pages(), "a page that is put in place was taken");
+        auto* rows = core.sequences().residual().given(state, state.lease.pages_before + page);
+        return rows != nullptr ? rows->bytes() : std::span<std::byte>();
+    }
+    /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
+    /// cost.
+    void commit_in_place(std::span<const token_id> tokens) const {
+        require(tokens.size() == state.lease.rows, "all rows that are put in place are committed");
+        core.commit_in_place(state, tokens);
+    }
+
+    /// Whether a row is kept as it was computed elsewhere.
+    [[nodiscard]] bool keeps(std::size_t row) const noexcept {
+        return row < state.lease.spliced.size() && state.lease.spliced[row].kept;
+    }
+    /// The locations of the rows of a spliced lease; empty for other leases.
+    [[nodiscard]] std::span<const spliced_row> spliced() const noexcept { return state.lease.spliced; }
+};
+
+/// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
+/// commit rolls the sequence back. At most one lease a sequence; it ends when its sequence is destroyed. Several
+/// threads may write different rows and call const members that read; one thread, after them, ends or moves it.
+/// Requires: the cache outlives it. `Core`: a cache_core.
+template <class Core>
+class basic_lease {
+    static constexpr bool whole_pages = page_writer<typename Core::codec_type>;
+    // Whether the cache owns the memory of the rows.
+    static constexpr bool owns_rows = whole_pages || row_writer<typename Core::codec_type>;
+
+public:
+    /// The lease of a state whose rows are reserved.
+    basic_lease(Core& core, sequence_state& state) : core_(&core), state_(&state), first_(state.tokens.size()) {
+        hold();
+    }
+    basic_lease(basic_lease&& other) noexcept
+        : core_(other.core_),
+          state_(std::exchange(other.state_, nullptr)),
+          first_(other.first_),
+          committed_(other.committed_) {
+        hold();
+    }
+    /// Rolls back the lease that it held before.
+    basic_lease& operator=(basic_lease&& other) noexcept {
+        basic_lease taken(std::move(other));
+        std::swap(core_, taken.core_);
+        std::swap(state_, taken.state_);
+        std::swap(first_, taken.first_);
+        std::swap(committed_, taken.committed_);
+        hold();
+        taken.hold();
+        return *this;
+    }
+    ~basic_lease() { rollback(); }
+
+    /// The position of the first reserved row.
+    [[nodiscard]] std::size_t first() const noexcept { return first_; }
+    /// The number of reserved rows; zero once the lease has ended.
+    [[nodiscard]] std::size_t rows() const noexcept { return open() ? state_->lease.rows : 0; }
+
+    /// The location of a reserved row.
+    [[nodiscard]] row_slot slot_of(std::size_t row) const {
+        require(row < rows(), "a row that has a slot was reserved");
+        const lease_state& lease = state_->lease;
+        if (!lease.spliced.empty())
+            return {lease.spliced[row].page, lease.spliced[row].row, 0};
+        const std::size_t tokens = core_->shape().tokens;
+        const std::size_t tail = lease.pages_before - (lease.tail_before ? 1 : 0);
+        const std::size_t used = lease.tail_before ? lease.tail_before->first + lease.tail_before->count : 0;
+        const std::size_t entry = tail + (used + row) / tokens;
+        return {state_->table[entry].page, static_cast<std::uint32_t>((used + row) % tokens), entry};
+    }
+
+    /// Writes the keys (rotated by the position if the model uses RoPE) and values of one row.
+    /// keys, values: (kv_heads, head_dim). Several threads may write rows of one lease. If the codec encodes whole
+    /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
+    void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
+        static_assert(owns_rows, "the host writes rows that are in its own memory: slot_of says where");
+        const page_shape& shape = core_->shape();
+        require(row < rows(), "a written row was reserved");
+        require(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
+        require(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
+                "a row of keys or values has head_dim numbers for each KV head");
+        lease_state& lease = state_->lease;
+        expects(lease.spliced.empty() || !lease.spliced[row].kept, "a row that is kept from elsewhere is not written");
+        if (lease.spliced.empty())
+            lease.written.mark(index_of(layer), row);
+        const row_slot to = slot_of(row);
+        if constexpr (whole_pages)
+            lease.residual[to.entry]->write(core_->codec(), core_->storage().bytes(to.page), layer, to.row, keys,
+                                            values);
+        else if constexpr (owns_rows)
+            for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
+                core_->codec().encode(core_->storage().bytes(to.page), {layer, head_id{head}, to.row},
+                                      keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
+                                      values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
+    }
+
+    /// Declares all rows written, by code that writes the pages itself. Not needed where the cache does not own their
+    /// memory.
+    void declare_written() const {
+        require(open(), "a lease has rows until it ends");
+        state_->lease.written.fill();
+    }
+
+    [[nodiscard]] const page_shape& shape() const { return core("a lease shows its cache until it ends").shape(); }
+    /// The codec and the storage of the cache, to read the pages with.
+    [[nodiscard]] const auto& codec() const { return core("a lease shows its cache until it ends").codec(); }
+    [[nodiscard]] const auto& storage() const { return core("a lease shows its cache until it ends").storage(); }
+
+    /// The sequence's pages, reserved rows included, in the form that attention reads.
+    [[nodiscard]] sequence_pages pages() const {
+        require(open(), "a lease shows its pages until it ends");
+        return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
+    }
+    /// Calls `f` with a row_run for each run of consecutive rows in one page, in order of position: the sequence's
+    /// rows, then the reserved ones. The pointers are valid until the lease ends. Only with a row-major codec
+    /// (codec/row_major.hpp). Cost: O(pages), besides `f`.
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        all_rows().for_each_run(layer, head, f);
+    }
+    /// Copies the keys and values of these rows, widened to float32. keys, values: (first() + rows(), head_dim).
+    /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        all_rows().gather(layer, head, keys, values);
+    }
+
+    /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
+    /// It cannot fail: the lease has already allocated all necessary memory. After a rollback there are no rows, and
+    /// committing none has no effect.
+    /// Requires: tokens.size() <= rows(), the lease was not committed before, and the rows of these tokens are written
+    /// in every layer, if the cache owns the memory of its pages.
+    void commit(std::span<const token_id> tokens) {
+        require(!committed_, "a lease is committed once");
+        require(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        if (!open())
+            return;
+        const lease_state& lease = state_->lease;
+        if constexpr (owns_rows)
+            require(!lease.spliced.empty() || lease.written.first(tokens.size()),
+                    "rows are written in every layer before they are committed");
+        expects(lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
+        core_->commit(*state_, tokens);
+        committed_ = true;
+    }
+
+    /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
+    void rollback() noexcept {
+        if (open())
+            core_->rollback(*state_);
+    }
+
+    /// What the library's own code sees of the lease. Requires: it has not ended.
+    [[nodiscard]] open_lease<Core> opened() const { return {core("a lease has rows until it ends"), *state_}; }
+
+private:
+    // The core, which a lease that has ended may have outlived.
+    [[nodiscard]] Core& core(const char* rule) const {
+        require(open(), rule);
+        return *core_;
+    }
+
+    // Whether it has not ended; it ends with its sequence and with its cache too.
+    [[nodiscard]] bool open() const noexcept { return state_ != nullptr; }
+    void hold() noexcept {
+        if (state_ != nullptr)
+            state_->lease.hold(&state_);
+    }
+
+    [[nodiscard]] detail::table_rows<Core> all_rows() const {
+        return {core("a lease shows its rows until it ends"), state_->table, first_ + state_->lease.rows};
+    }
+
+    Core* core_;
+    sequence_state* state_; // null once the lease has ended
+    std::size_t first_;
+    bool committed_ = false;
+};
+
+/// A sequence for a prompt, and a lease over the rows of the prompt that have to be computed. The first lease.first()
+/// tokens are cached. After the lease is committed the sequence is continued with reserve. For threads it counts as one
+/// object with its sequence and its lease. Requires: the cache outlives it.
+template <class Core>
+struct acquired {
+    basic_sequence<Core> sequence;
+    basic_lease<Core> lease; ///< Destroyed before the sequence.
+    lookup_result found;     ///< What was cached of the prompt.
+
+    acquired(basic_sequence<Core> of, basic_lease<Core> rows, lookup_result known)
+        : sequence(std::move(of)), lease(std::move(rows)), found(known) {}
+    acquired(acquired&&) noexcept = default;
+    acquired& operator=(acquired&& other) noexcept {
+        lease = std::move(other.lease); // it rolls back the sequence that is replaced next
+        sequence = std::move(other.sequence);
+        found = other.found;
+        return *this;
+    }
+    ~acquired() = default;
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/cache/stats.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The occupancy of a cache. Every page is free, in use or evictable.
+struct cache_stats {
+    std::size_t pages = 0;      ///< Number of pages within the cache's limit.
+    std::size_t free = 0;       ///< Pages that hold nothing: never used, or freed.
+    std::size_t in_use = 0;     ///< Pages referenced by live sequences, each counted once however many share it.
+    std::size_t evictable = 0;  ///< Pages without references, cached for the next match until space is needed.
+    std::size_t page_bytes = 0; ///< Bytes of a page.
+    std::size_t sequences = 0;  ///< Live sequences and matches.
+
+    std::size_t exact = 0;          ///< Pages with attached full-precision rows, for a codec of whole pages.
+    std::size_t residual_bytes = 0; ///< What those take of the budget.
+
+    friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
+};
 
 /// Counters of a cache's use of its tier.
 struct tier_stats {
@@ -3326,11 +3382,39 @@ struct tier_stats {
     std::optional<error> last = {};   ///< The error of the last refusal or failure.
 };
 
-} // namespace kvcache
+/// Describes the occupancy of a cache in one line.
+[[nodiscard]] inline std::string describe_pages(const page_shape& shape, const std::string& codec,
+                                                const cache_stats& now) {
+    const auto number = [](std::size_t n) { return std::to_string(n); };
+    return detail::joined({number(shape.layers),
+                           " layers, ",
+                           number(shape.kv_heads),
+                           " KV heads of ",
+                           number(shape.head_dim),
+                           ", pages of ",
+                           number(shape.tokens),
+                           " tokens and ",
+                           number(now.page_bytes),
+                           " bytes (",
+                           codec,
+                           "); ",
+                           number(now.pages),
+                           " pages: ",
+                           number(now.in_use),
+                           " in use by ",
+                           number(now.sequences),
+                           " sequences, ",
+                           number(now.evictable),
+                           " evictable, ",
+                           number(now.free),
+                           " free"});
+}
+
+}} // namespace kvcache
 
 // ---- kvcache/tier/none.hpp ----------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::tier {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 /// No tier: pages evicted from memory are lost.
 struct none {
@@ -3360,17 +3444,17 @@ inline none::state none::open() const {
 
 static_assert(tier_policy<none>);
 
-} // namespace kvcache::tier
+}}} // namespace kvcache::tier
 
 // ---- kvcache/cache/no_tier_client.hpp -----------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The tier operations of a cache: cache/tier_client.hpp, which <kvcache/tier.hpp> includes.
 template <tier_state Tier>
 class tier_client;
 
-/// The client of a cache without a tier: it looks prompts up in memory alone, and makes no records.
+/// The client of a cache without a tier: it makes no records.
 template <>
 class tier_client<tier::none::state> {
 public:
@@ -3382,44 +3466,31 @@ public:
     void set(std::size_t, const identity&) {}
     [[nodiscard]] tier_stats stats() const { return {}; }
 
-    template <class Cache>
-    [[nodiscard]] auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
-        return cache_access::match_resident(cache, tenant, tokens, true, 0);
-    }
-    template <class Cache>
-    [[nodiscard]] bool may_know(Cache&, std::uint32_t, std::span<const token_id>) {
-        return false;
-    }
-    template <class Cache>
-    std::size_t prefetch(Cache&, std::uint32_t, std::span<const token_id>) {
+    template <class Core>
+    std::size_t prefetch(Core&, std::uint32_t, std::span<const token_id>) {
         return 0;
     }
-    template <class Cache>
-    void store(const Cache&, sequence_state&) noexcept {}
+    template <class Core>
+    void store(const Core&, sequence_state&) noexcept {}
 
 private:
     tier::none::state none_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
-// ---- kvcache/cache/pool_config.hpp --------------------------------------------------------------------------------
+// ---- kvcache/cache/page_eviction.hpp ------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// The memory of a cache's pages.
+/// What the pages of a cache are opened for.
 struct pool_config {
     page_shape shape;
     std::size_t pages = 0;
     std::size_t page_bytes = 0;
-    std::size_t tenants = 0; ///< The maximum number of tenants.
+    std::size_t tenants = 0;       ///< The maximum number of tenants.
+    bool merge_equal_pages = true; ///< See cache_config.
 };
-
-} // namespace kvcache
-
-// ---- kvcache/cache/prefill_cost.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
 
 /// A model of the time of a prefill on this machine, fitted to timed prefills. A token costs its projections,
 /// independent of its position, and its attention, in proportion to its position. Both are fitted by least squares with
@@ -3474,12 +3545,6 @@ private:
     double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
 };
 
-} // namespace kvcache
-
-// ---- kvcache/cache/page_eviction.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
 /// Adapts the pages of an index to the eviction policy: their keys, the cost that a hit saves, and their children.
 template <hash_state Hash, eviction_state Eviction>
 class page_eviction {
@@ -3490,7 +3555,7 @@ public:
         : page_tokens_(of.shape.tokens),
           page_bytes_(of.page_bytes),
           hash_(hashes.open(id)),
-          eviction_(evictions.open({.slots = of.pages, .bytes = of.pages * of.page_bytes})),
+          eviction_(open_checked(evictions, {.slots = of.pages, .bytes = of.pages * of.page_bytes})),
           prefixes_(of.pages + of.tenants),
           depths_(of.pages),
           flags_(of.pages, 0) {}
@@ -3558,8 +3623,8 @@ public:
 
     /// The page to evict among those for which `is_evictable(page)` holds. Throws: contract_violation, in every build,
     /// if the policy names another.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<page_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<page_id> victim(IsEvictable&& is_evictable) {
         const auto is_evictable_slot = [&](slot_id slot) {
             return index_of(slot) < flags_.size() && is_evictable(page_id{index_of(slot)});
         };
@@ -3594,86 +3659,18 @@ private:
 
     std::size_t page_tokens_, page_bytes_;
     Hash hash_;
-    Eviction eviction_;
+    checked_eviction<Eviction> eviction_;
     prefill_cost cost_;
     std::vector<digest> prefixes_;
     std::vector<std::uint32_t> depths_; // by page: full pages before it
     std::vector<std::uint8_t> flags_;   // by page
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
-// ---- kvcache/cache/page_pool.hpp ----------------------------------------------------------------------------------
+// ---- kvcache/cache/residual.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A fixed number of pages of one storage, each free or reference-counted.
-template <storage_state Storage>
-class page_pool {
-public:
-    page_pool(std::size_t pages, Storage storage) : storage_(std::move(storage)), holders_(pages, 0) {
-        free_.reserve(pages);
-        for (std::size_t page = pages; page > 0; --page)
-            free_.push_back(page_id{static_cast<std::uint32_t>(page - 1)});
-    }
-
-    [[nodiscard]] std::size_t pages() const noexcept { return holders_.size(); }
-    [[nodiscard]] std::span<const page_id> free() const noexcept { return free_; }
-    [[nodiscard]] std::uint32_t holders(page_id page) const { return holders_[index_of(page)]; }
-    [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
-
-    /// Copies the first rows of a page to another. Returns false if the storage refuses.
-    template <class Codec>
-    [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
-        if constexpr (device_storage_state<Storage>)
-            return detail::copy_rows(storage_, from, to, rows);
-        else if constexpr (row_writer<Codec>)
-            codec.copy(bytes(from), bytes(to), rows);
-        return true;
-    }
-    /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
-    void clear(page_id page) const {
-        if constexpr (host_storage_state<Storage>)
-            std::ranges::fill(bytes(page), std::byte{});
-    }
-
-    /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.
-    [[nodiscard]] std::optional<page_id> take() {
-        if (free_.empty() || !storage_.acquire(free_.back()))
-            return std::nullopt;
-        const page_id page = free_.back();
-        free_.pop_back();
-        holders_[index_of(page)] = 1;
-        return page;
-    }
-
-    void hold(page_id page) noexcept { ++holders_[index_of(page)]; }
-
-    /// Releases one reference. Returns the number left. The page stays allocated, even at zero, until `give_back`.
-    std::uint32_t drop(page_id page) {
-        expects(holders(page) > 0, "a dropped page was held");
-        return --holders_[index_of(page)];
-    }
-
-    /// Frees a page. Requires: the page has no references.
-    void give_back(page_id page) {
-        expects(holders(page) == 0, "a page that is given back has no holder");
-        storage_.release(page);
-        free_.push_back(page);
-    }
-
-private:
-    Storage storage_;
-    std::vector<std::uint32_t> holders_;
-    std::vector<page_id> free_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/residual_pool.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The residual rows that a codec of whole pages keeps in addition to the pages: those of each page, and their total
 /// size. They count toward the cache's limit: as many pages as they occupy are set aside. `Coded`: whether the cache
@@ -3746,694 +3743,9 @@ private:
     std::size_t alive_ = 0;
 };
 
-} // namespace kvcache
-
-// ---- kvcache/cache/tenant_index.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// An index with a root for each tenant: a full page outside the pool, whose run repeats the tenant's number. A
-/// tenant's first pages continue its root, so no sequence of tokens leads from one tenant to another, in any index.
-template <index_state Index>
-class tenant_index {
-public:
-    template <class Indexes>
-    tenant_index(const Indexes& indexes, page_shape shape, std::size_t pages, std::size_t most_tenants)
-        : page_tokens_(shape.tokens), pages_(pages), index_(indexes.open(shape, pages + most_tenants)) {}
-
-    /// The parent of the first page of a tenant's sequence; nullopt in a cache without tenants (number zero).
-    [[nodiscard]] std::optional<page_id> root_of(std::uint32_t tenant) const noexcept {
-        return tenant == 0 ? std::nullopt : std::optional(page_id{static_cast<std::uint32_t>(pages_ + tenant - 1)});
-    }
-    /// Throws: bad_alloc; the index is then unchanged.
-    void add_root(std::uint32_t tenant) { index_.insert(std::nullopt, run_of(tenant), *root_of(tenant)); }
-
-    /// The longest cached prefix of a tenant's tokens.
-    [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
-        index_match found;
-        match(tenant, tokens, found);
-        return found;
-    }
-    /// The same in the memory of another match.
-    void match(std::uint32_t tenant, std::span<const token_id> tokens, index_match& found) const {
-        if (tenant == 0)
-            return in_index(tokens, found);
-        std::vector<token_id> query = run_of(tenant);
-        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
-        in_index(query, found);
-        found.pages.erase(found.pages.begin());
-        found.tokens -= page_tokens_;
-    }
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
-
-    /// Chunks that a tenant has registered, if the index supports chunks.
-    [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
-                                                  std::size_t known) const requires chunk_index_state<Index> {
-        return index_.chunks(tenant, tokens, known);
-    }
-    bool note(std::uint32_t tenant, page_id last, std::uint32_t end,
-              std::size_t count) requires chunk_index_state<Index> {
-        return index_.note(tenant, last, end, count);
-    }
-
-    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
-        return index_.insert(parent, tokens, page);
-    }
-    void erase(page_id page) { index_.erase(page); }
-    [[nodiscard]] bool contains(page_id page) const { return index_.contains(page); }
-    [[nodiscard]] bool leaf(page_id page) const { return index_.leaf(page); }
-    [[nodiscard]] std::span<const token_id> run(page_id page) const { return index_.run(page); }
-
-    /// The parent of a page, roots included.
-    [[nodiscard]] std::optional<page_id> above(page_id page) const { return index_.parent(page); }
-    /// The parent of a page, if it is a page of the pool.
-    [[nodiscard]] std::optional<page_id> parent(page_id page) const {
-        const auto found = above(page);
-        return found && index_of(*found) < pages_ ? found : std::nullopt;
-    }
-
-private:
-    void in_index(std::span<const token_id> tokens, index_match& found) const {
-        if constexpr (requires { index_.match(tokens, found); })
-            index_.match(tokens, found);
-        else
-            found = index_.match(tokens);
-    }
-
-    [[nodiscard]] std::vector<token_id> run_of(std::uint32_t tenant) const {
-        return std::vector<token_id>(page_tokens_, token_id{static_cast<std::int32_t>(tenant)});
-    }
-
-    std::size_t page_tokens_;
-    std::size_t pages_; // of the pool
-    Index index_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/tenant_quotas.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The page usage of a tenant.
-struct tenant_usage {
-    std::size_t pages = 0;     ///< Pages of the tenant, in use or evictable.
-    std::size_t evictable = 0; ///< Of these, pages without references, cached for its next match.
-    std::size_t quota = std::numeric_limits<std::size_t>::max(); ///< Maximum number of pages.
-
-    friend constexpr bool operator==(const tenant_usage&, const tenant_usage&) = default;
-};
-
-/// The owner of each page. Tenants are numbered from one; number zero stands for a cache without tenants.
-class tenant_quotas {
-public:
-    tenant_quotas(std::size_t pages, std::size_t most) : owners_(pages, 0), accounts_(1) {
-        accounts_.reserve(most + 1);
-    }
-
-    [[nodiscard]] std::size_t size() const noexcept { return accounts_.size() - 1; }
-    [[nodiscard]] const tenant_usage& usage(std::uint32_t tenant) const { return accounts_[tenant]; }
-
-    /// Adds a tenant and returns its number. Requires: fewer tenants than the maximum.
-    std::uint32_t add(std::size_t quota) {
-        expects(accounts_.size() < accounts_.capacity(), "there is room for one more tenant");
-        accounts_.push_back({.quota = quota});
-        return static_cast<std::uint32_t>(size());
-    }
-    void set_quota(std::uint32_t tenant, std::size_t quota) { accounts_[tenant].quota = quota; }
-
-    void take(page_id page, std::uint32_t tenant) noexcept {
-        owners_[index_of(page)] = tenant;
-        ++accounts_[tenant].pages;
-    }
-    void give_back(page_id page) noexcept { --account(page).pages; }
-    void rest(page_id page) noexcept { ++account(page).evictable; }
-    void wake(page_id page) noexcept { --account(page).evictable; }
-
-    /// Returns whether the tenant's quota is used up.
-    [[nodiscard]] bool full(std::uint32_t tenant) const noexcept {
-        return accounts_[tenant].pages >= accounts_[tenant].quota;
-    }
-    [[nodiscard]] bool owns(std::uint32_t tenant, page_id page) const noexcept {
-        return owners_[index_of(page)] == tenant;
-    }
-
-    /// The number of available pages that the tenant may allocate. Its evictable pages count as available.
-    [[nodiscard]] std::size_t room(std::uint32_t tenant, std::size_t available) const noexcept {
-        const tenant_usage& own = accounts_[tenant];
-        const std::size_t in_use = own.pages - own.evictable;
-        return std::min(available, own.quota - std::min(own.quota, in_use));
-    }
-
-private:
-    [[nodiscard]] tenant_usage& account(page_id page) noexcept { return accounts_[owners_[index_of(page)]]; }
-
-    std::vector<std::uint32_t> owners_; // by page
-    std::vector<tenant_usage> accounts_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/core/exceptions.hpp ----------------------------------------------------------------------------------
-
-// The only header that throws and catches. In a program without exceptions nothing can be caught: a failed allocation
-// ends the program in operator new.
-
-namespace kvcache::inline KVCACHE_ABI::detail {
-
-/// Calls `body`. Returns false if it threw an `Exception`; other exceptions propagate.
-template <class Exception, class Body>
-[[nodiscard]] bool completes(Body&& body) {
-#if defined(__cpp_exceptions)
-    try {
-        body();
-        return true;
-    } catch (const Exception&) {
-        return false;
-    }
-#else
-    body();
-    return true;
-#endif
-}
-
-/// Calls `body` and discards any exception.
-template <class Body>
-void ignore_exceptions(Body&& body) noexcept {
-#if defined(__cpp_exceptions)
-    try {
-        body();
-    } catch (...) {
-    }
-#else
-    body();
-#endif
-}
-
-/// Calls `body`. Returns the exception it threw; null if none.
-template <class Body>
-[[nodiscard]] std::exception_ptr exception_of(Body&& body) noexcept {
-#if defined(__cpp_exceptions)
-    try {
-        body();
-    } catch (...) {
-        return std::current_exception();
-    }
-#else
-    body();
-#endif
-    return nullptr;
-}
-
-/// Throws std::bad_alloc.
-[[noreturn]] inline void throw_bad_alloc() {
-#if defined(__cpp_exceptions)
-    throw std::bad_alloc();
-#else
-    std::terminate();
-#endif
-}
-
-/// Calls `undo` when it is destroyed, unless it was dismissed.
-template <class Undo>
-class [[nodiscard]] scope_guard {
-public:
-    explicit scope_guard(Undo undo) : undo_(std::move(undo)) {}
-    scope_guard(const scope_guard&) = delete;
-    scope_guard& operator=(const scope_guard&) = delete;
-    ~scope_guard() {
-        if (armed_)
-            undo_();
-    }
-
-    void dismiss() noexcept { armed_ = false; }
-
-private:
-    Undo undo_;
-    bool armed_ = true;
-};
-
-} // namespace kvcache::detail
-
-// ---- kvcache/cache/page_manager.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The state of every page: free, in use (referenced by sequences), or idle (unreferenced, and kept in the index until
-/// space is needed). The children of an idle page are idle too, because a sequence that references a page references
-/// all its ancestors. `Coded`: whether the codec encodes whole pages.
-template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer,
-          bool Coded>
-class page_manager {
-public:
-    static constexpr bool quantized = Coded;
-
-    /// Opens the storage, hash, index, eviction and observer of `policies`, a cache_policies.
-    template <class Policies>
-    page_manager(const pool_config& of, const identity& id, const Policies& policies)
-        : shape_(of.shape),
-          residual_(of.shape, of.pages, of.page_bytes),
-          pool_(of.pages, policies.storage.open(of.pages, of.page_bytes)),
-          index_(policies.index, of.shape, of.pages, of.tenants),
-          eviction_(of, id, policies.hash, policies.eviction),
-          observer_(policies.observer.open()),
-          tenants_(of.pages, of.tenants) {}
-
-    [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
-    [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
-    /// The longest cached prefix of a tenant's tokens, until the next call.
-    [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
-        index_.match(tenant, tokens, found_);
-        return found_;
-    }
-    [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
-    [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
-    /// Whether a page has a rank among those that may be evicted.
-    [[nodiscard]] bool ranked(page_id page) const noexcept { return eviction_.ranked(page); }
-
-    [[nodiscard]] residual_pool<Coded>& residual() noexcept { return residual_; }
-    [[nodiscard]] const residual_pool<Coded>& residual() const noexcept { return residual_; }
-
-    /// Pages that can be allocated: free and idle ones, minus those set aside for residual rows.
-    [[nodiscard]] std::size_t available() const noexcept {
-        const std::size_t all = pool_.free().size() + idle_;
-        return all - std::min(all, residual_.aside());
-    }
-
-    [[nodiscard]] const tenant_quotas& tenants() const noexcept { return tenants_; }
-    void set_quota(std::uint32_t tenant, std::size_t quota) { tenants_.set_quota(tenant, quota); }
-    /// The number of available pages that a tenant may allocate.
-    [[nodiscard]] std::size_t room(std::uint32_t tenant) const noexcept { return tenants_.room(tenant, available()); }
-
-    /// Evicts the idle pages of a tenant. Returns whether it has no pages left.
-    [[nodiscard]] bool clear(std::uint32_t tenant) {
-        while (evict(tenant)) {
-        }
-        return tenants_.usage(tenant).pages == 0;
-    }
-    /// Gives the number of a tenant without pages to another one.
-    void replace_tenant(std::uint32_t tenant, const digest& root, std::size_t quota) {
-        expects(tenants_.usage(tenant).pages == 0, "a tenant that is replaced has no pages");
-        eviction_.name_root(*index_.root_of(tenant), root);
-        tenants_.set_quota(tenant, quota);
-    }
-
-    /// Adds a tenant whose page names derive from `root`. Throws: bad_alloc; no tenant is then added.
-    std::uint32_t add_tenant(const digest& root, std::size_t quota) {
-        const auto number = static_cast<std::uint32_t>(tenants_.size() + 1);
-        index_.add_root(number);
-        eviction_.name_root(*index_.root_of(number), root);
-        return tenants_.add(quota);
-    }
-
-    /// Notifies the observer; its exceptions are ignored.
-    void tell(event what) noexcept {
-        what.names = eviction_.prefixes();
-        what.page_tokens = shape_.tokens;
-        detail::ignore_exceptions([&] { observer_.on(what); });
-    }
-
-    /// Allocates a page with one reference. Evicts if no page is free, and once more if the storage refuses a free
-    /// page: an evicted page already has its memory. A tenant at its quota evicts its own pages. Returns nullopt if
-    /// nothing is evictable or the storage refuses again.
-    [[nodiscard]] std::optional<page_id> allocate(std::uint32_t tenant) {
-        while (tenants_.full(tenant))
-            if (!evict(tenant))
-                return std::nullopt;
-        if (!keep_free(residual_.aside() + 1))
-            return std::nullopt;
-        auto page = pool_.take();
-        if (!page && evict(0))
-            page = pool_.take();
-        if (page)
-            tenants_.take(*page, tenant);
-        return page;
-    }
-
-    /// Evicts until `pages` pages are free. Returns false if nothing more is evictable.
-    [[nodiscard]] bool keep_free(std::size_t pages) {
-        while (pool_.free().size() < pages)
-            if (!evict(0))
-                return false;
-        return true;
-    }
-
-    [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
-
-    /// Whether a page stays in its sequence when it fills and another page has the same content.
-    [[nodiscard]] bool keeps_twins() const noexcept {
-        if constexpr (requires { pool_.storage().merges(); })
-            return !pool_.storage().merges();
-        else
-            return false;
-    }
-    /// Tells the storage of an entry that a commit changed, if it wants to know.
-    void report_move([[maybe_unused]] const moved_entry& moved) {
-        if constexpr (requires { pool_.storage().on_move(moved); })
-            pool_.storage().on_move(moved);
-    }
-
-    /// The index, for registering chunks.
-    [[nodiscard]] tenant_index<Index>& chunks() noexcept { return index_; }
-
-    void hold(page_id page) noexcept {
-        if (pool_.holders(page) == 0)
-            wake(page);
-        pool_.hold(page);
-    }
-
-    /// Releases one reference. Without references the page becomes idle if it is in the index, and free otherwise.
-    void drop(page_id page) noexcept {
-        if (pool_.drop(page) > 0)
-            return;
-        if (index_.contains(page) && may_idle(page)) {
-            ++idle_;
-            tenants_.rest(page);
-            eviction_.on_released(page);
-        } else {
-            give_back(page);
-        }
-    }
-
-    /// Records a use of a page.
-    void touch(page_id page) noexcept { eviction_.touch(page); }
-
-    /// Records that computing `rows` rows from `first` on took `seconds`, from which the cost of pages is learned.
-    /// Fewer rows than a page has are decode steps, which do not tell the cost of a prefill, and are ignored.
-    void measure(std::size_t first, std::size_t rows, double seconds) noexcept {
-        if (rows >= shape_.tokens)
-            eviction_.measure(first, rows, seconds);
-    }
-
-    /// The estimated time to compute `rows` rows from `first` on.
-    [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
-        return eviction_.seconds(first, rows);
-    }
-
-    /// Returns whether the row may be written in place: the page has one reference, and the row is not indexed.
-    [[nodiscard]] bool writable(page_id page, std::uint32_t row) const {
-        return pool_.holders(page) == 1 && index_.run(page).size() <= row;
-    }
-
-    /// Publishes a page that is in use as `run` after `parent`, of a request of `length` full pages. Returns the page
-    /// that represents the run from now on. If another full page already holds the run, the caller's reference moves to
-    /// that page, and its own page is released; where twins are kept, the caller references both. Throws: bad_alloc, if
-    /// the index or the eviction policy has no memory; the index entry of the page is then removed or unchanged.
-    [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page,
-                                  std::size_t length) {
-        const bool full = run.size() == shape_.tokens;
-        const insertion done = index_.insert(parent, run, page);
-        if (done.what == insertion::outcome::covered) {
-            if (!full || *done.other == page)
-                return page;
-            hold(*done.other);
-            touch(*done.other);
-            if (keeps_twins())
-                return *done.other;
-            residual_.pass_on(page, *done.other);
-            if (index_.contains(page) && pool_.holders(page) == 1)
-                forget(page);
-            drop(page);
-            return *done.other;
-        }
-        if (done.other)
-            unlist(*done.other);
-        eviction_.unrank(page); // its run has grown, so its name changes
-        eviction_.follow(index_, index_.parent(page));
-        if (full) {
-            detail::scope_guard undo([&] { leave_index(page); });
-            eviction_.rank(index_, page, length);
-            undo.dismiss();
-            emit_page_event(event_kind::published, page);
-        }
-        return page;
-    }
-
-private:
-    void wake(page_id page) noexcept {
-        --idle_;
-        tenants_.wake(page);
-    }
-    void give_back(page_id page) {
-        residual_.drop(page);
-        tenants_.give_back(page);
-        pool_.give_back(page);
-    }
-
-    void emit_page_event(event_kind what, page_id page) noexcept {
-        const auto run = index_.run(page);
-        tell({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
-    }
-
-    // Whether an indexed page can become idle: it is ranked, or can be. Otherwise it is removed from the index.
-    [[nodiscard]] bool may_idle(page_id page) noexcept {
-        const bool ranked = detail::completes<std::bad_alloc>([&] { eviction_.rank(index_, page, 0); });
-        if (!ranked)
-            leave_index(page); // full pages are ranked when published, so this page is partial and therefore a leaf
-        return ranked;
-    }
-
-    // Removes a page that is in use from the index.
-    void forget(page_id page) {
-        eviction_.unrank(page);
-        leave_index(page);
-    }
-
-    void leave_index(page_id page) {
-        const auto parent = index_.parent(page);
-        index_.erase(page);
-        eviction_.follow(index_, parent);
-    }
-
-    // Handles a page that the index has dropped: if unreferenced, it becomes free.
-    void unlist(page_id page) {
-        eviction_.unrank(page);
-        if (pool_.holders(page) == 0) {
-            wake(page);
-            give_back(page);
-        }
-    }
-
-    // Evicts an idle page; one of this tenant's, if `tenant` is not zero.
-    [[nodiscard]] bool evict(std::uint32_t tenant) {
-        const auto page = eviction_.victim([this, tenant](page_id candidate) {
-            return pool_.holders(candidate) == 0 && index_.leaf(candidate) &&
-                   (tenant == 0 || tenants_.owns(tenant, candidate));
-        });
-        if (!page)
-            return false;
-        emit_page_event(event_kind::evicted, *page);
-        eviction_.evict(*page);
-        leave_index(*page);
-        unlist(*page);
-        if constexpr (requires { pool_.storage().on_evict(*page); })
-            pool_.storage().on_evict(*page);
-        return true;
-    }
-
-    page_shape shape_;
-    residual_pool<Coded> residual_;
-    page_pool<Storage> pool_;
-    tenant_index<Index> index_;
-    index_match found_; // of the last `find`
-    page_eviction<Hash, Eviction> eviction_;
-    Observer observer_;
-    tenant_quotas tenants_;
-    std::size_t idle_ = 0;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/reserve_all.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Rows to reserve for a sequence.
-template <class Cache>
-struct reservation {
-    typename Cache::sequence* to = nullptr;
-    std::size_t rows = 0;
-    reserve_options options = {};
-};
-
-/// Reserves rows for several sequences of a cache, for all or for none. The leases are in the order of the batch.
-/// Requires: the sequences are different ones. Errors: those of reserve, with the index in the batch; no sequence has
-/// changed then, but unreferenced pages may have been evicted. Throws: bad_alloc, likewise.
-template <class Cache>
-[[nodiscard]] result<std::vector<typename Cache::lease>> reserve_all(Cache& cache,
-                                                                     std::span<const reservation<Cache>> batch) {
-    std::vector<typename Cache::lease> made;
-    made.reserve(batch.size());
-    for (const reservation<Cache>& one : batch) {
-        require(one.to != nullptr, "a reservation names its sequence");
-        auto rows = cache.reserve(*one.to, one.rows, one.options);
-        if (!rows) {
-            error why = rows.error();
-            why.message = detail::joined({"request ", std::to_string(made.size()), " of ", std::to_string(batch.size()),
-                                          " of the batch: ", why.message});
-            return why;
-        }
-        made.push_back(std::move(*rows));
-    }
-    return made;
-}
-
-} // namespace kvcache
-
-// ---- kvcache/cache/row_demand.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// What a reservation of rows takes.
-struct row_demand {
-    std::uint32_t used = 0;  ///< Rows of the sequence's last page that are in use.
-    std::size_t in_tail = 0; ///< Rows that go into it.
-    bool copies = false;     ///< It is shared, so it is copied first.
-    std::size_t fresh = 0;   ///< Pages after it.
-    std::size_t at_once = 0; ///< Rows that run at a time.
-    std::size_t pages = 0;   ///< Pages in all, with those set aside for residual rows.
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/invariant_checker.hpp --------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Recomputes the reference count of every page from the sequences, and compares each sequence with the index.
-template <index_state Index>
-class invariant_checker {
-public:
-    invariant_checker(const Index& index, std::size_t page_tokens, std::size_t pages)
-        : index_(index), page_tokens_(page_tokens), held_(pages, 0) {}
-
-    /// By page: the number of references from sequences.
-    [[nodiscard]] std::span<const std::uint32_t> held() const noexcept { return held_; }
-
-    /// Counts the references of one sequence. Errors: malformed, with what is wrong with it.
-    [[nodiscard]] result<void> count(const sequence_state& state) {
-        std::size_t rows = 0;
-        for (std::size_t i = 0; i < state.table.size(); ++i) {
-            const page_entry& entry = state.table[i];
-            ++held_[index_of(entry.page)];
-            const bool plain = rows < state.exact; // spliced entries after the exact rows may use any rows of a page
-            if (plain && i + 1 < state.table.size() && rows + page_tokens_ <= state.exact &&
-                entry.count != page_tokens_)
-                return broken("has a page in its middle that is not full");
-            if (plain && (entry.base != 0 || entry.first != 0))
-                return broken("counts a page as exact that was computed elsewhere");
-            if (i < state.published_pages && rows + entry.count > state.exact)
-                return broken("has made an approximate page known");
-            if (i < state.published_pages && index_.run(state.indexed(i)).size() != page_tokens_)
-                return broken("counts on a page in the index that is not there");
-            if (!agree(entry, state, rows))
-                return broken(detail::joined(
-                    {"and the index disagree about the tokens of page ", std::to_string(index_of(entry.page))}));
-            rows += entry.count;
-        }
-        for (const sequence_state::twin& twin : state.twins) {
-            ++held_[index_of(twin.page)];
-            if (twin.entry >= state.published_pages || twin.page == state.table[twin.entry].page ||
-                !agree({.page = twin.page, .count = static_cast<std::uint32_t>(page_tokens_)}, state,
-                       twin.entry * page_tokens_))
-                return broken("has a twin of a page that is not one");
-        }
-        for (const page_id page : state.pinned_sources)
-            ++held_[index_of(page)];
-        if (state.lease.has_copied_tail(state.table))
-            ++held_[index_of(state.lease.tail_before->page)];
-        if (rows != state.tokens.size() + state.lease.rows)
-            return broken(
-                detail::joined({"has ", std::to_string(rows), " rows for ", std::to_string(state.tokens.size()),
-                                " tokens and ", std::to_string(state.lease.rows), " reserved ones"}));
-        return {};
-    }
-
-private:
-    // Whether the sequence and the index agree about the tokens of a page's rows, where both know them.
-    [[nodiscard]] bool agree(const page_entry& entry, const sequence_state& state, std::size_t rows) const {
-        if (rows >= state.tokens.size())
-            return true;
-        const auto run = index_.run(entry.page);
-        const auto known = run.subspan(std::min<std::size_t>(entry.first, run.size()));
-        const auto own = std::span<const token_id>(state.tokens).subspan(rows);
-        const std::size_t both = std::min<std::size_t>({known.size(), entry.count, own.size()});
-        return std::equal(known.data(), known.data() + both, own.data());
-    }
-
-    [[nodiscard]] static error broken(const std::string& how) {
-        return {error_code::malformed, "sequence", detail::joined({"a sequence ", how})};
-    }
-
-    const Index& index_;
-    std::size_t page_tokens_;
-    std::vector<std::uint32_t> held_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/page_check.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::detail {
-
-[[nodiscard]] inline error broken_page(page_id page, const std::string& how) {
-    return {error_code::malformed, joined({"page ", std::to_string(index_of(page))}), joined({"the page ", how})};
-}
-
-/// Checks that every page of a page_manager is in exactly one state. `held` is the expected reference count of each
-/// page. `page_tokens`: tokens a page. Errors: malformed, with the page. Cost: O(pages + tokens).
-template <class Pages>
-[[nodiscard]] result<void> check_pages(const Pages& pages, std::span<const std::uint32_t> held,
-                                       std::size_t page_tokens) {
-    std::vector<bool> free(pages.pool().pages(), false);
-    for (const page_id page : pages.pool().free()) {
-        if (free[index_of(page)])
-            return broken_page(page, "is free twice");
-        free[index_of(page)] = true;
-    }
-    std::size_t idle = 0;
-    for (std::uint32_t i = 0; i < pages.pool().pages(); ++i) {
-        const page_id page{i};
-        const bool known = pages.index().contains(page);
-        if (pages.pool().holders(page) != held[i])
-            return broken_page(page, joined({"counts ", std::to_string(pages.pool().holders(page)), " holders and has ",
-                                             std::to_string(held[i])}));
-        if (free[i] && (known || pages.ranked(page) || held[i] > 0))
-            return broken_page(page, "is free and in use");
-        if (!free[i] && !known && held[i] == 0)
-            return broken_page(page, "is lost: neither free, held nor known");
-        if (pages.ranked(page) && !known)
-            return broken_page(page, "is ranked for eviction and not in the index");
-        if (!known)
-            continue;
-        idle += held[i] == 0;
-        if (held[i] == 0 && !pages.ranked(page))
-            return broken_page(page, "is idle and can never leave");
-        if (pages.index().run(page).empty() || pages.index().run(page).size() > page_tokens)
-            return broken_page(page, "has a run that is not of a page");
-        if (!pages.index().leaf(page) && pages.index().run(page).size() != page_tokens)
-            return broken_page(page, "has children and is not full");
-        if (const auto parent = pages.index().parent(page);
-            parent && (!pages.index().contains(*parent) || pages.index().leaf(*parent) ||
-                       (held[i] > 0 && held[index_of(*parent)] == 0)))
-            return broken_page(page, "has a parent that is gone, childless or not held with it");
-    }
-    if (idle != pages.idle())
-        return error{error_code::malformed, "pages",
-                     joined({std::to_string(idle), " pages are evictable, the page manager counts ",
-                             std::to_string(pages.idle())})};
-    return {};
-}
-
-} // namespace kvcache
-
-// ---- kvcache/cache/residual_leases.hpp ----------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// What sequences and leases do with exact rows, where the codec codes whole pages: a sequence has those of its last
-/// page while it is not full, of its first pages and of the pages before its end where the codec keeps those; a lease
-/// has those of the pages it writes.
+/// The full-precision rows of sequences and leases, where the codec encodes whole pages. A sequence has rows for its
+/// last page while that is not full, and for the first and the last pages that the codec keeps. A lease has rows for
+/// the pages that it writes.
 template <class PageManager>
 class residual_leases {
 public:
@@ -4441,30 +3753,32 @@ public:
     residual_leases(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
         : pages_(pages), page_tokens_(page_tokens), quantized_(quantized) {}
 
-    /// The number of a sequence's first `tokens` tokens that can be continued: up to the last token for which all
-    /// residual rows that the next query reads are present.
-    [[nodiscard]] std::size_t kept([[maybe_unused]] const sequence_state& state, std::size_t tokens) const noexcept {
+    /// The number of the first `tokens` tokens in these pages, page-table entries or page_ids, that can be continued:
+    /// up to the last token for which all residual rows that the next query reads are present.
+    template <class Pages>
+    [[nodiscard]] std::size_t kept([[maybe_unused]] const Pages& pages, std::size_t tokens) const noexcept {
         if constexpr (!PageManager::quantized)
             return tokens;
         else
-            return kept_residual(state, tokens);
+            return kept_residual(pages, tokens);
     }
 
     /// The number of residual pages that a lease allocates: for a copied last page, and for `fresh` new ones after
     /// `before`.
-    [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh, std::size_t at_once) const {
-        return PageManager::quantized ? (copies ? 1 : 0) + places(before, fresh, at_once) : 0;
+    [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh,
+                                     std::size_t max_batch_tokens) const {
+        return PageManager::quantized ? (copies ? 1 : 0) + places(before, fresh, max_batch_tokens) : 0;
     }
 
     /// Allocates the residual rows of a lease whose pages are already in the table. `used` is the number of rows in use
     /// in the last page before the lease. Returns false if there is no memory: allocated rows then belong to the lease
     /// and end with it.
     [[nodiscard]] bool open([[maybe_unused]] sequence_state& state, [[maybe_unused]] std::uint32_t used,
-                            [[maybe_unused]] std::size_t at_once) {
+                            [[maybe_unused]] std::size_t max_batch_tokens) {
         if constexpr (!PageManager::quantized)
             return true;
         else
-            return open_residual(state, used, at_once);
+            return open_residual(state, used, max_batch_tokens);
     }
 
     /// The residual rows that a lease passes to a page when all its rows are committed; null if it passes none.
@@ -4492,14 +3806,15 @@ public:
     }
 
 private:
-    [[nodiscard]] std::size_t kept_residual(const sequence_state& state, std::size_t tokens) const noexcept {
-        if (tokens % page_tokens_ != 0 && !has(state, tokens / page_tokens_))
+    template <class Pages>
+    [[nodiscard]] std::size_t kept_residual(const Pages& pages, std::size_t tokens) const noexcept {
+        if (tokens % page_tokens_ != 0 && !has(pages, tokens / page_tokens_))
             tokens -= tokens % page_tokens_;
         while (tokens > 0) {
             const std::size_t page = tokens / page_tokens_;
             bool all = true;
             for (std::size_t i = page - std::min(page, quantized_->recent); i < page; ++i)
-                all = all && has(state, i);
+                all = all && has(pages, i);
             if (all)
                 break;
             tokens = (tokens - 1) / page_tokens_ * page_tokens_;
@@ -4507,7 +3822,7 @@ private:
         return tokens;
     }
 
-    [[nodiscard]] bool open_residual(sequence_state& state, std::uint32_t used, std::size_t at_once) {
+    [[nodiscard]] bool open_residual(sequence_state& state, std::uint32_t used, std::size_t max_batch_tokens) {
         const bool made = detail::completes<std::bad_alloc>([&] {
             if (state.lease.has_copied_tail(state.table)) {
                 const page_id own = state.table[state.lease.pages_before - 1].page;
@@ -4518,7 +3833,7 @@ private:
             const std::size_t fresh = state.table.size() - state.lease.pages_before;
             ring.first = state.lease.pages_before;
             ring.own = own_places(state.lease.pages_before, fresh);
-            for (std::size_t n = places(state.lease.pages_before, fresh, at_once); n > 0; --n) {
+            for (std::size_t n = places(state.lease.pages_before, fresh, max_batch_tokens); n > 0; --n) {
                 ring.places.emplace_back();
                 ring.places.back() = pages_.residual().make();
                 ring.places.back()->begin(0);
@@ -4552,7 +3867,7 @@ private:
             if (stays(i, last) && (i < last || tokens % page_tokens_ != 0) && state.lease.ring.keeps(i, entries))
                 pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
         end(state.lease.ring);
-        const std::size_t stay = kept(state, tokens);
+        const std::size_t stay = kept(state.table, tokens);
         // Pages that left the residual window. A page that other sequences reference may be in theirs.
         const std::size_t first = before - std::min(before, quantized_->recent + 1);
         for (std::size_t i = first; i < before && i < stay / page_tokens_; ++i)
@@ -4567,9 +3882,12 @@ private:
         ring.places.clear();
     }
 
-    [[nodiscard]] bool has(const sequence_state& state, std::size_t entry) const noexcept {
-        return entry < state.table.size() && pages_.residual().of(state.table[entry].page) != nullptr;
+    template <class Pages>
+    [[nodiscard]] bool has(const Pages& pages, std::size_t i) const noexcept {
+        return i < pages.size() && pages_.residual().of(page_of(pages[i])) != nullptr;
     }
+    [[nodiscard]] static page_id page_of(page_id page) noexcept { return page; }
+    [[nodiscard]] static page_id page_of(const page_entry& entry) noexcept { return entry.page; }
 
     // Whether page `i` keeps residual rows for a sequence that ends in page `last`.
     [[nodiscard]] bool stays(std::size_t i, std::size_t last) const noexcept { return quantized_->covers(i, last); }
@@ -4577,8 +3895,10 @@ private:
     [[nodiscard]] std::size_t own_places(std::size_t before, std::size_t fresh) const noexcept {
         return std::min(fresh, quantized_->first - std::min(quantized_->first, before));
     }
-    [[nodiscard]] std::size_t places(std::size_t before, std::size_t fresh, std::size_t at_once) const noexcept {
-        return residual_ring::places_for(fresh, own_places(before, fresh), at_once, page_tokens_, quantized_->recent);
+    [[nodiscard]] std::size_t places(std::size_t before, std::size_t fresh,
+                                     std::size_t max_batch_tokens) const noexcept {
+        return residual_ring::places_for(fresh, own_places(before, fresh), max_batch_tokens, page_tokens_,
+                                         quantized_->recent);
     }
 
     PageManager& pages_;
@@ -4586,151 +3906,552 @@ private:
     std::optional<residual_window> quantized_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
-// ---- kvcache/cache/row_allocator.hpp ------------------------------------------------------------------------------
+// ---- kvcache/cache/page_manager.hpp -------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Allocates the pages of rows that are appended to sequences.
-template <class PageManager>
-class row_allocator {
+/// A fixed number of pages of one storage, each free or reference-counted.
+template <storage_state Storage>
+class page_pool {
 public:
-    /// Requires: the page manager outlives it.
-    row_allocator(PageManager& pages, std::size_t page_tokens) : pages_(pages), page_tokens_(page_tokens) {}
-
-    /// What a reservation of `rows` rows takes. Cost: O(1).
-    template <class Residual>
-    [[nodiscard]] row_demand demand(const sequence_state& state, const Residual& residual, std::size_t rows,
-                                    reserve_options options) const {
-        row_demand made;
-        const auto open_rows = state.open_rows(page_tokens_);
-        made.used = open_rows.value_or(static_cast<std::uint32_t>(page_tokens_));
-        made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
-        made.in_tail = std::min<std::size_t>(rows, page_tokens_ - made.used);
-        const std::size_t in_new = rows - made.in_tail;
-        made.fresh = in_new / page_tokens_ + (in_new % page_tokens_ > 0 ? 1 : 0);
-        made.at_once = std::min(std::max<std::size_t>(options.at_once, 1), rows);
-        const std::size_t exact = residual.needed(made.copies, state.table.size(), made.fresh, made.at_once);
-        made.pages = made.fresh + (made.copies ? 1 : 0) + pages_.residual().more_aside(exact);
-        return made;
+    page_pool(std::size_t pages, Storage storage) : storage_(std::move(storage)), holders_(pages, 0) {
+        free_.reserve(pages);
+        for (std::size_t page = pages; page > 0; --page)
+            free_.push_back(page_id{static_cast<std::uint32_t>(page - 1)});
     }
 
-    /// Appends `rows` rows, in the last page and in new ones. If the last page is shared it is copied first. Returns
-    /// false if the storage refuses, with some pages appended. Requires: the table has capacity for them.
+    [[nodiscard]] std::size_t pages() const noexcept { return holders_.size(); }
+    [[nodiscard]] std::span<const page_id> free() const noexcept { return free_; }
+    [[nodiscard]] std::uint32_t holders(page_id page) const { return holders_[index_of(page)]; }
+    [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
+
+    /// Copies the first rows of a page to another. Returns false if the storage refuses.
     template <class Codec>
-    [[nodiscard]] bool take(sequence_state& state, const Codec& codec, const row_demand& wanted, std::size_t rows) {
-        if (wanted.copies && !copy_tail(state, codec, wanted.used))
-            return false;
-        if (wanted.in_tail > 0)
-            state.table.back().count += static_cast<std::uint32_t>(wanted.in_tail);
-        for (std::size_t after = rows - wanted.in_tail; after > 0;) {
-            const auto page = pages_.allocate(state.tenant);
-            if (!page)
-                return false;
-            const std::size_t count = std::min<std::size_t>(after, page_tokens_);
-            state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
-            after -= count;
-        }
+    [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
+        if constexpr (device_storage_state<Storage>)
+            return detail::copy_rows(storage_, from, to, rows);
+        else if constexpr (row_writer<Codec>)
+            codec.copy(bytes(from), bytes(to), rows);
         return true;
     }
+    /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
+    void clear(page_id page) const {
+        if constexpr (host_storage_state<Storage>)
+            std::ranges::fill(bytes(page), std::byte{});
+    }
 
-    /// Appends copies of rows to a sequence. `entries` are the rows' current locations, and give the rows and RoPE
-    /// offsets of the copies. Returns false if the storage refuses, with some rows appended. Requires: the table has
-    /// spare capacity for them.
-    template <class Codec>
-    [[nodiscard]] bool copy(sequence_state& state, const Codec& codec, std::span<const page_entry> entries) {
-        for (const page_entry& entry : entries) {
-            const auto own = pages_.allocate(state.tenant);
-            if (!own)
-                return false;
-            pages_.pool().clear(*own);
-            if (!pages_.pool().copy(codec, entry.page, *own, entry.first + entry.count)) {
-                pages_.drop(*own);
-                return false;
+    /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.
+    [[nodiscard]] std::optional<page_id> take() {
+        if (free_.empty() || !storage_.acquire(free_.back()))
+            return std::nullopt;
+        const page_id page = free_.back();
+        free_.pop_back();
+        holders_[index_of(page)] = 1;
+        return page;
+    }
+
+    void hold(page_id page) noexcept { ++holders_[index_of(page)]; }
+
+    /// Releases one reference. Returns the number left. The page stays allocated, even at zero, until `reclaim`.
+    std::uint32_t drop(page_id page) {
+        expects(holders(page) > 0, "a dropped page was held");
+        return --holders_[index_of(page)];
+    }
+
+    /// Frees a page. Requires: the page has no references.
+    void reclaim(page_id page) {
+        expects(holders(page) == 0, "a page that is given back has no holder");
+        storage_.release(page);
+        free_.push_back(page);
+    }
+
+private:
+    Storage storage_;
+    std::vector<std::uint32_t> holders_;
+    std::vector<page_id> free_;
+};
+
+/// The owner of each page. Tenants are numbered from one; number zero stands for a cache without tenants.
+class tenant_quotas {
+public:
+    tenant_quotas(std::size_t pages, std::size_t most) : owners_(pages, 0), accounts_(1) {
+        accounts_.reserve(most + 1);
+    }
+
+    [[nodiscard]] std::size_t size() const noexcept { return accounts_.size() - 1; }
+    [[nodiscard]] const tenant_usage& usage(std::uint32_t tenant) const { return accounts_[tenant]; }
+
+    /// Adds a tenant and returns its number. Requires: fewer tenants than the maximum.
+    std::uint32_t add(std::size_t quota) {
+        expects(accounts_.size() < accounts_.capacity(), "there are fewer tenants than the maximum");
+        accounts_.push_back({.quota = quota});
+        return static_cast<std::uint32_t>(size());
+    }
+    void set_quota(std::uint32_t tenant, std::size_t quota) { accounts_[tenant].quota = quota; }
+
+    void take(page_id page, std::uint32_t tenant) noexcept {
+        owners_[index_of(page)] = tenant;
+        ++accounts_[tenant].pages;
+    }
+    void reclaim(page_id page) noexcept { --account(page).pages; }
+    void mark_evictable(page_id page) noexcept { ++account(page).evictable; }
+    void mark_in_use(page_id page) noexcept { --account(page).evictable; }
+
+    /// Returns whether the tenant's quota is used up.
+    [[nodiscard]] bool full(std::uint32_t tenant) const noexcept {
+        return accounts_[tenant].pages >= accounts_[tenant].quota;
+    }
+    [[nodiscard]] bool owns(std::uint32_t tenant, page_id page) const noexcept {
+        return owners_[index_of(page)] == tenant;
+    }
+
+    /// The number of available pages that the tenant may allocate. Its evictable pages count as available.
+    [[nodiscard]] std::size_t available(std::uint32_t tenant, std::size_t available) const noexcept {
+        const tenant_usage& own = accounts_[tenant];
+        const std::size_t in_use = own.pages - own.evictable;
+        return std::min(available, own.quota - std::min(own.quota, in_use));
+    }
+
+private:
+    [[nodiscard]] tenant_usage& account(page_id page) noexcept { return accounts_[owners_[index_of(page)]]; }
+
+    std::vector<std::uint32_t> owners_; // by page
+    std::vector<tenant_usage> accounts_;
+};
+
+/// The state of every page: free, in use (referenced by sequences), or evictable (unreferenced, and kept in the index
+/// until space is needed). The children of an evictable page are evictable too, because a sequence that references a
+/// page references all its ancestors. `Coded`: whether the codec encodes whole pages.
+template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer,
+          bool Coded>
+class page_manager {
+public:
+    static constexpr bool quantized = Coded;
+
+    /// Opens the storage, hash, index, eviction and observer of `policies`, a cache_policies.
+    template <class Policies>
+    page_manager(const pool_config& of, const identity& id, const Policies& policies)
+        : shape_(of.shape),
+          residual_(of.shape, of.pages, of.page_bytes),
+          pool_(of.pages, policies.storage.open(of.pages, of.page_bytes)),
+          index_(policies.index, of.shape, of.pages, of.tenants),
+          eviction_(of, id, policies.hash, policies.eviction),
+          observer_(policies.observer.open()),
+          tenants_(of.pages, of.tenants),
+          merges_(of.merge_equal_pages) {
+        if constexpr (requires { pool_.storage().follows_moves(); })
+            require(!merges_ || pool_.storage().follows_moves(),
+                    "external memory has on_move, or the cache has merge_equal_pages = false");
+    }
+
+    [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
+    [[nodiscard]] tenant_index<Index>& index() noexcept { return index_; }
+    [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
+    /// The longest cached prefix of a tenant's tokens, until the next call.
+    [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
+        index_.match(tenant, tokens, found_);
+        return found_;
+    }
+    [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
+    [[nodiscard]] std::size_t evictable() const noexcept { return evictable_; }
+    /// Whether a page has a rank among those that may be evicted.
+    [[nodiscard]] bool ranked(page_id page) const noexcept { return eviction_.ranked(page); }
+
+    [[nodiscard]] residual_pool<Coded>& residual() noexcept { return residual_; }
+    [[nodiscard]] const residual_pool<Coded>& residual() const noexcept { return residual_; }
+
+    /// Pages that can be allocated: free and evictable ones, minus those set aside for residual rows.
+    [[nodiscard]] std::size_t available() const noexcept {
+        const std::size_t all = pool_.free().size() + evictable_;
+        return all - std::min(all, residual_.aside());
+    }
+
+    [[nodiscard]] const tenant_quotas& tenants() const noexcept { return tenants_; }
+    void set_quota(std::uint32_t tenant, std::size_t quota) { tenants_.set_quota(tenant, quota); }
+    /// The number of available pages that a tenant may allocate.
+    [[nodiscard]] std::size_t available(std::uint32_t tenant) const noexcept {
+        return tenants_.available(tenant, available());
+    }
+
+    /// Evicts the evictable pages of a tenant; of the cache, if it has no tenants. Returns whether no page is left.
+    [[nodiscard]] bool clear(std::uint32_t tenant) {
+        while (evict_any(tenant)) {
+        }
+        return tenants_.usage(tenant).pages == 0;
+    }
+    /// Evicts those of the pages that are evictable and have no child in the index, the last first. Returns their
+    /// number.
+    std::size_t evict(std::span<const page_id> pages) {
+        std::size_t evicted = 0;
+        for (std::size_t i = pages.size(); i-- > 0;)
+            if (is_evictable(pages[i])) {
+                evict(pages[i], [&] { eviction_.unrank(pages[i]); });
+                ++evicted;
             }
-            const page_id pair[] = {entry.page, *own};
-            pages_.tell({event_kind::copied, entry.count, 0, 1, pair});
-            state.table.push_back({*own, entry.base, entry.first, entry.count});
-        }
+        return evicted;
+    }
+    /// Gives the number of a tenant without pages to another one.
+    void replace_tenant(std::uint32_t tenant, const digest& root, std::size_t quota) {
+        expects(tenants_.usage(tenant).pages == 0, "a tenant that is replaced has no pages");
+        eviction_.name_root(*index_.root_of(tenant), root);
+        tenants_.set_quota(tenant, quota);
+    }
+
+    /// Adds a tenant whose page names derive from `root`. Throws: bad_alloc; no tenant is then added.
+    std::uint32_t add_tenant(const digest& root, std::size_t quota) {
+        const auto number = static_cast<std::uint32_t>(tenants_.size() + 1);
+        index_.add_root(number);
+        eviction_.name_root(*index_.root_of(number), root);
+        return tenants_.add(quota);
+    }
+
+    /// Notifies the observer; its exceptions are ignored.
+    void emit(event what) noexcept {
+        what.names = eviction_.prefixes();
+        what.page_tokens = shape_.tokens;
+        detail::ignore_exceptions([&] { observer_.on(what); });
+    }
+
+    /// Allocates a page with one reference. Evicts if no page is free, and once more if the storage refuses a free
+    /// page: an evicted page already has its memory. A tenant at its quota evicts its own pages. Returns nullopt if
+    /// nothing is evictable or the storage refuses again.
+    [[nodiscard]] std::optional<page_id> allocate(std::uint32_t tenant) {
+        while (tenants_.full(tenant))
+            if (!evict_any(tenant))
+                return std::nullopt;
+        if (!keep_free(residual_.aside() + 1))
+            return std::nullopt;
+        auto page = pool_.take();
+        if (!page && evict_any(0))
+            page = pool_.take();
+        if (page)
+            tenants_.take(*page, tenant);
+        return page;
+    }
+
+    /// Evicts until `pages` pages are free. Returns false if nothing more is evictable.
+    [[nodiscard]] bool keep_free(std::size_t pages) {
+        while (pool_.free().size() < pages)
+            if (!evict_any(0))
+                return false;
         return true;
     }
 
-    /// Reports rows for which there are no pages. Returns the error.
-    [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
-                               std::size_t page_bytes) {
-        pages_.tell({event_kind::refused, 0, rows, pages});
-        const bool over_quota = pages_.room(state.tenant) < pages_.available();
-        const std::size_t all = over_quota ? pages_.tenants().usage(state.tenant).quota : pages_.pool().pages();
-        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
-                detail::joined({std::to_string(rows), " tokens need ", std::to_string(pages), " pages of ",
-                                std::to_string(page_bytes), " bytes; ", std::to_string(pages_.room(state.tenant)),
-                                " of ", std::to_string(all), " can be had"})};
+    [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
+
+    /// Whether a page stays in its sequence when it fills and another page has the same content.
+    [[nodiscard]] bool keeps_duplicates() const noexcept { return !merges_; }
+    /// Tells the storage of an entry that a commit changed, if it wants to know.
+    void report_move([[maybe_unused]] const moved_entry& moved) {
+        if constexpr (requires { pool_.storage().on_move(moved); })
+            pool_.storage().on_move(moved);
+    }
+
+    void hold(page_id page) noexcept {
+        if (pool_.holders(page) == 0)
+            mark_in_use(page);
+        pool_.hold(page);
+    }
+
+    /// Releases one reference. Without references the page becomes evictable if it is in the index, and free otherwise.
+    void drop(page_id page) noexcept {
+        if (pool_.drop(page) > 0)
+            return;
+        if (index_.contains(page) && make_evictable(page)) {
+            ++evictable_;
+            tenants_.mark_evictable(page);
+            eviction_.on_released(page);
+        } else {
+            reclaim(page);
+        }
+    }
+
+    /// Records a use of a page.
+    void touch(page_id page) noexcept { eviction_.touch(page); }
+
+    /// Records that computing `rows` rows from `first` on took `seconds`, from which the cost of pages is learned.
+    /// Fewer rows than a page has are decode steps, which do not tell the cost of a prefill, and are ignored.
+    void measure(std::size_t first, std::size_t rows, double seconds) noexcept {
+        if (rows >= shape_.tokens)
+            eviction_.measure(first, rows, seconds);
+    }
+
+    /// The estimated time to compute `rows` rows from `first` on.
+    [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
+        return eviction_.seconds(first, rows);
+    }
+
+    /// Returns whether the row may be written in place: the page has one reference, and the row is not indexed.
+    [[nodiscard]] bool writable(page_id page, std::uint32_t row) const {
+        return pool_.holders(page) == 1 && index_.run(page).size() <= row;
+    }
+
+    /// Publishes a page that is in use as `run` after `parent`, of a request of `length` full pages. Returns the page
+    /// that represents the run from now on. If another full page already holds the run, the caller's reference moves to
+    /// that page, and its own page is released; where pages are not merged, the caller references both. Throws:
+    /// bad_alloc, if the index or the eviction policy has no memory; the index entry of the page is then removed or
+    /// unchanged.
+    [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page,
+                                  std::size_t length) {
+        const bool full = run.size() == shape_.tokens;
+        const insertion done = index_.insert(parent, run, page);
+        if (done.what == insertion::outcome::covered) {
+            if (!full || *done.other == page)
+                return page;
+            hold(*done.other);
+            touch(*done.other);
+            if (keeps_duplicates())
+                return *done.other;
+            residual_.pass_on(page, *done.other);
+            if (index_.contains(page) && pool_.holders(page) == 1)
+                forget(page);
+            drop(page);
+            return *done.other;
+        }
+        if (done.other)
+            unlist(*done.other);
+        eviction_.unrank(page); // its run has grown, so its name changes
+        eviction_.follow(index_, index_.parent(page));
+        if (full) {
+            detail::scope_guard undo([&] { remove_from_index(page); });
+            eviction_.rank(index_, page, length);
+            undo.dismiss();
+            emit_page_event(event_kind::published, page);
+        }
+        return page;
     }
 
 private:
-    template <class Codec>
-    [[nodiscard]] bool copy_tail(sequence_state& state, const Codec& codec, std::size_t rows) {
-        const auto own = pages_.allocate(state.tenant);
-        if (!own)
-            return false;
-        const page_id shared = std::exchange(state.table.back().page, *own);
-        if (!pages_.pool().copy(codec, shared, *own, rows))
-            return false;
-        const page_id pair[] = {shared, *own};
-        pages_.tell({event_kind::copied, rows, 0, 1, pair});
-        return true;
+    void mark_in_use(page_id page) noexcept {
+        --evictable_;
+        tenants_.mark_in_use(page);
+    }
+    void reclaim(page_id page) {
+        residual_.drop(page);
+        tenants_.reclaim(page);
+        pool_.reclaim(page);
     }
 
-    PageManager& pages_;
-    std::size_t page_tokens_;
+    void emit_page_event(event_kind what, page_id page) noexcept {
+        const auto run = index_.run(page);
+        emit({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
+    }
+
+    // Whether an indexed page can become evictable: it is ranked, or can be. Otherwise it is removed from the index.
+    [[nodiscard]] bool make_evictable(page_id page) noexcept {
+        const bool ranked = detail::completes<std::bad_alloc>([&] { eviction_.rank(index_, page, 0); });
+        if (!ranked)
+            remove_from_index(
+                page); // full pages are ranked when published, so this page is partial and therefore a leaf
+        return ranked;
+    }
+
+    // Removes a page that is in use from the index.
+    void forget(page_id page) {
+        eviction_.unrank(page);
+        remove_from_index(page);
+    }
+
+    void remove_from_index(page_id page) {
+        const auto parent = index_.parent(page);
+        index_.erase(page);
+        eviction_.follow(index_, parent);
+    }
+
+    // Handles a page that the index has dropped: if unreferenced, it becomes free.
+    void unlist(page_id page) {
+        eviction_.unrank(page);
+        if (pool_.holders(page) == 0) {
+            mark_in_use(page);
+            reclaim(page);
+        }
+    }
+
+    [[nodiscard]] bool is_evictable(page_id page) const {
+        return pool_.holders(page) == 0 && index_.contains(page) && index_.leaf(page);
+    }
+
+    // Evicts an evictable page; one of this tenant's, if `tenant` is not zero.
+    [[nodiscard]] bool evict_any(std::uint32_t tenant) {
+        const auto page = eviction_.victim([this, tenant](page_id candidate) {
+            return pool_.holders(candidate) == 0 && index_.leaf(candidate) &&
+                   (tenant == 0 || tenants_.owns(tenant, candidate));
+        });
+        if (page)
+            evict(*page, [&] { eviction_.evict(*page); });
+        return page.has_value();
+    }
+
+    // Evicts a page. `unrank` removes it from the eviction policy.
+    template <class Unrank>
+    void evict(page_id page, Unrank&& unrank) {
+        emit_page_event(event_kind::evicted, page);
+        unrank();
+        remove_from_index(page);
+        unlist(page);
+        if constexpr (requires { pool_.storage().on_evict(page); })
+            pool_.storage().on_evict(page);
+    }
+
+    page_shape shape_;
+    residual_pool<Coded> residual_;
+    page_pool<Storage> pool_;
+    tenant_index<Index> index_;
+    index_match found_; // of the last `find`
+    page_eviction<Hash, Eviction> eviction_;
+    Observer observer_;
+    tenant_quotas tenants_;
+    std::size_t evictable_ = 0;
+    bool merges_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
-// ---- kvcache/cache/spare_sequences.hpp ----------------------------------------------------------------------------
+// ---- kvcache/cache/invariants.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// States of sequences that have ended, whose memory new sequences use. Together they keep no more page-table entries
-/// than the cache has pages.
-class spare_sequences {
+/// Recomputes the reference count of every page from the sequences, and compares each sequence with the index.
+template <index_state Index>
+class invariant_checker {
 public:
-    explicit spare_sequences(std::size_t pages) : most_(pages) {}
+    invariant_checker(const Index& index, std::size_t page_tokens, std::size_t pages)
+        : index_(index), page_tokens_(page_tokens), held_(pages, 0) {}
 
-    /// The state of a sequence without tokens and pages. `live`: the sequences that may be kept later. Throws:
-    /// bad_alloc.
-    [[nodiscard]] std::unique_ptr<sequence_state> take(std::size_t live) {
-        if (const std::size_t all = spare_.size() + live + 1; spare_.capacity() < all)
-            spare_.reserve(2 * all);
-        if (spare_.empty())
-            return std::make_unique<sequence_state>();
-        auto made = std::move(spare_.back());
-        spare_.pop_back();
-        entries_ -= made->table.capacity();
-        return made;
-    }
+    /// By page: the number of references from sequences.
+    [[nodiscard]] std::span<const std::uint32_t> held() const noexcept { return held_; }
 
-    /// Keeps or frees a state. Requires: it was taken here.
-    void keep(std::unique_ptr<sequence_state> state) noexcept {
-        state->clear();
-        if (entries_ + state->table.capacity() <= most_) {
-            entries_ += state->table.capacity();
-            spare_.push_back(std::move(state));
+    /// Counts the references of one sequence. Errors: malformed, with what is wrong with it.
+    [[nodiscard]] result<void> count(const sequence_state& state) {
+        std::size_t rows = 0;
+        for (std::size_t i = 0; i < state.table.size(); ++i) {
+            const page_entry& entry = state.table[i];
+            ++held_[index_of(entry.page)];
+            const bool plain = rows < state.exact; // spliced entries after the exact rows may use any rows of a page
+            if (plain && i + 1 < state.table.size() && rows + page_tokens_ <= state.exact &&
+                entry.count != page_tokens_)
+                return broken("has a page in its middle that is not full");
+            if (plain && (entry.base != 0 || entry.first != 0))
+                return broken("counts a page as exact that was computed elsewhere");
+            if (i < state.published_pages && rows + entry.count > state.exact)
+                return broken("has made an approximate page known");
+            if (i < state.published_pages && index_.run(state.indexed(i)).size() != page_tokens_)
+                return broken("counts on a page in the index that is not there");
+            if (!agree(entry, state, rows))
+                return broken(detail::joined(
+                    {"and the index disagree about the tokens of page ", std::to_string(index_of(entry.page))}));
+            rows += entry.count;
         }
+        for (const sequence_state::duplicate& duplicate : state.duplicates) {
+            ++held_[index_of(duplicate.page)];
+            if (duplicate.entry >= state.published_pages || duplicate.page == state.table[duplicate.entry].page ||
+                !agree({.page = duplicate.page, .count = static_cast<std::uint32_t>(page_tokens_)}, state,
+                       duplicate.entry * page_tokens_))
+                return broken("has a duplicate of a page that is not one");
+        }
+        for (const page_id page : state.pinned_sources)
+            ++held_[index_of(page)];
+        if (state.lease.has_copied_tail(state.table))
+            ++held_[index_of(state.lease.tail_before->page)];
+        if (rows != state.tokens.size() + state.lease.rows)
+            return broken(
+                detail::joined({"has ", std::to_string(rows), " rows for ", std::to_string(state.tokens.size()),
+                                " tokens and ", std::to_string(state.lease.rows), " reserved ones"}));
+        return {};
     }
 
 private:
-    std::size_t most_;
-    std::size_t entries_ = 0;
-    std::vector<std::unique_ptr<sequence_state>> spare_;
+    // Whether the sequence and the index agree about the tokens of a page's rows, where both know them.
+    [[nodiscard]] bool agree(const page_entry& entry, const sequence_state& state, std::size_t rows) const {
+        if (rows >= state.tokens.size())
+            return true;
+        const auto run = index_.run(entry.page);
+        const auto known = run.subspan(std::min<std::size_t>(entry.first, run.size()));
+        const auto own = std::span<const token_id>(state.tokens).subspan(rows);
+        const std::size_t both = std::min<std::size_t>({known.size(), entry.count, own.size()});
+        return std::equal(known.data(), known.data() + both, own.data());
+    }
+
+    [[nodiscard]] static error broken(const std::string& how) {
+        return {error_code::malformed, "sequence", detail::joined({"a sequence ", how})};
+    }
+
+    const Index& index_;
+    std::size_t page_tokens_;
+    std::vector<std::uint32_t> held_;
 };
 
-} // namespace kvcache
+namespace detail {
+
+[[nodiscard]] inline error broken_page(page_id page, const std::string& how) {
+    return {error_code::malformed, joined({"page ", std::to_string(index_of(page))}), joined({"the page ", how})};
+}
+
+/// Checks that every page of a page_manager is in exactly one state. `held` is the expected reference count of each
+/// page. `page_tokens`: tokens a page. Errors: malformed, with the page. Cost: O(pages + tokens).
+template <class Pages>
+[[nodiscard]] result<void> check_pages(const Pages& pages, std::span<const std::uint32_t> held,
+                                       std::size_t page_tokens) {
+    std::vector<bool> free(pages.pool().pages(), false);
+    for (const page_id page : pages.pool().free()) {
+        if (free[index_of(page)])
+            return broken_page(page, "is free twice");
+        free[index_of(page)] = true;
+    }
+    std::size_t evictable = 0;
+    for (std::uint32_t i = 0; i < pages.pool().pages(); ++i) {
+        const page_id page{i};
+        const bool known = pages.index().contains(page);
+        if (pages.pool().holders(page) != held[i])
+            return broken_page(page, joined({"counts ", std::to_string(pages.pool().holders(page)), " holders and has ",
+                                             std::to_string(held[i])}));
+        if (free[i] && (known || pages.ranked(page) || held[i] > 0))
+            return broken_page(page, "is free and in use");
+        if (!free[i] && !known && held[i] == 0)
+            return broken_page(page, "is lost: neither free, held nor known");
+        if (pages.ranked(page) && !known)
+            return broken_page(page, "is ranked for eviction and not in the index");
+        if (!known)
+            continue;
+        evictable += held[i] == 0;
+        if (held[i] == 0 && !pages.ranked(page))
+            return broken_page(page, "is evictable and can never be evicted");
+        if (pages.index().run(page).empty() || pages.index().run(page).size() > page_tokens)
+            return broken_page(page, "has a run that is not of a page");
+        if (!pages.index().leaf(page) && pages.index().run(page).size() != page_tokens)
+            return broken_page(page, "has children and is not full");
+        if (const auto parent = pages.index().parent(page);
+            parent && (!pages.index().contains(*parent) || pages.index().leaf(*parent) ||
+                       (held[i] > 0 && held[index_of(*parent)] == 0)))
+            return broken_page(page, "has a parent that is gone, childless or not held with it");
+    }
+    if (evictable != pages.evictable())
+        return error{error_code::malformed, "pages",
+                     joined({std::to_string(evictable), " pages are evictable, the page manager counts ",
+                             std::to_string(pages.evictable())})};
+    return {};
+}
+
+} // namespace detail
+
+}} // namespace kvcache
 
 // ---- kvcache/cache/sequence_manager.hpp ---------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// What a reservation of rows takes.
+struct row_demand {
+    std::uint32_t used = 0;           ///< Rows of the sequence's last page that are in use.
+    std::size_t in_tail = 0;          ///< Rows that go into it.
+    bool copies = false;              ///< It is shared, so it is copied first.
+    std::size_t fresh = 0;            ///< Pages after it.
+    std::size_t max_batch_tokens = 0; ///< Rows that are written and attended at a time.
+    std::size_t pages = 0;            ///< Pages in all, with those set aside for residual rows.
+};
 
 /// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
 /// released tail first, so that a parent was always used more recently than its children.
@@ -4743,7 +4464,6 @@ public:
           page_tokens_(page_tokens),
           whole_(quantized.has_value()),
           residual_(pages, page_tokens, quantized),
-          rows_(pages, page_tokens),
           spare_(pages.pool().pages()) {
         ring_.previous = ring_.next = &ring_;
     }
@@ -4772,17 +4492,17 @@ public:
     [[nodiscard]] const residual_leases<PageManager>& residual() const noexcept { return residual_; }
 
     /// Adds a sequence, and references the pages of its table.
-    void enter(sequence_state& state) noexcept {
+    void add(sequence_state& state) noexcept {
         for (const page_id page : state.pinned_sources)
             pages_.hold(page);
         for (const page_entry& entry : state.table)
             pages_.hold(entry.page);
-        for (const sequence_state::twin& twin : state.twins)
-            pages_.hold(twin.page);
-        auto twin = state.twins.rbegin();
+        for (const sequence_state::duplicate& duplicate : state.duplicates)
+            pages_.hold(duplicate.page);
+        auto duplicate = state.duplicates.rbegin();
         for (std::size_t entry = state.table.size(); entry-- > 0;) {
-            const bool has_twin = twin != state.twins.rend() && twin->entry == entry;
-            pages_.touch(has_twin ? (twin++)->page : state.table[entry].page);
+            const bool has_duplicate = duplicate != state.duplicates.rend() && duplicate->entry == entry;
+            pages_.touch(has_duplicate ? (duplicate++)->page : state.table[entry].page);
         }
         state.previous = &ring_;
         state.next = std::exchange(ring_.next, &state);
@@ -4791,7 +4511,7 @@ public:
     }
 
     /// Removes a sequence and releases its pages.
-    void leave(std::unique_ptr<sequence_state> state) noexcept {
+    void remove(std::unique_ptr<sequence_state> state) noexcept {
         undo(*state);
         drop_pages(*state, 0);
         forget_sources(*state);
@@ -4805,8 +4525,8 @@ public:
     void truncate(sequence_state& state, std::size_t tokens) noexcept {
         state.tokens.truncate(tokens);
         drop_pages(state, state.cut(tokens));
-        if (!state.twins.empty() && state.twins.back().entry >= state.full_entries(page_tokens_))
-            drop_twin(state); // its page is not full any more
+        if (!state.duplicates.empty() && state.duplicates.back().entry >= state.full_entries(page_tokens_))
+            drop_duplicate(state); // its page is not full any more
         state.published_pages = std::min(state.published_pages, state.full_entries(page_tokens_));
         if (state.offloaded.pages > state.published_pages)
             state.offloaded.pages = 0; // pages after the cut get other names
@@ -4822,15 +4542,15 @@ public:
     [[nodiscard]] result<void> reserve(sequence_state& state, const Codec& codec, std::size_t rows,
                                        reserve_options options) {
         const row_demand wanted = demand(state, rows, options);
-        if (wanted.pages > pages_.room(state.tenant))
+        if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
-        state.reserve(wanted.fresh, rows, pages_.keeps_twins());
+        state.reserve(wanted.fresh, rows, pages_.keeps_duplicates());
         if constexpr (row_writer<Codec> || page_writer<Codec>)
             state.lease.written.begin(rows, pages_.shape().layers);
         state.lease.begin(rows, state.table, state.open_rows(page_tokens_).has_value());
         const bool taken = [&] {
             detail::scope_guard undone([&] { undo(state); });
-            if (!rows_.take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.at_once))
+            if (!take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.max_batch_tokens))
                 return false;
             undone.dismiss();
             return true;
@@ -4851,20 +4571,54 @@ public:
         return most / page_tokens_ * page_tokens_;
     }
 
-    /// What a reservation would take.
+    /// What a reservation of `rows` rows would take now. Cost: O(1).
     [[nodiscard]] row_demand demand(const sequence_state& state, std::size_t rows, reserve_options options) const {
-        return rows_.demand(state, residual_, rows, options);
+        row_demand made;
+        const auto open_rows = state.open_rows(page_tokens_);
+        made.used = open_rows.value_or(static_cast<std::uint32_t>(page_tokens_));
+        made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
+        made.in_tail = std::min<std::size_t>(rows, page_tokens_ - made.used);
+        const std::size_t in_new = rows - made.in_tail;
+        made.fresh = in_new / page_tokens_ + (in_new % page_tokens_ > 0 ? 1 : 0);
+        made.max_batch_tokens = std::min(std::max<std::size_t>(options.max_batch_tokens, 1), rows);
+        const std::size_t exact = residual_.needed(made.copies, state.table.size(), made.fresh, made.max_batch_tokens);
+        made.pages = made.fresh + (made.copies ? 1 : 0) + pages_.residual().more_aside(exact);
+        return made;
     }
-    /// Appends copies of rows to a sequence (see row_allocator).
+
+    /// Appends copies of rows to a sequence. `entries` are the rows' current locations, and give the rows and RoPE
+    /// offsets of the copies. Returns false if the storage refuses, with some rows appended. Requires: the table has
+    /// spare capacity for them.
     template <class Codec>
     [[nodiscard]] bool copy_rows(sequence_state& state, const Codec& codec, std::span<const page_entry> entries) {
-        return rows_.copy(state, codec, entries);
+        for (const page_entry& entry : entries) {
+            const auto own = pages_.allocate(state.tenant);
+            if (!own)
+                return false;
+            pages_.pool().clear(*own);
+            if (!pages_.pool().copy(codec, entry.page, *own, entry.first + entry.count)) {
+                pages_.drop(*own);
+                return false;
+            }
+            const page_id pair[] = {entry.page, *own};
+            pages_.emit({event_kind::copied, entry.count, 0, 1, pair});
+            state.table.push_back({*own, entry.base, entry.first, entry.count});
+        }
+        return true;
     }
+
     /// Reports rows for which there are no pages. Returns the error.
     [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
                                std::size_t page_bytes) {
-        return rows_.refuse(state, rows, pages, page_bytes);
+        pages_.emit({event_kind::refused, 0, rows, pages});
+        const bool over_quota = pages_.available(state.tenant) < pages_.available();
+        const std::size_t all = over_quota ? pages_.tenants().usage(state.tenant).quota : pages_.pool().pages();
+        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
+                detail::joined({std::to_string(rows), " tokens need ", std::to_string(pages), " pages of ",
+                                std::to_string(page_bytes), " bytes; ", std::to_string(pages_.available(state.tenant)),
+                                " of ", std::to_string(all), " can be had"})};
     }
+
     /// The same where there was room for them, and the storage refused. If it says why, that is the error.
     [[nodiscard]] error refuse_storage(const sequence_state& state, std::size_t rows, std::size_t pages,
                                        std::size_t page_bytes) {
@@ -4928,6 +4682,38 @@ public:
     }
 
 private:
+    // Appends `rows` rows, in the last page and in new ones. If the last page is shared it is copied first. Returns
+    // false if the storage refuses, with some pages appended. Requires: the table has capacity for them.
+    template <class Codec>
+    [[nodiscard]] bool take(sequence_state& state, const Codec& codec, const row_demand& wanted, std::size_t rows) {
+        if (wanted.copies && !copy_tail(state, codec, wanted.used))
+            return false;
+        if (wanted.in_tail > 0)
+            state.table.back().count += static_cast<std::uint32_t>(wanted.in_tail);
+        for (std::size_t after = rows - wanted.in_tail; after > 0;) {
+            const auto page = pages_.allocate(state.tenant);
+            if (!page)
+                return false;
+            const std::size_t count = std::min<std::size_t>(after, page_tokens_);
+            state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
+            after -= count;
+        }
+        return true;
+    }
+
+    template <class Codec>
+    [[nodiscard]] bool copy_tail(sequence_state& state, const Codec& codec, std::size_t rows) {
+        const auto own = pages_.allocate(state.tenant);
+        if (!own)
+            return false;
+        const page_id shared = std::exchange(state.table.back().page, *own);
+        if (!pages_.pool().copy(codec, shared, *own, rows))
+            return false;
+        const page_id pair[] = {shared, *own};
+        pages_.emit({event_kind::copied, rows, 0, 1, pair});
+        return true;
+    }
+
     // Publishes the pages of a sequence that are not in the index yet. If the index has no memory left, later pages of
     // the sequence stay private, and a later match finds less.
     void publish(sequence_state& state) {
@@ -4945,8 +4731,8 @@ private:
             page_id known = entry.page;
             state.publishable =
                 detail::completes<std::bad_alloc>([&] { known = pages_.publish(parent, run, entry.page, length); });
-            if (known != entry.page && pages_.keeps_twins())
-                state.twins.push_back({i, known});
+            if (known != entry.page && pages_.keeps_duplicates())
+                state.duplicates.push_back({i, known});
             else if (const page_id before = std::exchange(entry.page, known); before != known)
                 pages_.report_move({i, before, known});
             if (state.publishable && entry.count == page_tokens_)
@@ -4959,17 +4745,17 @@ private:
         while (state.table.size() > kept) {
             pages_.drop(state.table.back().page);
             state.table.pop_back();
-            if (!state.twins.empty() && state.twins.back().entry == state.table.size())
-                drop_twin(state);
+            if (!state.duplicates.empty() && state.duplicates.back().entry == state.table.size())
+                drop_duplicate(state);
         }
     }
     void end_lease(sequence_state& state) noexcept {
         prompts_ended_ += !state.lease.prompt.empty();
         state.lease.end();
     }
-    void drop_twin(sequence_state& state) noexcept {
-        pages_.drop(state.twins.back().page);
-        state.twins.pop_back();
+    void drop_duplicate(sequence_state& state) noexcept {
+        pages_.drop(state.duplicates.back().page);
+        state.duplicates.pop_back();
     }
 
     void forget_sources(sequence_state& state) noexcept {
@@ -4981,446 +4767,647 @@ private:
     std::size_t page_tokens_;
     bool whole_; // whether the codec codes whole pages: only those are shared
     residual_leases<PageManager> residual_;
-    row_allocator<PageManager> rows_;
     sequence_state ring_;
     std::size_t size_ = 0;
     std::uint64_t prompts_ended_ = 0;
     spare_sequences spare_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
-// ---- kvcache/cache/stats.hpp --------------------------------------------------------------------------------------
+// ---- kvcache/cache/cache_core.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// The occupancy of a cache. Every page is free, in use or evictable.
-struct cache_stats {
-    std::size_t pages = 0;      ///< Number of pages within the cache's limit.
-    std::size_t free = 0;       ///< Pages that hold nothing: never used, or freed.
-    std::size_t in_use = 0;     ///< Pages referenced by live sequences, each counted once however many share it.
-    std::size_t evictable = 0;  ///< Pages without references, cached for the next match until space is needed.
-    std::size_t page_bytes = 0; ///< Bytes of a page.
-    std::size_t sequences = 0;  ///< Live sequences and matches.
-
-    std::size_t exact = 0;          ///< Pages with attached full-precision rows, for a codec of whole pages.
-    std::size_t residual_bytes = 0; ///< What those take of the budget.
-
-    friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
-};
-
-/// Describes the occupancy of a cache in one line.
-[[nodiscard]] inline std::string describe_pages(const page_shape& shape, const std::string& codec,
-                                                const cache_stats& now) {
-    const auto number = [](std::size_t n) { return std::to_string(n); };
-    return detail::joined({number(shape.layers),
-                           " layers, ",
-                           number(shape.kv_heads),
-                           " KV heads of ",
-                           number(shape.head_dim),
-                           ", pages of ",
-                           number(shape.tokens),
-                           " tokens and ",
-                           number(now.page_bytes),
-                           " bytes (",
-                           codec,
-                           "); ",
-                           number(now.pages),
-                           " pages: ",
-                           number(now.in_use),
-                           " in use by ",
-                           number(now.sequences),
-                           " sequences, ",
-                           number(now.evictable),
-                           " evictable, ",
-                           number(now.free),
-                           " free"});
-}
-
-} // namespace kvcache
-
-// ---- kvcache/cache/tenant_access.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The tenants of a cache, as a tenant cache administers them. Not for hosts. Each function takes the cache's lock.
-/// Tenant 0 is the cache's own.
-class tenant_access {
-public:
-    template <class Cache>
-    static std::uint32_t add(Cache& cache, const std::string& salt, std::size_t quota) {
-        const std::lock_guard guard(cache.lock_);
-        identity own = cache.identity_;
-        own.tenant = salt;
-        cache.salts_.reserve(cache.salts_.size() + 1);
-        std::string kept = salt;
-        cache.tier_.set(cache.pages_.tenants().size() + 1, own);
-        const std::uint32_t number = cache.pages_.add_tenant(cache.hash_.open(own).root(), quota);
-        cache.salts_.push_back(std::move(kept));
-        return number;
-    }
-
-    /// Evicts the idle pages of a tenant. Returns whether it has no pages left. Cost: O(its pages * all pages).
-    template <class Cache>
-    [[nodiscard]] static bool clear(Cache& cache, std::uint32_t tenant) {
-        const std::lock_guard guard(cache.lock_);
-        return cache.pages_.clear(tenant);
-    }
-
-    /// Gives the number of a tenant to another one. Requires: it has no pages, sequences or matches. Throws: bad_alloc;
-    /// nothing has changed then.
-    template <class Cache>
-    static void replace(Cache& cache, std::uint32_t tenant, std::string salt, std::size_t quota) {
-        const std::lock_guard guard(cache.lock_);
-        identity own = cache.identity_;
-        own.tenant = salt;
-        const auto root = cache.hash_.open(own).root();
-        cache.tier_.set(tenant, own);
-        cache.pages_.replace_tenant(tenant, root, quota);
-        cache.salts_[tenant - 1] = std::move(salt);
-    }
-
-    template <class Cache>
-    static void set_quota(Cache& cache, std::uint32_t tenant, std::size_t quota) {
-        const std::lock_guard guard(cache.lock_);
-        cache.pages_.set_quota(tenant, quota);
-    }
-
-    template <class Cache>
-    [[nodiscard]] static auto usage(const Cache& cache, std::uint32_t tenant) {
-        const std::lock_guard guard(cache.lock_);
-        return cache.pages_.tenants().usage(tenant);
-    }
-
-    /// The identity of what a tenant stores.
-    template <class Cache>
-    [[nodiscard]] static identity id(const Cache& cache, std::uint32_t tenant) {
-        const std::lock_guard guard(cache.lock_);
-        identity own = cache.identity_;
-        if (tenant > 0)
-            own.tenant = cache.salts_[tenant - 1];
-        return own;
-    }
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A paged KV cache with prefix sharing and copy-on-write; the codec decides how a page stores keys and values.
-/// Requires: it outlives its sequences, matches and leases. It can be moved before it has any. One thread at a time
-/// uses it with all of them; with locking::mutex any number, each object under its own rule
-/// (docs/threads_and_lifetimes.md). `Policies`: a cache_policies.
+/// The shared state of a cache, under one lock: pages, sequences, tenants and the link to the tier. Its sequences and
+/// leases point to it. Each function takes the lock, except the accessors, which say what they require. Not for hosts:
+/// basic_cache is. `Policies`: a cache_policies.
 template <class Policies>
-class basic_cache {
+class cache_core {
     // What a policy opens with these arguments.
     template <class Policy, class... Arguments>
     using opened = decltype(std::declval<const Policy&>().open(std::declval<Arguments>()...));
 
     using hash_policy_type = decltype(Policies::hash);
-    using recompute_type = opened<decltype(Policies::recompute), page_shape>;
 
 public:
+    using index_type = opened<decltype(Policies::index), page_shape, std::size_t>;
     using codec_type = opened<decltype(Policies::codec), page_shape>;
     using storage_type = opened<decltype(Policies::storage), std::size_t, std::size_t>;
-    using sequence = basic_sequence<basic_cache>;
-    using match_type = basic_match<basic_cache>;
-    using lease = basic_lease<basic_cache>;
-    using locking_type = typename decltype(Policies::locking)::state;
+    using recompute_type = opened<decltype(Policies::recompute), page_shape>;
     using tier_type = opened<decltype(Policies::tier)>;
+    using locking_type = typename decltype(Policies::locking)::state;
+    using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>, index_type,
+                                           opened<decltype(Policies::eviction), eviction_capacity>,
+                                           opened<decltype(Policies::observer)>, page_writer<codec_type>>;
+    using sequence = basic_sequence<cache_core>;
+    using lease = basic_lease<cache_core>;
 
-    /// Whether evicted pages can be reloaded from a tier.
     static constexpr bool has_tier = !std::same_as<tier_type, tier::none::state>;
+    static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
     static_assert(
         requires { sizeof(tier_client<tier_type>); }, "a cache with a tier needs <kvcache/tier.hpp>");
     static_assert(device_codec_state<codec_type> == device_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
 
-    /// Whether the codec writes single rows, not whole pages.
-    static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
-    /// Whether chunk_reuse works on this cache: the index finds chunks by content, and the codec writes rows.
-    static constexpr bool knows_chunks =
-        row_writer<codec_type> && chunk_index_state<opened<decltype(Policies::index), page_shape, std::size_t>>;
-
-private:
-    using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>,
-                                           opened<decltype(Policies::index), page_shape, std::size_t>,
-                                           opened<decltype(Policies::eviction), eviction_capacity>,
-                                           opened<decltype(Policies::observer)>, page_writer<codec_type>>;
-    static constexpr bool is_movable =
-        std::is_move_constructible_v<codec_type> && std::is_move_constructible_v<page_manager_type> &&
-        std::is_move_constructible_v<recompute_type> && std::is_move_constructible_v<tier_client<tier_type>>;
-
-public:
     /// Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an identity.
-    basic_cache(cache_config config, Policies policies)
+    cache_core(cache_config config, Policies policies)
         : shape_(checked(config.shape)),
           codec_(policies.codec.open(shape_)),
           identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
-          pages_({shape_, pages_in(config.limit, codec_), codec_.page_bytes(), config.tenants}, identity_, policies),
+          pages_({shape_, pages_in(config.limit, codec_), codec_.page_bytes(),
+                  config.tenants == 0 ? 0 : config.tenants + 1, config.merge_equal_pages},
+                 identity_, policies),
           hash_(std::move(policies.hash)),
-          sequences_(pages_, shape_.tokens, quantized()),
+          sequences_(pages_, shape_.tokens, residual_window_of(codec_)),
           recompute_(policies.recompute.open(shape_)),
-          tier_(policies.tier.open(), identity_, detail::secret_of(hash_)) {}
+          tier_(policies.tier.open(), identity_, detail::secret_of(hash_)),
+          tenants_(config.tenants) {
+        if (config.tenants > 0)
+            add_tenant({}, std::numeric_limits<std::size_t>::max());
+    }
+    cache_core(cache_core&&) = delete;
+    cache_core& operator=(cache_core&&) = delete;
+    ~cache_core() = default;
 
-    /// Requires: the other has no sequences, matches and leases.
-    basic_cache(basic_cache&& other) requires is_movable : shape_(unused(other).shape_),
-                                                           codec_(std::move(other.codec_)),
-                                                           identity_(std::move(other.identity_)),
-                                                           salts_(std::move(other.salts_)),
-                                                           pages_(std::move(other.pages_)),
-                                                           hash_(std::move(other.hash_)),
-                                                           sequences_(pages_, shape_.tokens, quantized()),
-                                                           recompute_(std::move(other.recompute_)),
-                                                           tier_(std::move(other.tier_)) {}
-    basic_cache& operator=(basic_cache&&) = delete;
-    ~basic_cache() = default;
+    // What never changes.
 
-    /// Returns the longest cached prefix of `tokens` that can be continued, and pins its pages. A codec that quantizes
-    /// whole pages matches whole pages. Full pages that only the tier has are loaded, verified and published first.
-    /// Cost: O(tokens), plus the tier's reads.
-    [[nodiscard]] match_type match(std::span<const token_id> tokens) { return tier_.match(*this, 0, tokens); }
+    [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
+    [[nodiscard]] const codec_type& codec() const noexcept { return codec_; }
+    [[nodiscard]] const storage_type& storage() const noexcept { return pages_.pool().storage(); }
+    [[nodiscard]] const recompute_type& recompute() const noexcept { return recompute_; }
+    [[nodiscard]] tier_client<tier_type>& tier() noexcept { return tier_; }
+    [[nodiscard]] const tier_client<tier_type>& tier() const noexcept { return tier_; }
 
-    /// As match, without the tier. Cost: O(tokens).
-    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) {
-        return cache_access::match_resident(*this, 0, tokens, true, 0);
+    // What the lock guards.
+
+    [[nodiscard]] locking_type& lock() const noexcept { return lock_; }
+    /// Requires: the lock is held.
+    [[nodiscard]] page_manager_type& pages() noexcept { return pages_; }
+    [[nodiscard]] const page_manager_type& pages() const noexcept { return pages_; }
+    /// Requires: the lock is held.
+    [[nodiscard]] sequence_manager<page_manager_type>& sequences() noexcept { return sequences_; }
+    [[nodiscard]] const sequence_manager<page_manager_type>& sequences() const noexcept { return sequences_; }
+
+    // Prompts. `tenant` is a tenant's number, from `number_of`.
+
+    /// How a prompt is matched.
+    struct match_options {
+        bool plans = false;     ///< Leaves out the tokens that the recompute policy computes again.
+        bool emits = true;      ///< Sends the observer the event of the match.
+        std::size_t loaded = 0; ///< Tokens that came from the tier just now.
+    };
+    /// A sequence that shares the cached prefix of a prompt.
+    struct match {
+        basic_sequence<cache_core> sequence;
+        lookup_result found;
+    };
+
+    /// The number of a tenant. Requires: a cache with tenants is used with one of them, and a cache without is not.
+    [[nodiscard]] std::uint32_t number_of(const kvcache::tenant& of) const {
+        const std::uint32_t number = of.number();
+        require((number == 0) == (tenants_.most() == 0), "a cache with tenants is used with one of them");
+        return number;
     }
 
-    /// Whether match would look for more pages of this prompt in the tier. Cost: O(tokens).
-    [[nodiscard]] bool tier_may_know(std::span<const token_id> tokens) { return tier_.may_know(*this, 0, tokens); }
+    /// What is cached of a prompt, and what is being computed. Pins and changes nothing.
+    [[nodiscard]] lookup_result lookup(std::uint32_t tenant, std::span<const token_id> tokens) {
+        const std::lock_guard guard(lock_);
+        const index_match& found = pages_.find(tenant, tokens);
+        lookup_result made = described(found, tokens.size());
+        made.cached_tokens = sequences_.residual().kept(found.pages, found.tokens);
+        made.pending_tokens = sequences_.pending(tenant, tokens);
+        return made;
+    }
 
-    /// Loads the pages of a prompt that only the tier has, for a later match. They stay unpinned. Returns the number of
-    /// tokens loaded. Cost: as match.
-    std::size_t prefetch(std::span<const token_id> tokens) { return tier_.prefetch(*this, 0, tokens); }
-
-    /// Returns the range of the matched prompt that has to be computed.
-    [[nodiscard]] compute_range plan(const match_type& found) const {
-        [[maybe_unused]] const sequence_state& state = found.known_.state_for(*this);
-        std::size_t first = recompute_.first_computed(found.tokens(), found.of());
-        if constexpr (page_writer<codec_type>) {
-            const std::lock_guard guard(lock_);
-            first = sequences_.residual().kept(state, first);
+    /// A sequence that shares the longest prefix of a prompt that is in memory.
+    [[nodiscard]] match match_in_memory(std::uint32_t tenant, std::span<const token_id> tokens,
+                                        const match_options& options) {
+        const std::lock_guard guard(lock_);
+        auto known = sequences_.fresh();
+        const index_match& found = pages_.find(tenant, tokens);
+        lookup_result made = described(found, tokens.size());
+        known->tenant = tenant;
+        known->prompt = tokens.size();
+        known->tokens.assign(tokens.first(found.tokens));
+        known->add_pages(found.pages, found.tokens, shape_.tokens);
+        const std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
+        known->tokens.truncate(kept);
+        known->drop_entries(known->cut(kept));
+        made.cached_tokens = kept;
+        made.loaded_tokens = std::min(options.loaded, kept);
+        if (options.emits) {
+            const auto pages = std::span(found.pages).first(known->table.size());
+            pages_.emit({event_kind::matched, kept, tokens.size(), pages.size(), pages});
         }
-        return {first, found.of() - first};
+        sequences_.add(*known);
+        if (options.plans)
+            truncate_to_plan(*known, tokens.size());
+        return {{*this, std::move(known)}, made};
+    }
+
+    /// The same, after the pages that only the tier has are loaded, unless `load` is false.
+    [[nodiscard]] match find(std::uint32_t tenant, std::span<const token_id> tokens, bool plans, bool load = true) {
+        if constexpr (has_tier)
+            if (load && !is_null(tier_.tier()))
+                return tier_.find(*this, tenant, tokens, plans);
+        return match_in_memory(tenant, tokens, {.plans = plans});
+    }
+
+    /// Ends a match that was made without an event and a plan.
+    void complete(match& found, bool plans) {
+        std::vector<page_id> pages;
+        for (const page_entry& entry : found.sequence.table())
+            pages.push_back(entry.page);
+        const std::lock_guard guard(lock_);
+        pages_.emit({event_kind::matched, found.found.cached_tokens, found.found.prompt_tokens, pages.size(), pages});
+        if (plans)
+            truncate_to_plan(found.sequence.state_in(*this), found.found.prompt_tokens);
+    }
+
+    /// See basic_cache.
+    [[nodiscard]] result<acquired<cache_core>> acquire(std::span<const token_id> tokens,
+                                                       const acquire_options& options) {
+        const std::uint32_t tenant = number_of(options.tenant);
+        while (true) {
+            const std::uint64_t ended = options.pending == pending_prefix::compute ? 0 : prompts_ended();
+            match known = find(tenant, tokens, true, options.load);
+            if (auto rows = reserve_prompt(known.sequence, tokens, options, ended)) {
+                if (!*rows)
+                    return rows->error();
+                return acquired<cache_core>(std::move(known.sequence), std::move(**rows), known.found);
+            }
+        }
     }
 
     /// An empty sequence.
-    [[nodiscard]] sequence open() { return cache_access::open(*this, 0); }
-
-    /// Returns a sequence that shares the matched pages, up to the first token to compute.
-    [[nodiscard]] sequence open(match_type found, const compute_range& plan) {
-        require(plan.first <= found.known_.state_for(*this).tokens.size(), "a plan begins inside its match");
-        found.known_.truncate(plan.first);
-        return std::move(found.known_);
-    }
-
-    /// Joins match, plan, open and reserve for a prompt: returns a sequence that shares the cached pages, with a lease
-    /// over the rows to compute. Errors: those of reserve, and pending; nothing has changed then.
-    [[nodiscard]] result<acquired<basic_cache>> acquire(std::span<const token_id> tokens,
-                                                        acquire_options options = {}) {
-        return acquired<basic_cache>::of(*this, tokens, options);
-    }
-
-    /// Reserves `rows` rows after the tokens of a sequence, and the memory to commit them. Evicts unreferenced pages if
-    /// no page is free. Errors: out_of_memory, with the pages needed and available; nothing has changed then.
-    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
+    [[nodiscard]] sequence open(std::uint32_t tenant) {
         const std::lock_guard guard(lock_);
-        return cache_access::reserve(*this, to, rows, options);
+        auto state = sequences_.fresh();
+        state->tenant = tenant;
+        sequences_.add(*state);
+        return {*this, std::move(state)};
     }
 
-    /// The number of leading tokens of a prompt that will be cached, in whole pages, once the leases are committed that
-    /// acquire has given out. Cost: O(sequences + such leases * tokens).
-    [[nodiscard]] std::size_t pending(std::span<const token_id> tokens) const {
-        return prompt_access::pending(*this, 0, tokens);
-    }
-
-    /// The pages that a reservation would take now. Cost: O(1).
-    [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options = {}) const {
+    /// See basic_cache.
+    std::size_t evict(std::uint32_t tenant, std::span<const token_id> tokens) {
         const std::lock_guard guard(lock_);
-        return sequences_.demand(to.state_for(*this), rows, options).pages;
+        return pages_.evict(pages_.find(tenant, tokens).pages);
+    }
+    std::size_t evict(std::span<const page_id> pages) {
+        const std::lock_guard guard(lock_);
+        for (const page_id page : pages)
+            require(index_of(page) < pages_.pool().pages(), "an evicted page is one of the cache's");
+        return pages_.evict(pages);
+    }
+    [[nodiscard]] bool clear(std::uint32_t tenant) {
+        const std::lock_guard guard(lock_);
+        return pages_.clear(tenant);
     }
 
-    /// Reserves rows for several sequences, for all or for none (see kvcache::reserve_all).
-    [[nodiscard]] result<std::vector<lease>> reserve_all(std::span<const reservation<basic_cache>> batch) {
-        return kvcache::reserve_all(*this, batch);
+    /// Expected seconds to compute `rows` rows from position `first` on, from the leases committed so far.
+    [[nodiscard]] double prefill_seconds(std::size_t first, std::size_t rows) const {
+        const std::lock_guard guard(lock_);
+        return pages_.seconds(first, rows);
     }
 
-    [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
-    /// The opened recompute policy.
-    [[nodiscard]] const auto& recompute() const noexcept { return recompute_; }
+    // Tenants.
+
+    /// See basic_cache.
+    [[nodiscard]] result<kvcache::tenant> open_tenant(const std::string& salt, std::size_t quota) {
+        const std::lock_guard guard(lock_);
+        require(tenants_.most() > 0, "a cache with tenants is opened for a number of them");
+        if (salt.empty())
+            return tenants_.use(1);
+        if (const auto known = tenants_.find(salt)) {
+            pages_.set_quota(known->number(), quota);
+            return *known;
+        }
+        if (!tenants_.full())
+            return tenants_.use(add_tenant(salt, quota));
+        const std::uint32_t number =
+            tenants_.replaceable([&](std::uint32_t each) { return pages_.tenants().usage(each).pages; });
+        if (number == 0 || !pages_.clear(number))
+            return tenants_.refuse();
+        const identity own = tenant_identity(salt);
+        const digest root = hash_.open(own).root();
+        std::string kept = salt;
+        tier_.set(number, own);
+        pages_.replace_tenant(number, root, quota);
+        tenants_.replace(number, std::move(kept));
+        return tenants_.use(number);
+    }
+    [[nodiscard]] tenant_usage usage(std::uint32_t tenant) const {
+        const std::lock_guard guard(lock_);
+        return pages_.tenants().usage(tenant);
+    }
+    /// The identity of what a tenant stores.
+    [[nodiscard]] identity id(std::uint32_t tenant) const {
+        const std::lock_guard guard(lock_);
+        return tenant == 0 ? identity_ : tenant_identity(tenants_.salt(tenant));
+    }
     [[nodiscard]] const identity& id() const noexcept { return identity_; }
-    [[nodiscard]] const codec_type& codec() const noexcept { return codec_; }
-    /// The opened tier policy, with its status, counters and flush.
-    [[nodiscard]] tier_type& tier() noexcept { return tier_.tier(); }
-    [[nodiscard]] const tier_type& tier() const noexcept { return tier_.tier(); }
-    /// Counters of tier lookups, loads and writes.
-    [[nodiscard]] kvcache::tier_stats tier_stats() const { return tier_.stats(); }
-    [[nodiscard]] const storage_type& storage() const noexcept { return pages_.pool().storage(); }
-    [[nodiscard]] const auto& observer() const noexcept { return pages_.observer(); }
 
-    /// Calls `ask` with the observer while the cache is locked, so that no event arrives meanwhile.
-    template <class Ask>
-    void ask_observer(Ask&& ask) const {
-        const std::lock_guard guard(lock_);
-        ask(pages_.observer());
+    // Sequences and leases.
+
+    void release(std::unique_ptr<sequence_state> state) noexcept {
+        const ending guard(*this);
+        sequences_.remove(std::move(state));
     }
+
+    [[nodiscard]] sequence fork(const sequence_state& from, std::size_t tokens) {
+        const std::lock_guard guard(lock_);
+        require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
+        auto made = sequences_.fresh();
+        made->share(from, sequences_.residual().kept(from.table, tokens), shape_.tokens);
+        sequences_.add(*made);
+        return {*this, std::move(made)};
+    }
+
+    void set_cacheable_limit(sequence_state& state, std::size_t tokens) {
+        const std::lock_guard guard(lock_);
+        state.cacheable = tokens;
+    }
+
+    void truncate(sequence_state& state, std::size_t tokens) {
+        const std::lock_guard guard(lock_);
+        require(tokens <= state.tokens.size() && !state.lease.open,
+                "a truncation lies inside a sequence without a lease");
+        sequences_.truncate(state, sequences_.residual().kept(state.table, tokens));
+    }
+
+    [[nodiscard]] result<sequence> erase_range(const sequence_state& from, std::size_t first, std::size_t count) {
+        const std::lock_guard guard(lock_);
+        require(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
+                "an erased range lies inside a sequence without a lease");
+        auto kept = sequences_.fresh();
+        kept->share(from, first, shape_.tokens);
+        const auto after = kept->leave_out(from, first, count);
+        sequences_.add(*kept);
+        const bool fits = after.size() <= pages_.available(from.tenant);
+        if (!fits || !sequences_.copy_rows(*kept, codec_, after)) {
+            sequences_.remove(std::move(kept));
+            const std::size_t rows = from.tokens.size() - first - count, bytes = codec_.page_bytes();
+            return fits ? sequences_.refuse_storage(from, rows, after.size(), bytes)
+                        : sequences_.refuse(from, rows, after.size(), bytes);
+        }
+        return sequence(*this, std::move(kept));
+    }
+
+    /// Reserves rows. Errors, exceptions: those of the cache's reserve.
+    [[nodiscard]] result<lease> reserve(sequence_state& state, std::size_t rows, reserve_options options) {
+        const std::lock_guard guard(lock_);
+        return reserve_locked(state, rows, options);
+    }
+
+    void commit(sequence_state& state, std::span<const token_id> tokens) {
+        {
+            const ending guard(*this);
+            sequences_.commit(state, tokens);
+            pages_.emit({event_kind::stored, tokens.size(), 0, 0});
+        }
+        tier_.store(*this, state);
+    }
+    /// The same for rows that were not computed here; the tier gets none of them.
+    void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
+        const ending guard(*this);
+        sequences_.commit_unmeasured(state, tokens);
+        pages_.emit({event_kind::stored, tokens.size(), 0, 0});
+    }
+    void rollback(sequence_state& state) noexcept {
+        const ending guard(*this);
+        sequences_.undo(state);
+    }
+
+    // The whole cache.
 
     [[nodiscard]] cache_stats stats() const {
         const std::lock_guard guard(lock_);
         const auto& pool = pages_.pool();
-        const std::size_t free = pool.free().size(), idle = pages_.idle();
+        const std::size_t free = pool.free().size(), evictable = pages_.evictable();
         return {pool.pages(),
                 free,
-                pool.pages() - free - idle,
-                idle,
+                pool.pages() - free - evictable,
+                evictable,
                 codec_.page_bytes(),
                 sequences_.size(),
                 pages_.residual().alive(),
                 pages_.residual().bytes()};
     }
-
-    /// One paragraph for people: shape, codec, usage, identity.
-    [[nodiscard]] std::string describe() const {
-        return detail::joined({"kvcache: ", describe_pages(shape_, codec_.name(), stats()), "; identity ",
-                               to_string(digest_of(identity_))});
-    }
-
-    /// Checks all invariants: each page is free, referenced or evictable; reference counts match the sequences; the
-    /// index and the sequences agree about tokens. Errors: malformed, with the page. Cost: O(pages + tokens). For
-    /// tests.
     [[nodiscard]] result<void> check() const {
         const std::lock_guard guard(lock_);
         return sequences_.check();
     }
-
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const requires host_storage_state<storage_type> {
-        return pages_.pool().bytes(page);
-    }
-
     /// Full-precision rows attached to a page that a sequence references; empty if there are none.
     [[nodiscard]] std::span<const std::byte> residual_bytes(page_id page) const {
         const std::lock_guard guard(lock_);
         const codec::residual_page* rows = pages_.residual().of(page);
         return rows != nullptr ? rows->bytes() : std::span<const std::byte>();
     }
+    /// The pages that a reservation would take now. Cost: O(1).
+    [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options) const {
+        const std::lock_guard guard(lock_);
+        return sequences_.demand(to.state_in(*this), rows, options).pages;
+    }
 
 private:
-    friend class cache_access;
-    friend class prompt_access;
-    friend class tenant_access;
+    // Holds the lock. At its end it wakes the threads that wait for the lease of a prompt, if one has ended meanwhile.
+    class ending {
+    public:
+        explicit ending(cache_core& core) : core_(core), guard_(core.lock_), before_(core.sequences_.prompts_ended()) {}
+        ending(ending&&) = delete;
+        ending& operator=(ending&&) = delete;
+        ~ending() {
+            if constexpr (waiting_state<locking_type>)
+                if (core_.sequences_.prompts_ended() != before_)
+                    core_.lock_.notify();
+        }
+
+    private:
+        cache_core& core_;
+        std::lock_guard<locking_type> guard_;
+        std::uint64_t before_;
+    };
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         require(shape.valid(), "a page shape has no extent that is zero or too large, and tokens is a multiple of 16");
         return shape;
     }
-
     [[nodiscard]] static identity checked(identity id) {
         require(!has_tier || id != identity{}, "a cache with a tier has an identity");
         return id;
     }
-
-    // What stays exact, where the codec codes whole pages.
-    [[nodiscard]] std::optional<residual_window> quantized() const {
-        if constexpr (page_writer<codec_type>)
-            return codec_.exact();
-        else
-            return std::nullopt;
-    }
-
     [[nodiscard]] static std::size_t pages_in(cache_limits limit, const codec_type& codec) {
         const std::size_t pages = limit.pages_of(codec.page_bytes());
         require(pages > 0, "a cache's limit is at least one page");
         return pages;
     }
+    // The rows that stay in full precision, where the codec encodes whole pages.
+    [[nodiscard]] static std::optional<residual_window> residual_window_of([[maybe_unused]] const codec_type& codec) {
+        if constexpr (page_writer<codec_type>)
+            return codec.exact();
+        else
+            return std::nullopt;
+    }
 
-    [[nodiscard]] static basic_cache& unused(basic_cache& cache) {
-        require(cache.sequences_.size() == 0, "a cache is moved before it has sequences, matches and leases");
-        return cache;
+    [[nodiscard]] static lookup_result described(const index_match& found, std::size_t prompt) {
+        return {.prompt_tokens = prompt,
+                .cached_tokens = found.tokens,
+                .common_prefix = found.tokens,
+                .end = found.end,
+                .differing_token = found.stored};
+    }
+
+    // Leaves to a matched sequence the tokens that are not computed again.
+    void truncate_to_plan(sequence_state& state, std::size_t prompt) {
+        const std::size_t first = recompute_.first_computed(state.tokens.size(), prompt);
+        require(first <= state.tokens.size(), "a plan begins inside its match");
+        sequences_.truncate(state, sequences_.residual().kept(state.table, first));
+    }
+
+    [[nodiscard]] std::uint64_t prompts_ended() const {
+        const std::lock_guard guard(lock_);
+        return sequences_.prompts_ended();
+    }
+
+    [[nodiscard]] result<lease> reserve_locked(sequence_state& state, std::size_t rows, reserve_options options) {
+        require(!state.lease.open, "a sequence has one lease at a time");
+        if (auto reserved = sequences_.reserve(state, codec_, rows, options); !reserved)
+            return reserved.error();
+        return lease(*this, state);
+    }
+
+    // Reserves the rows of a prompt after those that a sequence has, and notes what they are. Returns nullopt if the
+    // prompt has to be matched again, because a lease of a prompt has ended since there were `ended`, or this has
+    // waited for one. Errors: as reserve; pending.
+    [[nodiscard]] std::optional<result<lease>> reserve_prompt(sequence& to, std::span<const token_id> tokens,
+                                                              const acquire_options& options, std::uint64_t ended) {
+        const std::lock_guard guard(lock_);
+        sequence_state& state = to.state_in(*this);
+        const std::size_t known = state.tokens.size();
+        if (options.pending != pending_prefix::compute) {
+            if (sequences_.prompts_ended() != ended)
+                return std::nullopt;
+            // The last token is computed in any case.
+            const auto shared = tokens.first(tokens.empty() ? 0 : tokens.size() - 1);
+            if (const std::size_t soon = sequences_.pending(state.tenant, shared); soon > known) {
+                if constexpr (waiting_state<locking_type>)
+                    if (options.pending == pending_prefix::wait) {
+                        lock_.wait();
+                        return std::nullopt;
+                    }
+                return error{
+                    error_code::pending, "tokens",
+                    detail::joined({std::to_string(soon), " of ", std::to_string(tokens.size()),
+                                    " tokens are being computed, and ", std::to_string(known), " are cached"})};
+            }
+        }
+        const auto rest = tokens.subspan(known);
+        state.lease.prompt.reserve(rest.size());
+        auto made = reserve_locked(state, rest.size(), {options.max_batch_tokens});
+        if (made)
+            state.lease.prompt.assign(rest.begin(), rest.end());
+        return made;
+    }
+
+    [[nodiscard]] identity tenant_identity(const std::string& salt) const {
+        identity own = identity_;
+        own.tenant = salt;
+        return own;
+    }
+    // Adds a tenant and returns its number. Requires: there are fewer than the maximum. Throws: bad_alloc; the tenant
+    // is then not added.
+    std::uint32_t add_tenant(const std::string& salt, std::size_t quota) {
+        const identity own = tenant_identity(salt);
+        tenant_registry::account account{.salt = salt};
+        tenants_.reserve();
+        tier_.set(tenants_.size() + 1, own);
+        pages_.add_tenant(hash_.open(own).root(), quota);
+        return tenants_.add(std::move(account));
     }
 
     page_shape shape_;
     codec_type codec_;
     identity identity_;
-    std::vector<std::string> salts_; // by tenant, from 1
     page_manager_type pages_;
     hash_policy_type hash_;
     sequence_manager<page_manager_type> sequences_;
     recompute_type recompute_;
     tier_client<tier_type> tier_;
+    tenant_registry tenants_;
     mutable locking_type lock_;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
-// ---- kvcache/cache/cache_policies.hpp -----------------------------------------------------------------------------
+// ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// One policy for each role of a cache, in this order. basic_cache requires that each has its role.
-template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
-          class Observer, class Locking>
-struct cache_policies {
-    Codec codec = {};
-    Storage storage = {};
-    Hash hash = {};
-    Index index = {};
-    Eviction eviction = {};
-    Recompute recompute = {};
-    Tier tier = {};
-    Observer observer = {};
-    Locking locking = {};
+/// A paged KV cache with prefix sharing and copy-on-write; the codec decides how a page stores keys and values.
+/// Requires: it outlives its sequences and leases, which stay valid when it is moved. One thread at a time uses it with
+/// all of them; with locking::mutex any number, each object under its own rule (docs/threads_and_lifetimes.md).
+/// Functions on a prompt take the tenant whose prompt it is, in a cache with tenants. `Policies`: a cache_policies.
+template <class Policies>
+class basic_cache {
+public:
+    using core_type = cache_core<Policies>;
+    using codec_type = typename core_type::codec_type;
+    using storage_type = typename core_type::storage_type;
+    using locking_type = typename core_type::locking_type;
+    using tier_type = typename core_type::tier_type;
+    using sequence = basic_sequence<core_type>;
+    using lease = basic_lease<core_type>;
+    using acquired = kvcache::acquired<core_type>;
+
+    /// Whether evicted pages can be reloaded from a tier.
+    static constexpr bool has_tier = core_type::has_tier;
+    /// Whether the codec writes single rows, not whole pages.
+    static constexpr bool writes_rows = core_type::writes_rows;
+
+    /// Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an identity.
+    basic_cache(cache_config config, Policies policies)
+        : core_(std::make_unique<core_type>(std::move(config), std::move(policies))) {}
+    basic_cache(basic_cache&&) noexcept = default;
+    basic_cache& operator=(basic_cache&&) noexcept = default;
+    ~basic_cache() = default;
+
+    /// Returns a sequence that shares the cached prefix of a prompt, with a lease over the rows to compute: those that
+    /// are not cached, and those that the recompute policy computes again (the last one at least). Full pages that only
+    /// the tier has are loaded, verified and published first. Evicts unreferenced pages if no page is free.
+    /// Errors: those of reserve, and pending; nothing has changed then. Cost: O(tokens), plus the tier's reads.
+    [[nodiscard]] result<acquired> acquire(std::span<const token_id> prompt, const acquire_options& options = {}) {
+        return core().acquire(prompt, options);
+    }
+
+    /// An empty sequence.
+    [[nodiscard]] sequence open(const tenant& of = {}) { return core().open(core().number_of(of)); }
+    /// Returns a sequence that shares the cached prefix of a prompt, up to the first token to compute, as acquire does,
+    /// without a lease. Cost: as acquire.
+    [[nodiscard]] sequence open(std::span<const token_id> prompt, const tenant& of = {}) {
+        return core().find(core().number_of(of), prompt, true).sequence;
+    }
+
+    /// Reserves `rows` rows after the tokens of a sequence, and the memory to commit them. Evicts unreferenced pages if
+    /// no page is free. Errors: out_of_memory, with the pages needed and available, and the field "quota" where the
+    /// tenant has its share, "pages" where the cache is full; nothing has changed then.
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
+        return core().reserve(to.state_in(core()), rows, options);
+    }
+    /// Reserves rows for several sequences, for all or for none. The leases are in the order of the batch. Requires:
+    /// the sequences are different ones. Errors: those of reserve, with the index in the batch; no sequence has changed
+    /// then, but unreferenced pages may have been evicted. Throws: bad_alloc, likewise.
+    [[nodiscard]] result<std::vector<lease>> reserve(std::span<const reservation<basic_cache>> batch) {
+        std::vector<lease> made;
+        made.reserve(batch.size());
+        for (const reservation<basic_cache>& one : batch) {
+            require(one.to != nullptr, "a reservation names its sequence");
+            auto rows = reserve(*one.to, one.rows, one.options);
+            if (!rows) {
+                error why = rows.error();
+                why.message = detail::joined({"request ", std::to_string(made.size()), " of ",
+                                              std::to_string(batch.size()), " of the batch: ", why.message});
+                return why;
+            }
+            made.push_back(std::move(*rows));
+        }
+        return made;
+    }
+
+    /// What memory holds of a prompt, and what leases compute of it. Pins nothing, reads no tier, and is no use to the
+    /// eviction policy. Cost: O(tokens + sequences).
+    [[nodiscard]] lookup_result lookup(std::span<const token_id> prompt, const tenant& of = {}) const {
+        return core().lookup(core().number_of(of), prompt);
+    }
+    /// Whether every token of a prompt is cached in memory. Cost: as lookup.
+    [[nodiscard]] bool contains(std::span<const token_id> prompt, const tenant& of = {}) const {
+        return lookup(prompt, of).cached_tokens == prompt.size();
+    }
+
+    /// Loads the pages of a prompt that only the tier has, for a later acquire. They stay unpinned. Returns the number
+    /// of tokens loaded. Cost: as acquire.
+    std::size_t prefetch(std::span<const token_id> prompt, const tenant& of = {}) {
+        return core().tier().prefetch(core(), core().number_of(of), prompt);
+    }
+
+    /// Evicts the pages of a prompt from memory, last first, up to a page that a sequence uses or that a longer cached
+    /// prompt continues. A tier keeps its records. Returns the number of pages. Cost: O(tokens).
+    std::size_t evict(std::span<const token_id> prompt, const tenant& of = {}) {
+        return core().evict(core().number_of(of), prompt);
+    }
+    /// Evicts these pages, last first, where no sequence uses them and no cached page continues them. Returns their
+    /// number.
+    std::size_t evict(std::span<const page_id> pages) { return core().evict(pages); }
+    /// Evicts all pages of a tenant that no sequence uses; in a cache without tenants, all such pages. Returns whether
+    /// no page is left. Cost: O(pages of the tenant * pages).
+    bool clear(const tenant& of = {}) { return core().clear(core().number_of(of)); }
+
+    /// Opens the tenant of this salt, with a quota of `quota` pages; an existing tenant gets the new quota. If there
+    /// are as many tenants as the configuration allows, it takes the place of one of which no copy is left, the one
+    /// with the fewest pages, whose pages are evicted. Errors: out_of_range, if all have copies. Cost: O(tenants), and
+    /// for a replaced tenant O(its pages * all pages).
+    [[nodiscard]] result<tenant> open_tenant(const tenant_salt& salt, std::size_t quota) {
+        return core().open_tenant(salt.bytes(), quota);
+    }
+    /// The tenant of what belongs to no other: all who use it share what is stored.
+    [[nodiscard]] tenant open_tenant() { return *core().open_tenant({}, 0); }
+
+    [[nodiscard]] const page_shape& shape() const { return core().shape(); }
+    /// The identity of the cache; of what a tenant stores, for a tenant.
+    [[nodiscard]] const identity& id() const { return core().id(); }
+    [[nodiscard]] identity id(const tenant& of) const { return core().id(of.number()); }
+    [[nodiscard]] const codec_type& codec() const { return core().codec(); }
+    [[nodiscard]] const storage_type& storage() const { return core().storage(); }
+    /// The opened tier policy, with its status, counters and flush.
+    [[nodiscard]] tier_type& tier() { return core().tier().tier(); }
+    [[nodiscard]] const tier_type& tier() const { return core().tier().tier(); }
+
+    /// The occupancy of the cache. In a cache with tenants it is for the operator only: it reveals the activity of all.
+    [[nodiscard]] cache_stats stats() const { return core().stats(); }
+    /// The pages of a tenant.
+    [[nodiscard]] tenant_usage stats(const tenant& of) const { return core().usage(core().number_of(of)); }
+
+    /// Calls `f` with the observer while the cache is locked, so that no event arrives meanwhile. Returns its result.
+    template <class F>
+    auto with_observer(F&& f) const {
+        const std::lock_guard guard(core().lock());
+        return f(std::as_const(core().pages()).observer());
+    }
+
+    /// Checks all invariants: each page is free, referenced or evictable; reference counts match the sequences; the
+    /// index and the sequences agree about tokens. Errors: malformed, with the page. Cost: O(pages + tokens). For
+    /// tests.
+    [[nodiscard]] result<void> check() const { return core().check(); }
+
+    /// The shared state, which sequences and leases point to. For the library's own code.
+    [[nodiscard]] core_type& core() const {
+        require(core_ != nullptr, "a cache that was moved from is only destroyed");
+        return *core_;
+    }
+
+private:
+    std::unique_ptr<core_type> core_;
 };
 
-} // namespace kvcache
-
-// ---- kvcache/cache/try_open.hpp -----------------------------------------------------------------------------------
-
-#include <unistd.h>
-
-namespace kvcache::inline KVCACHE_ABI::detail {
-
-/// Checks what a cache is opened for. Errors: those of open_cache, except a failed allocation.
+/// Counters of a cache's use of its tier.
 template <class Cache>
-[[nodiscard]] result<void> check_config(const cache_config& config, std::size_t page_bytes) {
-    if (Cache::has_tier && config.id == identity{})
-        return error{error_code::mismatched, "identity", "a cache with a tier has an identity"};
-    const std::size_t pages = config.limit.pages_of(page_bytes);
-    if (pages == 0)
-        return error{error_code::out_of_range, "limit",
-                     joined({"a limit of ", std::to_string(config.limit.bytes),
-                             " bytes is less than one page, which has ", std::to_string(page_bytes)})};
-    constexpr std::size_t records_bytes = 256; // what the cache remembers of a page
-    const auto machine =
-        static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    if (pages > machine / records_bytes)
-        return error{error_code::out_of_memory, "limit",
-                     joined({"the records of ", std::to_string(pages), " pages do not fit into the machine's ",
-                             std::to_string(machine), " bytes"})};
-    return {};
+[[nodiscard]] tier_stats tier_stats_of(const Cache& cache) {
+    return cache.core().tier().stats();
 }
 
-/// Opens a cache if its configuration is right. `open` returns the cache. Errors: those of open_cache.
-template <class Cache, class Codec, class Open>
-[[nodiscard]] result<Cache> try_open(const cache_config& config, const Codec& codec, Open&& open) {
-    if (!config.shape.valid())
-        return error{error_code::out_of_range, "shape",
-                     "a page shape has no extent that is zero or too large, and tokens is a multiple of 16"};
-    if (const auto right = check_config<Cache>(config, codec.open(config.shape).page_bytes()); !right)
-        return right.error();
-    std::optional<result<Cache>> made;
-    if (!completes<std::bad_alloc>([&] { made.emplace(open()); }))
-        return error{error_code::out_of_memory, "limit", "there is no memory for the records of the cache's pages"};
-    return std::move(*made);
+/// One paragraph for people: shape, codec, usage, identity.
+template <class Cache>
+[[nodiscard]] std::string describe(const Cache& cache) {
+    return detail::joined({"kvcache: ", describe_pages(cache.shape(), cache.codec().name(), cache.stats()),
+                           "; identity ", to_string(digest_of(cache.id()))});
 }
 
-} // namespace kvcache::detail
+}} // namespace kvcache
 
 // ---- kvcache/codec/external.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// For pages in the host's own memory, which the cache never reads: it says how large one is and how the host lays it
 /// out. Standard with storage::external.
@@ -5450,7 +5437,7 @@ struct external {
 
 static_assert(codec_policy<external>);
 
-} // namespace kvcache::codec
+}}} // namespace kvcache::codec
 
 // ---- kvcache/core/inline.hpp --------------------------------------------------------------------------------------
 
@@ -5475,7 +5462,7 @@ static_assert(codec_policy<external>);
 
 // ---- kvcache/core/prefetch.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The address of element `offset` of `base`. For prefetches only: unlike a pointer, it may lie outside any array.
 template <class T>
@@ -5508,11 +5495,339 @@ KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
 #endif
 }
 
-} // namespace kvcache
+}} // namespace kvcache
 
-// ---- kvcache/eviction/age_histogram.hpp ---------------------------------------------------------------------------
+// ---- kvcache/eviction/slot_lists.hpp ------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
+
+/// The record of an evicted entry.
+struct ghost {
+    std::size_t bytes = 0;  ///< Size of the entry, rounded up to the list's grain.
+    std::uint32_t mark = 0; ///< A value set by the policy.
+};
+
+/// Keys of evicted entries; the oldest is forgotten first. A ring of nodes in order of eviction, chained by hash. A key
+/// is identified by 31 bits of its hash, apart from the bits that choose its chain, so about one lookup in 10^9
+/// mistakes a new key for a ghost. Holes left by `take` are closed when the ring is full.
+///
+///     push -> [ newest . . hole . oldest ] -> forgotten        chains_[hash] -> node -> node
+///
+/// Cost: O(1) amortized. At most 16 bytes a ghost, 21 with marks in addition to bytes, all allocated at construction.
+class ghost_list {
+public:
+    enum class marks { none, kept, instead_of_bytes };
+
+    /// Capacity for `most` ghosts of `most_bytes` in total. Sizes are exact if `most_bytes` is below 4 GiB, and rounded
+    /// up to a coarser grain otherwise.
+    ghost_list(std::size_t most, std::size_t most_bytes, marks kind = marks::none)
+        : nodes_(most == 0 ? 0 : most + most / 8 + 1),
+          marks_(kind == marks::kept ? nodes_.size() : 0),
+          marks_only_(kind == marks::instead_of_bytes),
+          chains_(most / 2 + most / 16 + 1),
+          most_(most),
+          grain_(std::bit_width(most_bytes) > 32 ? static_cast<int>(std::bit_width(most_bytes)) - 32 : 0) {
+        for (std::uint32_t chain = 0; chain < chains_.size(); ++chain)
+            chains_[chain] = last | chain;
+    }
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_ << grain_; }
+
+    /// Adds a key. A full list forgets its oldest key. A key that is already in the list stays there too; `take` then
+    /// returns the newer of the two first.
+    void push(std::uint64_t key, ghost what) noexcept {
+        if (most_ == 0)
+            return;
+        if (size_ == most_)
+            pop();
+        if (used_ == nodes_.size())
+            close_holes();
+        const std::uint32_t at = (first_ + used_++) % capacity();
+        const std::uint64_t hash = mix64(key);
+        std::uint32_t& chain = chain_of(hash);
+        nodes_[at] = {print(hash), marks_only_ ? what.mark : units(what.bytes), chain};
+        if (!marks_.empty())
+            marks_[at] = what.mark;
+        chain = at;
+        bytes_ += marks_only_ ? 0 : nodes_[at].units;
+        ++size_;
+    }
+
+    /// Prefetches the chain in which a key is looked up.
+    KVCACHE_INLINE void prefetch(std::uint64_t key) const noexcept {
+        kvcache::prefetch(chains_.data(), chain_at(mix64(key)));
+    }
+
+    /// Returns whether the key is in the list.
+    [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
+        const std::uint64_t hash = mix64(key);
+        for (std::uint32_t at = chains_[chain_at(hash)]; (at & last) == 0; at = nodes_[at].next)
+            if (nodes_[at].print == print(hash))
+                return true;
+        return false;
+    }
+
+    /// Removes a key.
+    std::optional<ghost> take(std::uint64_t key) noexcept {
+        const std::uint64_t hash = mix64(key);
+        for (std::uint32_t* link = &chain_of(hash); (*link & last) == 0; link = &nodes_[*link].next) {
+            const std::uint32_t at = *link;
+            if (nodes_[at].print != print(hash))
+                continue;
+            *link = nodes_[at].next;
+            return remove(at);
+        }
+        return std::nullopt;
+    }
+
+    /// The oldest ghost.
+    /// Requires: the list is not empty.
+    [[nodiscard]] ghost oldest() noexcept {
+        trim();
+        return at(first_);
+    }
+
+    /// Removes the oldest ghost.
+    /// Requires: the list is not empty.
+    ghost pop() noexcept {
+        trim();
+        prefetch_oldest();
+        link_to(first_) = nodes_[first_].next;
+        return remove(first_);
+    }
+
+private:
+    static constexpr std::uint32_t last = 0x80000000u; // ends a chain; the low bits are its number
+    static constexpr std::uint32_t hole = 0;           // no print is zero
+    struct node {
+        std::uint32_t print = hole;
+        std::uint32_t units = 0;   // bytes, in grains; or the mark
+        std::uint32_t next = last; // in its chain
+    };
+
+    [[nodiscard]] static std::uint32_t print(std::uint64_t hash) noexcept {
+        return static_cast<std::uint32_t>(hash >> 32) | 1u;
+    }
+
+    [[nodiscard]] std::uint32_t capacity() const noexcept { return static_cast<std::uint32_t>(nodes_.size()); }
+    [[nodiscard]] std::uint32_t units(std::size_t bytes) const noexcept {
+        return static_cast<std::uint32_t>((bytes + (std::size_t{1} << grain_) - 1) >> grain_);
+    }
+    [[nodiscard]] ghost at(std::uint32_t index) const noexcept {
+        if (marks_only_)
+            return {.mark = nodes_[index].units};
+        return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index]};
+    }
+
+    // Skips the holes before the oldest ghost.
+    void trim() noexcept {
+        for (; used_ > 0 && nodes_[first_].print == hole; --used_)
+            first_ = (first_ + 1) % capacity();
+    }
+
+    // Uses the low half of the hash: the high half is the print.
+    [[nodiscard]] std::size_t chain_at(std::uint64_t hash) const noexcept {
+        return static_cast<std::size_t>(((hash & 0xffffffffu) * chains_.size()) >> 32);
+    }
+    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[chain_at(hash)]; }
+
+    // Prefetches what `pop` will read for ghosts 8 and 16 places ahead: a chain's next node or head.
+    KVCACHE_INLINE void prefetch_oldest() const noexcept {
+        if (used_ <= 16)
+            return;
+        const std::uint32_t far = nodes_[(first_ + 16) % capacity()].next,
+                            near = nodes_[(first_ + 8) % capacity()].next;
+        if ((far & last) == 0)
+            kvcache::prefetch(nodes_.data(), far);
+        else
+            kvcache::prefetch(chains_.data(), far & ~last);
+        if ((near & last) != 0 && (chains_[near & ~last] & last) == 0)
+            kvcache::prefetch(nodes_.data(), chains_[near & ~last]);
+    }
+
+    // The link that points to a node. The end of a chain holds the chain's number, which gives its head.
+    [[nodiscard]] std::uint32_t& link_to(std::uint32_t index) noexcept {
+        std::uint32_t end = nodes_[index].next;
+        while ((end & last) == 0)
+            end = nodes_[end].next;
+        std::uint32_t* link = &chains_[end & ~last];
+        while (*link != index)
+            link = &nodes_[*link].next;
+        return *link;
+    }
+
+    ghost remove(std::uint32_t index) noexcept {
+        const ghost removed = at(index);
+        bytes_ -= marks_only_ ? 0 : nodes_[index].units;
+        nodes_[index] = {};
+        --size_;
+        return removed;
+    }
+
+    void close_holes() noexcept {
+        std::uint32_t kept = 0;
+        for (std::uint32_t n = 0; n < used_; ++n) {
+            const std::uint32_t from = (first_ + n) % capacity(), to = (first_ + kept) % capacity();
+            if (nodes_[from].print == hole)
+                continue;
+            if (from != to) {
+                link_to(from) = to;
+                nodes_[to] = nodes_[from];
+                nodes_[from] = {};
+                if (!marks_.empty())
+                    marks_[to] = marks_[from];
+            }
+            ++kept;
+        }
+        used_ = kept;
+    }
+
+    std::vector<node> nodes_;          // a ring of `used_` from `first_` on
+    std::vector<std::uint32_t> marks_; // parallel to nodes_
+    bool marks_only_;
+    std::vector<std::uint32_t> chains_; // by hash
+    std::size_t most_;
+    std::size_t size_ = 0;
+    std::uint32_t used_ = 0;
+    std::size_t bytes_ = 0; // in grains
+    std::uint32_t first_ = 0;
+    int grain_;
+};
+
+/// Doubly linked lists of slots, each slot in at most one: rings of 32-bit links through a sentinel for each list.
+///
+///     front: newest <-> ... <-> oldest :back        newer() leads to the front
+///
+/// Cost: O(1) each. 8 bytes a slot, and 8 a list.
+class slot_lists {
+public:
+    slot_lists(std::size_t slots, std::size_t queues)
+        : links_(slots + queues), slots_(static_cast<std::uint32_t>(slots)) {
+        for (std::size_t q = slots; q < links_.size(); ++q)
+            links_[q] = {static_cast<std::uint32_t>(q), static_cast<std::uint32_t>(q)};
+    }
+
+    [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
+
+    /// Returns whether the slot is in a list.
+    [[nodiscard]] bool contains(slot_id slot) const noexcept { return links_[index_of(slot)].newer != nowhere; }
+    [[nodiscard]] bool empty(std::uint32_t queue) const noexcept {
+        return links_[slots_ + queue].newer == slots_ + queue;
+    }
+
+    /// The ends of a list.
+    /// Requires: it is not empty.
+    [[nodiscard]] slot_id front(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].older}; }
+    [[nodiscard]] slot_id back(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].newer}; }
+
+    /// The neighbor toward the front, and toward the back. Past either end `ends` is true of the result.
+    [[nodiscard]] slot_id newer(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].newer}; }
+    [[nodiscard]] slot_id older(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].older}; }
+    [[nodiscard]] bool ends(slot_id slot) const noexcept { return index_of(slot) >= slots_; }
+
+    /// Prefetches a slot's links, and those of its neighbors.
+    KVCACHE_INLINE void prefetch(slot_id slot) const noexcept {
+        kvcache::prefetch_to_write(links_.data(), index_of(slot));
+    }
+    KVCACHE_INLINE void prefetch_neighbours(slot_id slot) const noexcept {
+        const auto [newer, older] = links_[index_of(slot)];
+        kvcache::prefetch_to_write(links_.data(), newer);
+        kvcache::prefetch_to_write(links_.data(), older);
+    }
+
+    /// Requires: the slot is in no list.
+    void push_front(slot_id slot, std::uint32_t queue) noexcept {
+        const std::uint32_t end = slots_ + queue, second = links_[end].older, at = index_of(slot);
+        links_[at] = {end, second};
+        links_[second].newer = at;
+        links_[end].older = at;
+    }
+
+    /// Requires: the slot is in a list.
+    void remove(slot_id slot) noexcept {
+        link& here = links_[index_of(slot)];
+        links_[here.newer].older = here.older;
+        links_[here.older].newer = here.newer;
+        here = {};
+    }
+
+    void move_to_front(slot_id slot, std::uint32_t queue) noexcept {
+        remove(slot);
+        push_front(slot, queue);
+    }
+
+    /// The oldest evictable slot of a list. Slots before it move to the front: a slot that is not evictable is in use.
+    /// Cost: amortized O(1), while a fixed fraction of the slots is evictable.
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, IsEvictable&& is_evictable) {
+        return oldest(queue, is_evictable, slots_);
+    }
+
+    /// The same among the oldest `most` slots. A later search continues where this one ended.
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, IsEvictable&& is_evictable, std::size_t most) {
+        if (empty(queue))
+            return std::nullopt;
+        const slot_id last = front(queue);
+        for (bool all = false; !all && most > 0; --most) {
+            const slot_id slot = back(queue);
+            if (is_evictable(slot))
+                return slot;
+            all = slot == last;
+            move_to_front(slot, queue);
+        }
+        return std::nullopt;
+    }
+
+private:
+    static constexpr std::uint32_t nowhere = 0xffffffffu;
+    struct link { // a sentinel's `older` is the front, its `newer` the back
+        std::uint32_t newer = nowhere;
+        std::uint32_t older = nowhere;
+    };
+
+    std::vector<link> links_; // the slots, then the sentinels
+    std::uint32_t slots_;
+};
+
+/// A buffer of the last few touches, for a policy that moves touched entries. Each touch waits while its memory is
+/// prefetched, and touches are applied in order. Before any other operation the policy applies the remaining ones.
+///
+///     touch -> [ fetch: its own links .  .  reach: its neighbors' .  .  apply ]
+///
+/// Cost: O(1) each. 64 bytes.
+class touch_buffer {
+public:
+    /// Adds a touch. `fetch(slot)` prefetches a slot's own memory, `reach(slot)` reads it and prefetches the memory it
+    /// refers to. `apply(slot)` applies the oldest touch once the ring is full.
+    template <class Fetch, class Reach, class Apply>
+    void add(slot_id slot, Fetch&& fetch, Reach&& reach, Apply&& apply) {
+        if (end_ - begin_ == ring_.size())
+            apply(ring_[begin_++ % ring_.size()]);
+        fetch(slot);
+        ring_[end_++ % ring_.size()] = slot;
+        if (end_ - begin_ > ring_.size() / 2)
+            reach(ring_[(end_ - 1 - ring_.size() / 2) % ring_.size()]);
+    }
+
+    /// Applies all waiting touches.
+    template <class Apply>
+    void apply_all(Apply&& apply) {
+        while (begin_ != end_)
+            apply(ring_[begin_++ % ring_.size()]);
+    }
+
+private:
+    std::array<slot_id, 16> ring_ = {};
+    std::uint32_t begin_ = 0, end_ = 0; // number of touches applied, and added
+};
+
+}}} // namespace kvcache::eviction
+
+// ---- kvcache/eviction/learned_reuse.hpp ---------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Reuse ages by class of entries, and the value of keeping an entry of a given age: the expected hits per unit of
 /// space and time over the best horizon (Gittins 1979; hit density, Beckmann, Chen and Cidon 2018). Ages are counted in
@@ -5590,366 +5905,6 @@ private:
     std::array<std::array<double, bins>, Classes> index_{};
 };
 
-} // namespace kvcache::eviction
-
-// ---- kvcache/core/mix64.hpp ---------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A bijective 64-bit mixer: murmur3's finalizer (Appleby). Every input bit affects every output bit, so tables can use
-/// keys that are not hashes.
-[[nodiscard]] constexpr std::uint64_t mix64(std::uint64_t x) noexcept {
-    x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdull;
-    x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ull;
-    return x ^ (x >> 33);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/ghost_list.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::eviction {
-
-/// The record of an evicted entry.
-struct ghost {
-    std::size_t bytes = 0;  ///< Size of the entry, rounded up to the list's grain.
-    std::uint32_t mark = 0; ///< A value set by the policy.
-};
-
-/// Keys of evicted entries; the oldest is forgotten first. A ring of nodes in order of eviction, chained by hash. A key
-/// is identified by 31 bits of its hash, apart from the bits that choose its chain, so about one lookup in 10^9
-/// mistakes a new key for a ghost. Holes left by `take` are closed when the ring is full.
-///
-///     push -> [ newest . . hole . oldest ] -> forgotten        chains_[hash] -> node -> node
-///
-/// Cost: O(1) amortized. At most 16 bytes a ghost, 21 with marks in addition to bytes, all allocated at construction.
-class ghost_list {
-public:
-    enum class marks { none, kept, instead_of_bytes };
-
-    /// Capacity for `most` ghosts of `most_bytes` in total. Sizes are exact if `most_bytes` is below 4 GiB, and rounded
-    /// up to a coarser grain otherwise.
-    ghost_list(std::size_t most, std::size_t most_bytes, marks kind = marks::none)
-        : nodes_(most == 0 ? 0 : most + most / 8 + 1),
-          marks_(kind == marks::kept ? nodes_.size() : 0),
-          marks_only_(kind == marks::instead_of_bytes),
-          chains_(most / 2 + most / 16 + 1),
-          most_(most),
-          grain_(std::bit_width(most_bytes) > 32 ? static_cast<int>(std::bit_width(most_bytes)) - 32 : 0) {
-        for (std::uint32_t chain = 0; chain < chains_.size(); ++chain)
-            chains_[chain] = last | chain;
-    }
-
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_ << grain_; }
-
-    /// Adds a key. A full list forgets its oldest key. A key that is already in the list stays there too; `take` then
-    /// returns the newer of the two first.
-    void push(std::uint64_t key, ghost what) noexcept {
-        if (most_ == 0)
-            return;
-        if (size_ == most_)
-            pop();
-        if (used_ == nodes_.size())
-            close_holes();
-        const std::uint32_t at = (first_ + used_++) % capacity();
-        const std::uint64_t hash = mix64(key);
-        std::uint32_t& chain = chain_of(hash);
-        nodes_[at] = {print(hash), marks_only_ ? what.mark : units(what.bytes), chain};
-        if (!marks_.empty())
-            marks_[at] = what.mark;
-        chain = at;
-        bytes_ += marks_only_ ? 0 : nodes_[at].units;
-        ++size_;
-    }
-
-    /// Prefetches the chain in which a key is looked up.
-    KVCACHE_INLINE void prefetch(std::uint64_t key) const noexcept {
-        kvcache::prefetch(chains_.data(), chain_at(mix64(key)));
-    }
-
-    /// Returns whether the key is in the list.
-    [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
-        const std::uint64_t hash = mix64(key);
-        for (std::uint32_t at = chains_[chain_at(hash)]; (at & last) == 0; at = nodes_[at].next)
-            if (nodes_[at].print == print(hash))
-                return true;
-        return false;
-    }
-
-    /// Removes a key.
-    std::optional<ghost> take(std::uint64_t key) noexcept {
-        const std::uint64_t hash = mix64(key);
-        for (std::uint32_t* link = &chain_of(hash); (*link & last) == 0; link = &nodes_[*link].next) {
-            const std::uint32_t at = *link;
-            if (nodes_[at].print != print(hash))
-                continue;
-            *link = nodes_[at].next;
-            return leave(at);
-        }
-        return std::nullopt;
-    }
-
-    /// The oldest ghost.
-    /// Requires: the list is not empty.
-    [[nodiscard]] ghost oldest() noexcept {
-        trim();
-        return at(first_);
-    }
-
-    /// Removes the oldest ghost.
-    /// Requires: the list is not empty.
-    ghost pop() noexcept {
-        trim();
-        prefetch_oldest();
-        link_to(first_) = nodes_[first_].next;
-        return leave(first_);
-    }
-
-private:
-    static constexpr std::uint32_t last = 0x80000000u; // ends a chain; the low bits are its number
-    static constexpr std::uint32_t hole = 0;           // no print is zero
-    struct node {
-        std::uint32_t print = hole;
-        std::uint32_t units = 0;   // bytes, in grains; or the mark
-        std::uint32_t next = last; // in its chain
-    };
-
-    [[nodiscard]] static std::uint32_t print(std::uint64_t hash) noexcept {
-        return static_cast<std::uint32_t>(hash >> 32) | 1u;
-    }
-
-    [[nodiscard]] std::uint32_t capacity() const noexcept { return static_cast<std::uint32_t>(nodes_.size()); }
-    [[nodiscard]] std::uint32_t units(std::size_t bytes) const noexcept {
-        return static_cast<std::uint32_t>((bytes + (std::size_t{1} << grain_) - 1) >> grain_);
-    }
-    [[nodiscard]] ghost at(std::uint32_t index) const noexcept {
-        if (marks_only_)
-            return {.mark = nodes_[index].units};
-        return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index]};
-    }
-
-    // Skips the holes before the oldest ghost.
-    void trim() noexcept {
-        for (; used_ > 0 && nodes_[first_].print == hole; --used_)
-            first_ = (first_ + 1) % capacity();
-    }
-
-    // Uses the low half of the hash: the high half is the print.
-    [[nodiscard]] std::size_t chain_at(std::uint64_t hash) const noexcept {
-        return static_cast<std::size_t>(((hash & 0xffffffffu) * chains_.size()) >> 32);
-    }
-    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[chain_at(hash)]; }
-
-    // Prefetches what `pop` will read for ghosts 8 and 16 places ahead: a chain's next node or head.
-    KVCACHE_INLINE void prefetch_oldest() const noexcept {
-        if (used_ <= 16)
-            return;
-        const std::uint32_t far = nodes_[(first_ + 16) % capacity()].next,
-                            near = nodes_[(first_ + 8) % capacity()].next;
-        if ((far & last) == 0)
-            kvcache::prefetch(nodes_.data(), far);
-        else
-            kvcache::prefetch(chains_.data(), far & ~last);
-        if ((near & last) != 0 && (chains_[near & ~last] & last) == 0)
-            kvcache::prefetch(nodes_.data(), chains_[near & ~last]);
-    }
-
-    // The link that points to a node. The end of a chain holds the chain's number, which gives its head.
-    [[nodiscard]] std::uint32_t& link_to(std::uint32_t index) noexcept {
-        std::uint32_t end = nodes_[index].next;
-        while ((end & last) == 0)
-            end = nodes_[end].next;
-        std::uint32_t* link = &chains_[end & ~last];
-        while (*link != index)
-            link = &nodes_[*link].next;
-        return *link;
-    }
-
-    ghost leave(std::uint32_t index) noexcept {
-        const ghost left = at(index);
-        bytes_ -= marks_only_ ? 0 : nodes_[index].units;
-        nodes_[index] = {};
-        --size_;
-        return left;
-    }
-
-    void close_holes() noexcept {
-        std::uint32_t kept = 0;
-        for (std::uint32_t n = 0; n < used_; ++n) {
-            const std::uint32_t from = (first_ + n) % capacity(), to = (first_ + kept) % capacity();
-            if (nodes_[from].print == hole)
-                continue;
-            if (from != to) {
-                link_to(from) = to;
-                nodes_[to] = nodes_[from];
-                nodes_[from] = {};
-                if (!marks_.empty())
-                    marks_[to] = marks_[from];
-            }
-            ++kept;
-        }
-        used_ = kept;
-    }
-
-    std::vector<node> nodes_;          // a ring of `used_` from `first_` on
-    std::vector<std::uint32_t> marks_; // parallel to nodes_
-    bool marks_only_;
-    std::vector<std::uint32_t> chains_; // by hash
-    std::size_t most_;
-    std::size_t size_ = 0;
-    std::uint32_t used_ = 0;
-    std::size_t bytes_ = 0; // in grains
-    std::uint32_t first_ = 0;
-    int grain_;
-};
-
-} // namespace kvcache::eviction
-
-// ---- kvcache/eviction/slot_lists.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::eviction {
-
-/// Doubly linked lists of slots, each slot in at most one: rings of 32-bit links through a sentinel for each list.
-///
-///     front: newest <-> ... <-> oldest :back        newer() leads to the front
-///
-/// Cost: O(1) each. 8 bytes a slot, and 8 a list.
-class slot_lists {
-public:
-    slot_lists(std::size_t slots, std::size_t queues)
-        : links_(slots + queues), slots_(static_cast<std::uint32_t>(slots)) {
-        for (std::size_t q = slots; q < links_.size(); ++q)
-            links_[q] = {static_cast<std::uint32_t>(q), static_cast<std::uint32_t>(q)};
-    }
-
-    [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
-
-    /// Returns whether the slot is in a list.
-    [[nodiscard]] bool contains(slot_id slot) const noexcept { return links_[index_of(slot)].newer != nowhere; }
-    [[nodiscard]] bool empty(std::uint32_t queue) const noexcept {
-        return links_[slots_ + queue].newer == slots_ + queue;
-    }
-
-    /// The ends of a list.
-    /// Requires: it is not empty.
-    [[nodiscard]] slot_id front(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].older}; }
-    [[nodiscard]] slot_id back(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].newer}; }
-
-    /// The neighbor toward the front, and toward the back. Past either end `ends` is true of the result.
-    [[nodiscard]] slot_id newer(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].newer}; }
-    [[nodiscard]] slot_id older(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].older}; }
-    [[nodiscard]] bool ends(slot_id slot) const noexcept { return index_of(slot) >= slots_; }
-
-    /// Prefetches a slot's links, and those of its neighbors.
-    KVCACHE_INLINE void prefetch(slot_id slot) const noexcept {
-        kvcache::prefetch_to_write(links_.data(), index_of(slot));
-    }
-    KVCACHE_INLINE void prefetch_neighbours(slot_id slot) const noexcept {
-        const auto [newer, older] = links_[index_of(slot)];
-        kvcache::prefetch_to_write(links_.data(), newer);
-        kvcache::prefetch_to_write(links_.data(), older);
-    }
-
-    /// Requires: the slot is in no list.
-    void push_front(slot_id slot, std::uint32_t queue) noexcept {
-        const std::uint32_t end = slots_ + queue, second = links_[end].older, at = index_of(slot);
-        links_[at] = {end, second};
-        links_[second].newer = at;
-        links_[end].older = at;
-    }
-
-    /// Requires: the slot is in a list.
-    void remove(slot_id slot) noexcept {
-        link& here = links_[index_of(slot)];
-        links_[here.newer].older = here.older;
-        links_[here.older].newer = here.newer;
-        here = {};
-    }
-
-    void move_to_front(slot_id slot, std::uint32_t queue) noexcept {
-        remove(slot);
-        push_front(slot, queue);
-    }
-
-    /// The oldest evictable slot of a list. Slots before it move to the front: a slot that is not evictable is in use.
-    /// Cost: amortized O(1), while a fixed fraction of the slots is evictable.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& is_evictable) {
-        return oldest(queue, is_evictable, slots_);
-    }
-
-    /// The same among the oldest `most` slots. A later search continues where this one ended.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& is_evictable, std::size_t most) {
-        if (empty(queue))
-            return std::nullopt;
-        const slot_id last = front(queue);
-        for (bool all = false; !all && most > 0; --most) {
-            const slot_id slot = back(queue);
-            if (is_evictable(slot))
-                return slot;
-            all = slot == last;
-            move_to_front(slot, queue);
-        }
-        return std::nullopt;
-    }
-
-private:
-    static constexpr std::uint32_t nowhere = 0xffffffffu;
-    struct link { // a sentinel's `older` is the front, its `newer` the back
-        std::uint32_t newer = nowhere;
-        std::uint32_t older = nowhere;
-    };
-
-    std::vector<link> links_; // the slots, then the sentinels
-    std::uint32_t slots_;
-};
-
-} // namespace kvcache::eviction
-
-// ---- kvcache/eviction/touch_buffer.hpp ----------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::eviction {
-
-/// A buffer of the last few touches, for a policy that moves touched entries. Each touch waits while its memory is
-/// prefetched, and touches are applied in order. Before any other operation the policy applies the remaining ones.
-///
-///     touch -> [ fetch: its own links .  .  reach: its neighbors' .  .  apply ]
-///
-/// Cost: O(1) each. 64 bytes.
-class touch_buffer {
-public:
-    /// Adds a touch. `fetch(slot)` prefetches a slot's own memory, `reach(slot)` reads it and prefetches the memory it
-    /// refers to. `apply(slot)` applies the oldest touch once the ring is full.
-    template <class Fetch, class Reach, class Apply>
-    void add(slot_id slot, Fetch&& fetch, Reach&& reach, Apply&& apply) {
-        if (end_ - begin_ == ring_.size())
-            apply(ring_[begin_++ % ring_.size()]);
-        fetch(slot);
-        ring_[end_++ % ring_.size()] = slot;
-        if (end_ - begin_ > ring_.size() / 2)
-            reach(ring_[(end_ - 1 - ring_.size() / 2) % ring_.size()]);
-    }
-
-    /// Applies all waiting touches.
-    template <class Apply>
-    void apply_all(Apply&& apply) {
-        while (begin_ != end_)
-            apply(ring_[begin_++ % ring_.size()]);
-    }
-
-private:
-    std::array<slot_id, 16> ring_ = {};
-    std::uint32_t begin_ = 0, end_ = 0; // number of touches applied, and added
-};
-
-} // namespace kvcache::eviction
-
-// ---- kvcache/eviction/learned_reuse.hpp ---------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::eviction {
-
 /// Evicts the entry whose next use is worth the least, as learned from the reuse ages of entries with equally many
 /// uses. Each class of use counts has its own LRU list. Of the ends of the lists, the entry with the fewest expected
 /// hits per byte and time at its age is evicted. Ghosts, several to a slot, record uses after an eviction, so that the
@@ -5980,7 +5935,6 @@ public:
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
         apply_touches();
-        expects(!queues_.contains(slot), "an entry is admitted once");
         known& one = entries_[index_of(slot)];
         one = {.key = newcomer.key, .bytes = static_cast<float>(std::max<std::size_t>(newcomer.bytes, 1))};
         if (const auto ghost = ghosts_.take(newcomer.key)) {
@@ -5992,7 +5946,6 @@ public:
     }
 
     void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
         touches_.add(
             slot,
             [this](slot_id one) {
@@ -6004,13 +5957,11 @@ public:
 
     void on_released(slot_id slot) {
         apply_touches();
-        expects(queues_.contains(slot), "a released entry was admitted");
         queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
     }
 
     void erase(slot_id slot) {
         apply_touches();
-        expects(queues_.contains(slot), "an erased entry was admitted");
         queues_.remove(slot);
     }
 
@@ -6021,8 +5972,8 @@ public:
         erase(slot);
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         apply_touches();
         const auto found = least(is_evictable, patience);
         return found ? found : least(is_evictable, queues_.slots());
@@ -6071,8 +6022,8 @@ private:
     // The entry of least value among the oldest and the newest evictable entry of each list. The newest wins where all
     // entries return at one age, as in a loop. An entry that is not evictable keeps its place: a parent is evicted
     // after its children.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> least(MayLeave&& is_evictable, std::size_t most_asked) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> least(IsEvictable&& is_evictable, std::size_t most_asked) {
         std::optional<slot_id> found;
         double worth = 0.0;
         std::uint32_t age = 0;
@@ -6119,11 +6070,11 @@ inline learned_reuse::state learned_reuse::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<learned_reuse>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/hash/xxh3.hpp ----------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::hash {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace hash {
 
 /// Chained XXH3-128 (xxhash.com), starting from the identity's digest. Fast; not collision-resistant against an
 /// adversary. An index therefore compares tokens on every hit, and data that leaves the process is named by another
@@ -6158,69 +6109,11 @@ inline xxh3::state xxh3::open(const identity& id) const {
 
 static_assert(hash_policy<xxh3>);
 
-} // namespace kvcache::hash
+}}} // namespace kvcache::hash
 
-// ---- kvcache/index/page_hints.hpp ---------------------------------------------------------------------------------
+// ---- kvcache/index/page_tree.hpp ----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::index {
-
-/// A lossy table from hashes to pages. A hash maps to one cache line of eight entries; a page that finds them all taken
-/// is not stored, and of two pages under one hash `find` may return either. The caller therefore compares and has a
-/// fallback. Nothing is allocated after construction. 16 bytes a page.
-class page_hints {
-public:
-    static constexpr std::uint32_t none = 0xffffffffu;
-
-    explicit page_hints(std::size_t pages) : lines_(2 * pages / places + 1) {}
-
-    /// A page stored under this hash or under one with the same tag; `none` if there is none.
-    [[nodiscard]] std::uint32_t find(std::uint64_t hash) const noexcept {
-        const line& at = lines_[home(hash)];
-        std::uint32_t found = none; // branch-free: the position is unpredictable
-        for (std::size_t i = 0; i < places; ++i)
-            found = std::min(found, at.tags[i] == tag(hash) ? at.pages[i] : none);
-        return found;
-    }
-
-    /// Prefetches the line that `find` will read.
-    void expect(std::uint64_t hash) const noexcept { prefetch(lines_.data(), home(hash)); }
-
-    /// Stores a page if there is a free entry. Requires: page != none.
-    void insert(std::uint64_t hash, std::uint32_t page) noexcept { replace(hash, none, tag(hash), page); }
-
-    /// Removes a page that may have been stored under this hash.
-    void erase(std::uint64_t hash, std::uint32_t page) noexcept { replace(hash, page, 0, none); }
-
-private:
-    static constexpr std::size_t places = 8;
-
-    struct alignas(line_bytes) line {
-        line() { pages.fill(none); }
-        std::array<std::uint32_t, places> tags = {};
-        std::array<std::uint32_t, places> pages;
-    };
-
-    [[nodiscard]] static std::uint32_t tag(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash); }
-    [[nodiscard]] std::size_t home(std::uint64_t hash) const noexcept { return (hash >> 32) * lines_.size() >> 32; }
-
-    void replace(std::uint64_t hash, std::uint32_t old, std::uint32_t new_tag, std::uint32_t page) noexcept {
-        line& at = lines_[home(hash)];
-        const auto place =
-            static_cast<std::size_t>(std::find(at.pages.begin(), at.pages.end(), old) - at.pages.begin());
-        if (place < places) {
-            at.tags[place] = new_tag;
-            at.pages[place] = page;
-        }
-    }
-
-    aligned_vector<line> lines_;
-};
-
-} // namespace kvcache::index
-
-// ---- kvcache/index/sibling_order.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// Many small sets of page numbers in one array. Each page is in at most one set, and each set is ordered by the
 /// caller's predicate. A set is a treap whose priorities are mixed page numbers: O(log n) expected for any order of
@@ -6316,12 +6209,6 @@ private:
 
     std::vector<link> links_;
 };
-
-} // namespace kvcache::index
-
-// ---- kvcache/index/page_tree.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::index {
 
 /// A tree of pages, each with the run of tokens it holds and the page that it continues. Siblings are ordered by their
 /// runs, so the one that shares most with a query is next to the query's position. Every step is exact at any token,
@@ -6469,36 +6356,18 @@ private:
     sibling_order::set roots_;
 };
 
-} // namespace kvcache::index
-
-// ---- kvcache/index/radix.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::index {
-
-/// A radix tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their
-/// runs, so a match is exact at any token, also inside a page. In addition, a hint table maps the chained hash of all
-/// tokens up to the end of a full page to that page. A prompt's hashes do not depend on its pages, so the cache lines
-/// of 16 steps are prefetched at once. A hint is compared with the tree before it counts; without a hint the tree is
-/// searched.
-///
-///     root -+- [The cat sat on] -+- [the mat .]      a partial page is a leaf
-///           |                    +- [the mouse]
-///           +- [The dog]                             hints: h(The cat sat on) -> its page
-struct radix {
-    using role = index_role;
-    unsigned hash_bits = 64; ///< Bits of a hash that are used; with fewer, more pages are searched in the tree.
-    class state;
-    [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
-};
-
-/// Cost: match O(n) expected, at most O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a
-/// token, 44 a page, all allocated at construction.
-class radix::state {
+/// An index of a page tree whose full pages are also found by the chained hash of all tokens up to their end. Equal
+/// hashes only make candidates: Lookup compares them with the tree. Lookup holds the pages by hash, with `insert(hash,
+/// page)`, `erase(hash, page)` and `match(tree, chain, tokens, found)`, where `chain(past, run)` continues a hash. All
+/// memory is allocated at construction: that of the tree and of Lookup, and 8 bytes a page.
+template <class Lookup>
+class hashed_tree {
 public:
-    state(unsigned hash_bits, page_shape shape, std::size_t pages)
+    /// `hash_bits`: the bits of a hash that are used; 64 or more for all.
+    hashed_tree(unsigned hash_bits, page_shape shape, std::size_t pages)
         : used_bits_(hash_bits >= 64 ? ~std::uint64_t{} : (std::uint64_t{1} << hash_bits) - 1),
           tree_(shape, pages),
-          hints_(pages),
+          lookup_(pages),
           hashes_(pages) {}
 
     [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
@@ -6509,33 +6378,9 @@ public:
     /// The same in the memory of another match.
     void match(std::span<const token_id> tokens, index_match& found) const {
         found.clear();
-        std::uint64_t hash = 0;
-        const std::size_t length = tree_.page_tokens(), whole = tokens.size() / length;
-        for (std::size_t first = 0; first < whole; first += ahead) {
-            const std::size_t pages = std::min(ahead, whole - first);
-            const auto run = [&](std::size_t i) { return tokens.subspan((first + i) * length, length); };
-            std::array<std::uint64_t, ahead> hashes;
-            std::array<std::uint32_t, ahead> hints;
-            for (std::size_t i = 0; i < pages; ++i) {
-                hashes[i] = hash = chain(hash, run(i));
-                hints_.expect(hash);
-            }
-            for (std::size_t i = 0; i < pages; ++i)
-                if (hints[i] = hints_.find(hashes[i]); hints[i] != none)
-                    tree_.expect(hints[i]);
-            if (first == 0 && hints[0] != none)
-                found.pages.reserve(whole + 1);
-            for (std::size_t i = 0; i < pages; ++i) {
-                const std::uint32_t last = found.pages.empty() ? none : index_of(found.pages.back());
-                if (hints[i] != none && tree_.continues(hints[i], last, run(i))) {
-                    found.pages.push_back(page_id{hints[i]});
-                    found.tokens += length;
-                } else if (!tree_.step(found, run(i))) {
-                    return;
-                }
-            }
-        }
-        tree_.step(found, tokens.subspan(whole * length));
+        lookup_.match(
+            tree_, [this](std::uint64_t past, std::span<const token_id> run) { return chain(past, run); }, tokens,
+            found);
     }
 
     /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
@@ -6545,17 +6390,17 @@ public:
         if (done.what != insertion::outcome::covered && tree_.full(page)) {
             const std::uint64_t hash = chain(parent ? hashes_[index_of(*parent)] : 0, tokens);
             hashes_[index_of(page)] = hash;
-            hints_.insert(hash, index_of(page));
+            lookup_.insert(hash, index_of(page));
         }
         return done;
     }
 
     /// Requires: the page is a leaf of the index.
     void erase(page_id page) {
-        const bool hinted = tree_.full(page);
+        const bool hashed = tree_.full(page);
         tree_.erase(page);
-        if (hinted)
-            hints_.erase(hashes_[index_of(page)], index_of(page));
+        if (hashed)
+            lookup_.erase(hashes_[index_of(page)], index_of(page));
     }
 
     [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
@@ -6566,31 +6411,133 @@ public:
     [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
 
 private:
-    static constexpr std::uint32_t none = page_tree::none;
-    static_assert(none == page_hints::none);
-    static constexpr std::size_t ahead = 16; // pages: about as many as the cache misses a core can have in flight
-
     [[nodiscard]] std::uint64_t chain(std::uint64_t past, std::span<const token_id> run) const {
         return seeded_hash(past, std::as_bytes(run)) & used_bits_;
     }
 
     std::uint64_t used_bits_;
     page_tree tree_;
-    page_hints hints_;                  // full pages
+    Lookup lookup_;                     // full pages
     std::vector<std::uint64_t> hashes_; // by full page: hash of all tokens up to its end
 };
 
-inline radix::state radix::open(page_shape shape, std::size_t pages) const {
-    return {hash_bits, shape, pages};
-}
+}}} // namespace kvcache::index
+
+// ---- kvcache/index/radix.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
+
+/// A lossy table from hashes to pages. A hash maps to one cache line of eight entries; a page that finds them all taken
+/// is not stored, and of two pages under one hash `find` may return either. The caller therefore compares and has a
+/// fallback. Nothing is allocated after construction. 16 bytes a page.
+class page_hints {
+public:
+    static constexpr std::uint32_t none = page_tree::none;
+
+    explicit page_hints(std::size_t pages) : lines_(2 * pages / places + 1) {}
+
+    /// A page stored under this hash or under one with the same tag; `none` if there is none.
+    [[nodiscard]] std::uint32_t find(std::uint64_t hash) const noexcept {
+        const line& at = lines_[home(hash)];
+        std::uint32_t found = none; // branch-free: the position is unpredictable
+        for (std::size_t i = 0; i < places; ++i)
+            found = std::min(found, at.tags[i] == tag(hash) ? at.pages[i] : none);
+        return found;
+    }
+
+    /// Prefetches the line that `find` will read.
+    void expect(std::uint64_t hash) const noexcept { prefetch(lines_.data(), home(hash)); }
+
+    /// Stores a page if there is a free entry. Requires: page != none.
+    void insert(std::uint64_t hash, std::uint32_t page) noexcept { replace(hash, none, tag(hash), page); }
+
+    /// Removes a page that may have been stored under this hash.
+    void erase(std::uint64_t hash, std::uint32_t page) noexcept { replace(hash, page, 0, none); }
+
+    /// The longest known prefix of a prompt. `chain(past, run)` continues the hash of a prefix by a page.
+    template <class Chain>
+    void match(const page_tree& tree, const Chain& chain, std::span<const token_id> tokens, index_match& found) const {
+        std::uint64_t hash = 0;
+        const std::size_t length = tree.page_tokens(), whole = tokens.size() / length;
+        for (std::size_t first = 0; first < whole; first += ahead) {
+            const std::size_t pages = std::min(ahead, whole - first);
+            const auto run = [&](std::size_t i) { return tokens.subspan((first + i) * length, length); };
+            std::array<std::uint64_t, ahead> hashes;
+            std::array<std::uint32_t, ahead> hints;
+            for (std::size_t i = 0; i < pages; ++i) {
+                hashes[i] = hash = chain(hash, run(i));
+                expect(hash);
+            }
+            for (std::size_t i = 0; i < pages; ++i)
+                if (hints[i] = find(hashes[i]); hints[i] != none)
+                    tree.expect(hints[i]);
+            if (first == 0 && hints[0] != none)
+                found.pages.reserve(whole + 1);
+            for (std::size_t i = 0; i < pages; ++i) {
+                const std::uint32_t last = found.pages.empty() ? none : index_of(found.pages.back());
+                if (hints[i] != none && tree.continues(hints[i], last, run(i))) {
+                    found.pages.push_back(page_id{hints[i]});
+                    found.tokens += length;
+                } else if (!tree.step(found, run(i))) {
+                    return;
+                }
+            }
+        }
+        tree.step(found, tokens.subspan(whole * length));
+    }
+
+private:
+    static constexpr std::size_t places = 8;
+    static constexpr std::size_t ahead = 16; // pages: about as many as the cache misses a core can have in flight
+
+    struct alignas(line_bytes) line {
+        line() { pages.fill(none); }
+        std::array<std::uint32_t, places> tags = {};
+        std::array<std::uint32_t, places> pages;
+    };
+
+    [[nodiscard]] static std::uint32_t tag(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash); }
+    [[nodiscard]] std::size_t home(std::uint64_t hash) const noexcept { return (hash >> 32) * lines_.size() >> 32; }
+
+    void replace(std::uint64_t hash, std::uint32_t old, std::uint32_t new_tag, std::uint32_t page) noexcept {
+        line& at = lines_[home(hash)];
+        const auto place =
+            static_cast<std::size_t>(std::find(at.pages.begin(), at.pages.end(), old) - at.pages.begin());
+        if (place < places) {
+            at.tags[place] = new_tag;
+            at.pages[place] = page;
+        }
+    }
+
+    aligned_vector<line> lines_;
+};
+
+/// A radix tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their
+/// runs, so a match is exact at any token, also inside a page. In addition, a hint table maps the chained hash of all
+/// tokens up to the end of a full page to that page. A prompt's hashes do not depend on its pages, so the cache lines
+/// of 16 steps are prefetched at once. A hint is compared with the tree before it counts; without a hint the tree is
+/// searched.
+///
+///     root -+- [The cat sat on] -+- [the mat .]      a partial page is a leaf
+///           |                    +- [the mouse]
+///           +- [The dog]                             hints: h(The cat sat on) -> its page
+///
+/// Cost: match O(n) expected, at most O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a
+/// token, 44 a page.
+struct radix {
+    using role = index_role;
+    using state = hashed_tree<page_hints>;
+    unsigned hash_bits = 64; ///< Bits of a hash that are used; with fewer, more pages are searched in the tree.
+    [[nodiscard]] state open(page_shape shape, std::size_t pages) const { return {hash_bits, shape, pages}; }
+};
 
 static_assert(index_policy<radix>);
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index
 
 // ---- kvcache/locking/none.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::locking {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
 
 /// Only one thread at a time uses the cache; nothing is locked.
 struct none {
@@ -6603,11 +6550,11 @@ struct none {
 
 static_assert(locking_policy<none>);
 
-} // namespace kvcache::locking
+}}} // namespace kvcache::locking
 
 // ---- kvcache/observer/none.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// No observer; it has no cost.
 struct none {
@@ -6620,11 +6567,11 @@ struct none {
 
 static_assert(observer_policy<none>);
 
-} // namespace kvcache::observer
+}}} // namespace kvcache::observer
 
 // ---- kvcache/recompute/exact_prefix.hpp ---------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Reuses the longest cached prefix and computes the rest. A full hit is shortened by one token, so that logits are
 /// always computed. Exact: the result is bit-identical to computing every token.
@@ -6647,61 +6594,11 @@ inline exact_prefix::state exact_prefix::open(page_shape) const {
 
 static_assert(recompute_policy<exact_prefix>);
 
-} // namespace kvcache::recompute
-
-// ---- kvcache/core/zeroed_memory.hpp -------------------------------------------------------------------------------
-
-#include <sys/mman.h>
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A memory resource whose allocations are zeroed. An allocation aligned to a huge page comes straight from the system,
-/// which clears each page on the first write to it. Other allocations are cleared here. Thread-safe.
-class zeroed_memory : public std::pmr::memory_resource {
-public:
-    /// The shared instance.
-    [[nodiscard]] static zeroed_memory* shared() noexcept {
-        static zeroed_memory all;
-        return &all;
-    }
-
-private:
-    void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-        if (alignment != huge_page_bytes)
-            return std::memset(std::pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
-        if (bytes > (std::numeric_limits<std::size_t>::max() >> 1))
-            detail::throw_bad_alloc();
-        // One extra huge page, so that a boundary lies inside; the excess is unmapped.
-        const std::size_t size = mapped(bytes), all = size + huge_page_bytes;
-        void* const from = ::mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (from == MAP_FAILED)
-            detail::throw_bad_alloc();
-        auto* const first = static_cast<std::byte*>(from);
-        const std::size_t past = reinterpret_cast<std::uintptr_t>(from) % huge_page_bytes;
-        const std::size_t before = past == 0 ? 0 : huge_page_bytes - past;
-        if (before > 0)
-            ::munmap(first, before);
-        ::munmap(first + before + size, huge_page_bytes - before);
-        return first + before;
-    }
-    void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
-        if (alignment != huge_page_bytes)
-            std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
-        else
-            ::munmap(at, mapped(bytes));
-    }
-    [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
-
-    [[nodiscard]] static std::size_t mapped(std::size_t bytes) noexcept {
-        return bytes / huge_page_bytes * huge_page_bytes + (bytes % huge_page_bytes > 0 ? huge_page_bytes : 0);
-    }
-};
-
-} // namespace kvcache
+}}} // namespace kvcache::recompute
 
 // ---- kvcache/storage/heap.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// Allocates pages from a memory resource on first use, cache-line aligned and zeroed, and keeps them until the cache
 /// closes. A large capacity is allocated in slabs of adjacent pages, on huge pages where the system has them. A slab is
@@ -6830,11 +6727,13 @@ inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
 
 static_assert(storage_policy<heap>);
 
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage
 
 // ---- kvcache/cache/compose.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+#include <unistd.h>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace storage {
 struct external;
@@ -6898,22 +6797,51 @@ template <class Wanted, class... Given>
         return Wanted{};
 }
 
+// Checks what a cache is opened for. Errors: those of open_cache, except a failed allocation.
+template <class Cache, class Codec, class Storage>
+[[nodiscard]] result<void> check_config(const cache_config& config, const Codec& codec,
+                                        [[maybe_unused]] const Storage& storage) {
+    if (!config.shape.valid())
+        return error{error_code::out_of_range, "shape",
+                     "a page shape has no extent that is zero or too large, and tokens is a multiple of 16"};
+    if (Cache::has_tier && config.id == identity{})
+        return error{error_code::mismatched, "identity", "a cache with a tier has an identity"};
+    const std::size_t page_bytes = codec.open(config.shape).page_bytes(), pages = config.limit.pages_of(page_bytes);
+    if (pages == 0)
+        return error{error_code::out_of_range, "limit",
+                     joined({"a limit of ", std::to_string(config.limit.bytes),
+                             " bytes is less than one page, which has ", std::to_string(page_bytes)})};
+    if constexpr (requires { static_cast<bool>(storage.on_move); })
+        if (config.merge_equal_pages && !storage.on_move)
+            return error{error_code::mismatched, "merge_equal_pages",
+                         "external memory has on_move, or the cache has merge_equal_pages = false"};
+    constexpr std::size_t records_bytes = 256; // what the cache remembers of a page
+    const auto machine =
+        static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    if (pages > machine / records_bytes)
+        return error{error_code::out_of_memory, "limit",
+                     joined({"the records of ", std::to_string(pages), " pages do not fit into the machine's ",
+                             std::to_string(machine), " bytes"})};
+    return {};
+}
+
 // Only declared for a misuse.
 template <class Cache>
 struct opener {
     template <class... Given>
     [[nodiscard]] static Cache open(cache_config config, const std::tuple<Given...>& given);
 };
-template <class Codec, class... Roles>
-struct opener<basic_cache<cache_policies<Codec, Roles...>>> {
+template <class Codec, class Storage, class... Roles>
+struct opener<basic_cache<cache_policies<Codec, Storage, Roles...>>> {
+    using opened = basic_cache<cache_policies<Codec, Storage, Roles...>>;
+
     template <class... Given>
-    [[nodiscard]] static Codec codec(const std::tuple<Given...>& given) {
-        return take<Codec>(given);
+    [[nodiscard]] static result<void> check(const cache_config& config, const std::tuple<Given...>& given) {
+        return check_config<opened>(config, take<Codec>(given), take<Storage>(given));
     }
     template <class... Given>
-    [[nodiscard]] static basic_cache<cache_policies<Codec, Roles...>> open(cache_config config,
-                                                                           const std::tuple<Given...>& given) {
-        return {std::move(config), {take<Codec>(given), take<Roles>(given)...}};
+    [[nodiscard]] static opened open(cache_config config, const std::tuple<Given...>& given) {
+        return {std::move(config), {take<Codec>(given), take<Storage>(given), take<Roles>(given)...}};
     }
 };
 
@@ -6956,45 +6884,34 @@ public:
 template <class... Ps>
 using cache = typename detail::compose<Ps...>::type;
 
-/// Opens a cache for pages of this shape, within a memory limit, from policies given by value in any order. Requires:
-/// the shape is valid, the limit is at least one page, and a tier is only given with an identity; where these come from
-/// data, use open_cache. Throws: bad_alloc.
-template <class... Ps>
-    requires(!std::same_as<Ps, cache_limits> && ...) // a third argument is the limit where the first is an identity
-[[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, cache_limits limit, Ps... policies) {
-    return detail::opener<cache<Ps...>>::open({shape, limit}, std::tuple(std::move(policies)...));
-}
-
-/// The same with an identity, which names everything that determines a page's bits.
-template <class... Ps>
-[[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, cache_limits limit,
-                                                               Ps... policies) {
-    return detail::opener<cache<Ps...>>::open({shape, limit, std::move(id)}, std::tuple(std::move(policies)...));
-}
-
-/// As make_cache, for a shape and a limit that come from data. Errors: out_of_range, for a shape that is not valid or a
+/// Opens a cache from policies given by value in any order. Errors: out_of_range, for a shape that is not valid or a
 /// limit below one page; out_of_memory, if the records of so many pages do not fit into memory; mismatched, for a tier
 /// without an identity. The field is "shape", "limit" or "identity".
 template <class... Ps>
-[[nodiscard]] result<typename detail::compose<Ps...>::type> open_cache(identity id, page_shape shape,
-                                                                       cache_limits limit, Ps... policies) {
-    using opened = typename detail::compose<Ps...>::type;
-    const cache_config config{shape, limit, std::move(id)};
+[[nodiscard]] result<typename detail::compose<Ps...>::type> open_cache(cache_config config, Ps... policies) {
+    using opened = cache<Ps...>;
     const std::tuple given(std::move(policies)...);
-    return detail::try_open<opened>(config, detail::opener<opened>::codec(given),
-                                    [&] { return detail::opener<opened>::open(config, given); });
-}
-/// The same without an identity.
-template <class... Ps>
-    requires(!std::same_as<Ps, cache_limits> && ...)
-[[nodiscard]] result<typename detail::compose<Ps...>::type> open_cache(page_shape shape, cache_limits limit,
-                                                                       Ps... policies) {
-    return open_cache(identity{}, shape, limit, std::move(policies)...);
+    if (const auto right = detail::opener<opened>::check(config, given); !right)
+        return right.error();
+    std::optional<opened> made;
+    if (!detail::completes<std::bad_alloc>(
+            [&] { made.emplace(detail::opener<opened>::open(std::move(config), given)); }))
+        return error{error_code::out_of_memory, "limit", "there is no memory for the records of the cache's pages"};
+    return std::move(*made);
 }
 
-/// Arguments that fit neither form, as a field that page_shape lacks. GCC converts arguments before it looks at the
-/// result's type, and an initializer list has no type; it names a deleted function first.
-template <class Fields = detail::the_fields_are_layers_kv_heads_head_dim_tokens_and_bytes>
+/// The same for a program that knows its values. Requires: the configuration is one that open_cache takes.
+/// Throws: bad_alloc.
+template <class... Ps>
+[[nodiscard]] typename detail::compose<Ps...>::type make_cache(cache_config config, Ps... policies) {
+    return detail::opener<cache<Ps...>>::open(std::move(config), std::tuple(std::move(policies)...));
+}
+
+/// Arguments that do not fit, as a field that cache_config or page_shape lacks. GCC converts arguments before it looks
+/// at the result's type, and an initializer list has no type; it names a deleted function first.
+template <
+    class Fields = detail::
+        the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_and_merge_equal_pages>
 [[nodiscard]] detail::unknown_arguments<Fields> make_cache(...)
 #ifdef __clang__
     ;
@@ -7002,11 +6919,11 @@ template <class Fields = detail::the_fields_are_layers_kv_heads_head_dim_tokens_
     = delete;
 #endif
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Evicts the least recently used entry. Admission and every touch move an entry to the front of one LRU list. An entry
 /// that is not evictable is in use, so it moves to the front when the search meets it.
@@ -7023,25 +6940,16 @@ class lru::state {
 public:
     explicit state(std::size_t slots) : queue_(slots, 1) {}
 
-    void admit(slot_id slot, const eviction_entry&) {
-        expects(!queue_.contains(slot), "an entry is admitted once");
-        queue_.push_front(slot, 0);
-    }
+    void admit(slot_id slot, const eviction_entry&) { queue_.push_front(slot, 0); }
 
-    void touch(slot_id slot) {
-        expects(queue_.contains(slot), "a touched entry was admitted");
-        queue_.move_to_front(slot, 0);
-    }
+    void touch(slot_id slot) { queue_.move_to_front(slot, 0); }
 
     void on_released(slot_id slot) { touch(slot); }
 
-    void erase(slot_id slot) {
-        expects(queue_.contains(slot), "an erased entry was admitted");
-        queue_.remove(slot);
-    }
+    void erase(slot_id slot) { queue_.remove(slot); }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         return queue_.oldest(0, is_evictable);
     }
 
@@ -7055,11 +6963,11 @@ inline lru::state lru::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<lru>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/locking/mutex.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::locking {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
 
 /// Any number of threads may use the cache. One mutex guards its metadata; pages are written and read outside of the
 /// lock.
@@ -7088,7 +6996,7 @@ private:
 
 static_assert(locking_policy<mutex>);
 
-} // namespace kvcache::locking
+}}} // namespace kvcache::locking
 
 // ---- kvcache/cache.hpp --------------------------------------------------------------------------------------------
 
@@ -7098,7 +7006,7 @@ static_assert(locking_policy<mutex>);
 
 // ---- kvcache/eviction/arc.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Adaptive replacement cache (ARC). Two LRU lists, of entries used once and of entries used again, share the capacity
 /// according to a target that adapts. A hit on a ghost of the first list raises the target, one of the second lowers
@@ -7147,33 +7055,27 @@ public:
     }
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
         if (missed_ != newcomer.key)
             on_miss(newcomer);
         entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        enter(slot, returns_ == nowhere ? once : again);
+        insert(slot, returns_ == nowhere ? once : again);
         missed_.reset();
         returns_ = nowhere;
     }
 
     void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
-        leave(slot);
-        enter(slot, again);
+        erase(slot);
+        insert(slot, again);
     }
 
-    void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a released entry was admitted");
-        queues_.move_to_front(slot, places_[index_of(slot)]);
-    }
+    void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
 
     void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
+        queues_.remove(slot);
+        bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
     }
 
     void evict(slot_id slot) {
-        expects(queues_.contains(slot), "an evicted entry was admitted");
         const bool without_ghost = places_[index_of(slot)] == once && all_are_once();
         if (returns_ == nowhere) {
             if (first_is_full()) {
@@ -7184,14 +7086,14 @@ public:
                     ghosts_[again].pop();
             }
         }
-        leave(slot);
+        erase(slot);
         const auto [key, bytes] = entries_[index_of(slot)];
         if (!without_ghost && !ghosts_[once].contains(key) && !ghosts_[again].contains(key))
             ghosts_[places_[index_of(slot)]].push(key, {.bytes = bytes});
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         const auto of_once = static_cast<double>(bytes_[once]);
         const bool from_once = !queues_.empty(once) && (all_are_once() || queues_.empty(again) || of_once > target_ ||
                                                         (of_once == target_ && returns_ == again));
@@ -7213,15 +7115,10 @@ private:
         return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
     }
 
-    void enter(slot_id slot, std::uint8_t queue) {
+    void insert(slot_id slot, std::uint8_t queue) {
         queues_.push_front(slot, queue);
         places_[index_of(slot)] = queue;
         bytes_[queue] += entries_[index_of(slot)].bytes;
-    }
-
-    void leave(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
     }
 
     slot_lists queues_;
@@ -7243,11 +7140,11 @@ inline arc::state arc::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<arc>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/clock.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// CLOCK: FIFO with one more round for each use. A touch increments an entry's counter, up to 2^bits - 1. At the end of
 /// the queue an entry with a nonzero counter is decremented and goes back to the front; one with a zero counter is
@@ -7273,32 +7170,26 @@ public:
     }
 
     void admit(slot_id slot, const eviction_entry&) {
-        expects(!queue_.contains(slot), "an entry is admitted once");
         queue_.push_front(slot, 0);
         counts_[index_of(slot)] = fresh;
     }
 
     void touch(slot_id slot) {
-        expects(queue_.contains(slot), "a touched entry was admitted");
         std::uint8_t& count = counts_[index_of(slot)];
         if ((count & uses) < most_)
             ++count;
     }
 
     void on_released(slot_id slot) {
-        expects(queue_.contains(slot), "a released entry was admitted");
         if ((counts_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
             queue_.move_to_front(slot, 0);
         counts_[index_of(slot)] &= uses;
     }
 
-    void erase(slot_id slot) {
-        expects(queue_.contains(slot), "an erased entry was admitted");
-        queue_.remove(slot);
-    }
+    void erase(slot_id slot) { queue_.remove(slot); }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         // After most_ rounds every counter is zero, and the next round checks every entry.
         for (std::size_t met = 0; met < queue_.slots() * (most_ + 1u) && !queue_.empty(0); ++met) {
             const slot_id oldest = queue_.back(0);
@@ -7327,11 +7218,11 @@ inline clock::state clock::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<clock>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
-// ---- kvcache/eviction/slot_heap.hpp -------------------------------------------------------------------------------
+// ---- kvcache/eviction/greedy_dual.hpp -----------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// A min-heap of slots with changeable ranks; ties go to the slot that has had its rank longest. A binary heap with the
 /// position of each slot. A slot can be set aside: it keeps its rank but is not in the heap.
@@ -7359,7 +7250,7 @@ public:
         ranks_[at] = rank;
         turns_[at] = turn_++;
         if (places_[at] == nowhere)
-            enter(at);
+            insert(at);
         else if (places_[at] != aside)
             sink(rise(places_[at]));
     }
@@ -7367,33 +7258,33 @@ public:
     /// Requires: the slot is in the heap.
     void remove(slot_id slot) noexcept {
         if (places_[index_of(slot)] != aside)
-            take_out(index_of(slot));
+            extract(index_of(slot));
         places_[index_of(slot)] = nowhere;
     }
 
     /// Requires: the slot is in the heap.
     void set_aside(slot_id slot) noexcept {
         if (places_[index_of(slot)] != aside)
-            take_out(index_of(slot));
+            extract(index_of(slot));
         places_[index_of(slot)] = aside;
     }
 
     /// Returns a slot that was set aside to the heap.
     void put_back(slot_id slot) noexcept {
         if (places_[index_of(slot)] == aside)
-            enter(index_of(slot));
+            insert(index_of(slot));
     }
 
 private:
     static constexpr std::uint32_t nowhere = 0xffffffffu, aside = 0xfffffffeu;
 
-    void enter(std::uint32_t slot) noexcept {
+    void insert(std::uint32_t slot) noexcept {
         heap_[size_] = slot;
         places_[slot] = size_;
         rise(size_++);
     }
 
-    void take_out(std::uint32_t slot) noexcept {
+    void extract(std::uint32_t slot) noexcept {
         const std::uint32_t place = places_[slot];
         swap(place, --size_);
         if (place < size_)
@@ -7439,49 +7330,54 @@ private:
     std::uint32_t turn_ = 0;
 };
 
-} // namespace kvcache::eviction
-
-// ---- kvcache/eviction/greedy_dual.hpp -----------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::eviction {
-
-/// Slots ranked by the clock plus a value. The slot of lowest rank is evicted, and the clock advances to its rank. A
-/// value that is not renewed therefore loses to new entries in time.
+/// The state of a greedy dual policy: entries ranked by the clock plus a value. The entry of lowest rank is evicted,
+/// and the clock advances to its rank. A value that is not renewed therefore loses to new entries in time. An entry
+/// with children keeps its rank; searches skip it.
+///
+/// Worth computes the values: worth(slot), after its `admit(slot, newcomer)`, `touch(slot)` and, if it has one,
+/// `evict(slot)` were called.
 ///
 /// Cao and Irani, "Cost-aware WWW proxy caching algorithms", USITS 1997.
 ///
-/// Cost: O(log n) each; a search in which the first candidate is evictable O(1). 20 bytes a slot.
+/// Cost: O(log n) each; a search in which the first candidate is evictable O(1). 20 bytes a slot, and those of Worth.
+template <class Worth>
 class greedy_dual {
 public:
-    explicit greedy_dual(std::size_t slots) : heap_(slots) {}
+    explicit greedy_dual(std::size_t slots) : heap_(slots), worth_(slots) {}
 
-    [[nodiscard]] bool contains(slot_id slot) const noexcept { return heap_.contains(slot); }
+    [[nodiscard]] const Worth& worth() const noexcept { return worth_; }
 
-    /// Adds a slot, or sets its value as of now.
-    void rank(slot_id slot, double worth) noexcept { heap_.rank(slot, clock_ + worth); }
+    void admit(slot_id slot, const eviction_entry& newcomer) {
+        worth_.admit(slot, newcomer);
+        on_released(slot);
+    }
 
-    /// Requires: the slot is ranked, here and in all functions below.
-    void remove(slot_id slot) noexcept { heap_.remove(slot); }
+    void touch(slot_id slot) {
+        worth_.touch(slot);
+        on_released(slot);
+    }
 
-    /// A slot with children keeps its rank; searches skip it.
-    void on_child_added(slot_id slot) noexcept { heap_.set_aside(slot); }
-    void on_last_child_removed(slot_id slot) noexcept { heap_.put_back(slot); }
+    void on_released(slot_id slot) { heap_.rank(slot, clock_ + worth_(slot)); }
+    void on_child_added(slot_id slot) { heap_.set_aside(slot); }
+    void on_last_child_removed(slot_id slot) { heap_.put_back(slot); }
+    void erase(slot_id slot) { heap_.remove(slot); }
 
-    /// Removes a victim, and advances the clock to its rank.
-    void evict(slot_id slot) noexcept {
+    void evict(slot_id slot) {
+        if constexpr (requires { worth_.evict(slot); })
+            worth_.evict(slot);
         clock_ = heap_.rank(slot);
         heap_.remove(slot);
     }
 
     /// The evictable slot of lowest rank. A slot that is not evictable is in use: it is ranked anew, as if the clock
     /// stood at its rank.
-    template <class MayLeave, class Worth>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable, Worth&& worth) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         for (std::size_t met = 0; met < heap_.size(); ++met) {
             const slot_id lowest = heap_.at(0);
             if (is_evictable(lowest))
                 return lowest;
-            heap_.rank(lowest, heap_.rank(lowest) + worth(lowest));
+            heap_.rank(lowest, heap_.rank(lowest) + worth_(lowest));
         }
         // Slots of low value may have been checked repeatedly before one of high value was checked at all.
         std::optional<slot_id> found;
@@ -7493,14 +7389,15 @@ public:
 
 private:
     slot_heap heap_;
+    Worth worth_;
     double clock_ = 0.0;
 };
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/cost_aware.hpp ------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Ranks an entry by the time that its next hit is expected to save, per byte. Each hit ranks it anew. A hit saves the
 /// entry's cost, provided that its parent is present, so depth as such does not raise the rank. The probability of a
@@ -7515,71 +7412,44 @@ namespace kvcache::inline KVCACHE_ABI::eviction {
 /// MLSys 2025.
 struct cost_aware {
     using role = eviction_role;
-    class state;
+    class worth;
+    using state = greedy_dual<worth>;
     [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(log n) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot.
-class cost_aware::state {
+/// The value of each entry, and the probabilities of a hit. Cost: O(1) each. 5 bytes a slot; with its rank 25.
+class cost_aware::worth {
 public:
-    explicit state(std::size_t slots) : ranks_(slots), savings_(slots), uses_(slots) { seen_.fill({1.0, 1.0}); }
+    explicit worth(std::size_t slots) : savings_(slots), uses_(slots) { seen_.fill({1.0, 1.0}); }
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!ranks_.contains(slot), "an entry is admitted once");
         uses_[index_of(slot)] = 1;
         savings_[index_of(slot)] =
             static_cast<float>(newcomer.cost / static_cast<double>(std::max<std::size_t>(newcomer.bytes, 1)));
-        ranks_.rank(slot, worth(slot));
     }
 
     void touch(slot_id slot) {
-        expects(ranks_.contains(slot), "a touched entry was admitted");
         std::uint8_t& uses = uses_[index_of(slot)];
         learn(uses, 1.0, 0.0);
         uses = static_cast<std::uint8_t>(std::min(uses + 1, 255));
-        ranks_.rank(slot, worth(slot));
     }
 
-    void on_released(slot_id slot) {
-        expects(ranks_.contains(slot), "a released entry was admitted");
-        ranks_.rank(slot, worth(slot));
-    }
+    void evict(slot_id slot) { learn(uses_[index_of(slot)], 0.0, 1.0); }
 
-    void on_child_added(slot_id slot) {
-        expects(ranks_.contains(slot), "an entry that gains a child was admitted");
-        ranks_.on_child_added(slot);
-    }
-    void on_last_child_removed(slot_id slot) {
-        expects(ranks_.contains(slot), "an entry that lost its last child was admitted");
-        ranks_.on_last_child_removed(slot);
-    }
-
-    void erase(slot_id slot) {
-        expects(ranks_.contains(slot), "an erased entry was admitted");
-        ranks_.remove(slot);
-    }
-
-    void evict(slot_id slot) {
-        expects(ranks_.contains(slot), "an evicted entry was admitted");
-        learn(uses_[index_of(slot)], 0.0, 1.0);
-        ranks_.evict(slot);
+    [[nodiscard]] double operator()(slot_id slot) const {
+        return chance_of_hit(uses_[index_of(slot)]) * static_cast<double>(savings_[index_of(slot)]);
     }
 
     /// The probability that an entry with so many uses is used again before it is evicted.
     [[nodiscard]] double chance_of_hit(std::uint32_t uses) const {
         const outcomes& seen = seen_[group(uses)];
-        return seen.hits / (seen.hits + seen.leaves);
-    }
-
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
-        return ranks_.victim(is_evictable, [this](slot_id slot) { return worth(slot); });
+        return seen.hits / (seen.hits + seen.evictions);
     }
 
 private:
     struct outcomes {
         double hits = 1.0;
-        double leaves = 1.0;
+        double evictions = 1.0;
     };
 
     // Groups: 1, 2, 3, 4 to 7, 8 to 15 ... uses.
@@ -7587,37 +7457,32 @@ private:
         return uses < 4 ? uses - 1 : static_cast<std::size_t>(std::bit_width(uses));
     }
 
-    void learn(std::uint32_t uses, double hits, double leaves) {
+    void learn(std::uint32_t uses, double hits, double evictions) {
         outcomes& seen = seen_[group(uses)];
         seen.hits += hits;
-        seen.leaves += leaves;
-        if (seen.hits + seen.leaves > 4096.0) { // older outcomes decay
+        seen.evictions += evictions;
+        if (seen.hits + seen.evictions > 4096.0) { // older outcomes decay
             seen.hits *= 0.5;
-            seen.leaves = std::max(0.5 * seen.leaves, 1.0);
+            seen.evictions = std::max(0.5 * seen.evictions, 1.0);
         }
     }
 
-    [[nodiscard]] double worth(slot_id slot) const {
-        return chance_of_hit(uses_[index_of(slot)]) * static_cast<double>(savings_[index_of(slot)]);
-    }
-
-    greedy_dual ranks_;
     std::vector<float> savings_; // seconds a byte
     std::vector<std::uint8_t> uses_;
     std::array<outcomes, 9> seen_ = {}; // by group of uses
 };
 
 inline cost_aware::state cost_aware::open(eviction_capacity room) const {
-    return state{room.slots};
+    return state(room.slots);
 }
 
 static_assert(eviction_policy<cost_aware>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/expiring.hpp --------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Milliseconds of the machine's steady clock.
 struct steady_milliseconds {
@@ -7640,12 +7505,12 @@ concept millisecond_clock = requires(const C clock) {
 ///     touch, release, admit -> [ newest ... oldest ] -> expired: victim
 ///                              [ Inner             ] -> else its victim
 ///
-///     expiring<s3_fifo>{.milliseconds = 300'000}
+///     expiring<s3_fifo>{.time_to_live = std::chrono::minutes(5)}
 template <eviction_policy Inner = lru, millisecond_clock Clock = steady_milliseconds>
 struct expiring {
     using role = eviction_role;
     Inner inner = {};
-    std::uint32_t milliseconds = 300'000; ///< Five minutes, as public prompt caches do; below 2^31.
+    std::chrono::milliseconds time_to_live = std::chrono::minutes(5); ///< As public prompt caches do; below 2^31 ms.
     Clock clock = {};
     class state;
     [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
@@ -7660,7 +7525,10 @@ public:
           clock_(policy.clock),
           queue_(room.slots, 1),
           times_(room.slots),
-          lifetime_(policy.milliseconds) {}
+          lifetime_(static_cast<std::uint32_t>(policy.time_to_live.count())) {
+        require(policy.time_to_live.count() >= 0 && policy.time_to_live.count() < std::int64_t{1} << 31,
+                "a time to live is from 0 to 2^31 - 1 milliseconds");
+    }
 
     void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(inner_, newcomer); }
 
@@ -7694,8 +7562,8 @@ public:
     }
 
     /// The next evictable entry whose time has expired.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> expired(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> expired(IsEvictable&& is_evictable) {
         for (std::size_t met = 0; met < queue_.slots() && !queue_.empty(0); ++met) {
             const slot_id oldest = queue_.back(0);
             if (now() - times_[index_of(oldest)] < lifetime_)
@@ -7707,8 +7575,8 @@ public:
         return std::nullopt;
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         if (const auto found = expired(is_evictable))
             return found;
         return inner_.victim(is_evictable);
@@ -7723,7 +7591,7 @@ private:
         times_[index_of(slot)] = now();
     }
 
-    decltype(std::declval<const Inner&>().open(eviction_capacity{})) inner_;
+    opened_by<Inner, eviction_capacity> inner_;
     Clock clock_;
     slot_lists queue_;                 // in order of last use
     std::vector<std::uint32_t> times_; // of last use
@@ -7732,11 +7600,11 @@ private:
 
 static_assert(eviction_policy<expiring<lru>>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/fifo.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Evicts entries in order of arrival, used or not. An entry arrives when it is first released, so that a chain is
 /// queued and evicted tail first. An entry that is not evictable goes back to the front when the search meets it.
@@ -7754,27 +7622,22 @@ public:
     explicit state(std::size_t slots) : queue_(slots, 1), settled_(slots) {}
 
     void admit(slot_id slot, const eviction_entry&) {
-        expects(!queue_.contains(slot), "an entry is admitted once");
         queue_.push_front(slot, 0);
         settled_[index_of(slot)] = 0;
     }
 
-    void touch([[maybe_unused]] slot_id slot) { expects(queue_.contains(slot), "a touched entry was admitted"); }
+    void touch([[maybe_unused]] slot_id slot) {}
 
     void on_released(slot_id slot) {
-        expects(queue_.contains(slot), "a released entry was admitted");
         if (settled_[index_of(slot)] == 0)
             queue_.move_to_front(slot, 0);
         settled_[index_of(slot)] = 1;
     }
 
-    void erase(slot_id slot) {
-        expects(queue_.contains(slot), "an erased entry was admitted");
-        queue_.remove(slot);
-    }
+    void erase(slot_id slot) { queue_.remove(slot); }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         return queue_.oldest(0, is_evictable);
     }
 
@@ -7789,11 +7652,11 @@ inline fifo::state fifo::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<fifo>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/gdsf.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Greedy dual size frequency: an entry's value is its uses times its cost, per byte, added to a clock that advances to
 /// the rank of each evicted entry. The entry of lowest rank is evicted. An entry that is not evictable is ranked anew,
@@ -7805,82 +7668,46 @@ namespace kvcache::inline KVCACHE_ABI::eviction {
 /// dual size frequency caching policy", HP Labs 1998.
 struct gdsf {
     using role = eviction_role;
-    class state;
+    class worth;
+    using state = greedy_dual<worth>;
     [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(log n) each; victim amortized, while a fixed fraction of the entries is evictable. 32 bytes a slot.
-class gdsf::state {
+/// The value of each entry. Cost: O(1) each. 12 bytes a slot; with its rank 32.
+class gdsf::worth {
 public:
-    explicit state(std::size_t slots) : ranks_(slots), uses_(slots), costs_(slots), bytes_(slots) {}
+    explicit worth(std::size_t slots) : entries_(slots) {}
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!ranks_.contains(slot), "an entry is admitted once");
-        const std::uint32_t at = index_of(slot);
-        uses_[at] = 1;
-        costs_[at] = static_cast<float>(newcomer.cost);
-        bytes_[at] = static_cast<float>(newcomer.bytes);
-        ranks_.rank(slot, worth(slot));
+        entries_[index_of(slot)] = {1, static_cast<float>(newcomer.cost), static_cast<float>(newcomer.bytes)};
     }
+    void touch(slot_id slot) { ++entries_[index_of(slot)].uses; }
 
-    void touch(slot_id slot) {
-        expects(ranks_.contains(slot), "a touched entry was admitted");
-        ++uses_[index_of(slot)];
-        ranks_.rank(slot, worth(slot));
-    }
-
-    void on_released(slot_id slot) {
-        expects(ranks_.contains(slot), "a released entry was admitted");
-        ranks_.rank(slot, worth(slot));
-    }
-
-    void on_child_added(slot_id slot) {
-        expects(ranks_.contains(slot), "an entry that gains a child was admitted");
-        ranks_.on_child_added(slot);
-    }
-    void on_last_child_removed(slot_id slot) {
-        expects(ranks_.contains(slot), "an entry that lost its last child was admitted");
-        ranks_.on_last_child_removed(slot);
-    }
-
-    void erase(slot_id slot) {
-        expects(ranks_.contains(slot), "an erased entry was admitted");
-        ranks_.remove(slot);
-    }
-
-    void evict(slot_id slot) {
-        expects(ranks_.contains(slot), "an evicted entry was admitted");
-        ranks_.evict(slot);
-    }
-
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
-        return ranks_.victim(is_evictable, [this](slot_id slot) { return worth(slot); });
+    [[nodiscard]] double operator()(slot_id slot) const {
+        const auto [uses, cost, bytes] = entries_[index_of(slot)];
+        return static_cast<double>(uses) * static_cast<double>(cost) / static_cast<double>(bytes);
     }
 
 private:
-    [[nodiscard]] double worth(slot_id slot) const {
-        const std::uint32_t at = index_of(slot);
-        return static_cast<double>(uses_[at]) * static_cast<double>(costs_[at]) / static_cast<double>(bytes_[at]);
-    }
-
-    greedy_dual ranks_;
-    std::vector<std::uint32_t> uses_;
-    std::vector<float> costs_;
-    std::vector<float> bytes_;
+    struct known {
+        std::uint32_t uses = 0;
+        float cost = 0.0f;
+        float bytes = 0.0f;
+    };
+    std::vector<known> entries_;
 };
 
 inline gdsf::state gdsf::open(eviction_capacity room) const {
-    return state{room.slots};
+    return state(room.slots);
 }
 
 static_assert(eviction_policy<gdsf>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/lfu.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Evicts the least frequently used entry; ties go to the least recently used. Use counts saturate at 255. With a
 /// history, a ghost keeps the count of an evicted entry, which resumes when the entry returns. An entry that is not
@@ -7907,31 +7734,28 @@ public:
           ghosts_(static_cast<std::size_t>(static_cast<double>(slots) * policy.history), 0, ghost_list::marks::kept) {}
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
         std::uint32_t count = 1;
         if (!keys_.empty()) {
             keys_[index_of(slot)] = newcomer.key;
             if (const auto returns = ghosts_.take(newcomer.key))
                 count = std::min(returns->mark + 1, most);
         }
-        enter(slot, count);
+        insert(slot, count);
     }
 
     void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
         const std::uint32_t count = counts_[index_of(slot)];
-        leave(slot);
-        enter(slot, std::min(count + 1, most));
+        erase(slot);
+        insert(slot, std::min(count + 1, most));
     }
 
-    void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a released entry was admitted");
-        queues_.move_to_front(slot, counts_[index_of(slot)]);
-    }
+    void on_released(slot_id slot) { queues_.move_to_front(slot, counts_[index_of(slot)]); }
 
     void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
+        const std::uint32_t count = counts_[index_of(slot)];
+        queues_.remove(slot);
+        if (queues_.empty(count))
+            filled_[count / 64] &= ~(std::uint64_t{1} << count % 64);
     }
 
     void evict(slot_id slot) {
@@ -7942,8 +7766,8 @@ public:
         ghosts_.push(keys_[index_of(slot)], {.mark = counts_[index_of(slot)]});
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         for (std::uint32_t word = 0; word < 4; ++word)
             for (std::uint64_t left = filled_[word]; left != 0; left &= left - 1)
                 if (const auto found =
@@ -7955,17 +7779,10 @@ public:
 private:
     static constexpr std::uint32_t most = 255;
 
-    void enter(slot_id slot, std::uint32_t count) {
+    void insert(slot_id slot, std::uint32_t count) {
         counts_[index_of(slot)] = static_cast<std::uint8_t>(count);
         queues_.push_front(slot, count);
         filled_[count / 64] |= std::uint64_t{1} << count % 64;
-    }
-
-    void leave(slot_id slot) {
-        const std::uint32_t count = counts_[index_of(slot)];
-        queues_.remove(slot);
-        if (queues_.empty(count))
-            filled_[count / 64] &= ~(std::uint64_t{1} << count % 64);
     }
 
     slot_lists queues_; // by count
@@ -7981,11 +7798,11 @@ inline lfu::state lfu::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<lfu>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
-// ---- kvcache/eviction/hit_density.hpp -----------------------------------------------------------------------------
+// ---- kvcache/eviction/lhd.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// The expected hits of an entry per unit of its remaining lifetime, by group and age. Learned from the ages at which
 /// entries were hit or evicted, in decaying histograms. Time is counted in uses; ages are in steps of a power of two of
@@ -8002,7 +7819,7 @@ public:
         : ages_(static_cast<std::uint32_t>(std::clamp<std::size_t>(slots / 32, 256, 4096))),
           period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(std::bit_ceil(slots) * 16, 1u << 10, 1u << 20))),
           hits_(std::size_t{groups} * ages_),
-          leaves_(std::size_t{groups} * ages_),
+          evictions_(std::size_t{groups} * ages_),
           densities_(std::size_t{groups} * ages_),
           shift_(steps(slots)) {
         for (std::uint32_t g = 0; g < groups; ++g) // approximates GDSF until something is learned
@@ -8038,7 +7855,7 @@ public:
     }
 
     void hit(std::uint32_t group, std::uint16_t age) noexcept { hits_[group * ages_ + age] += 1.0f; }
-    void left(std::uint32_t group, std::uint16_t age) noexcept { leaves_[group * ages_ + age] += 1.0f; }
+    void evicted(std::uint32_t group, std::uint16_t age) noexcept { evictions_[group * ages_ + age] += 1.0f; }
 
     /// Advances time by one use, with the number of entries present. Learns periodically.
     void pass(std::uint32_t entries) noexcept {
@@ -8046,7 +7863,7 @@ public:
             return;
         for (float& count : hits_)
             count *= decay;
-        for (float& count : leaves_)
+        for (float& count : evictions_)
             count *= decay;
         // Twice, near the start, once the number of entries that fit is known.
         if (rounds_ == 5 || rounds_ == 25)
@@ -8070,7 +7887,7 @@ private:
             float hits = 0.0f, events = 0.0f, time = 0.0f;
             for (std::size_t at = first + ages_; at-- > first;) {
                 hits += hits_[at];
-                events += hits_[at] + leaves_[at];
+                events += hits_[at] + evictions_[at];
                 time += events;
                 densities_[at] = events > 1e-5f ? hits / time : 0.0f;
             }
@@ -8079,7 +7896,7 @@ private:
 
     // Changes the step: counts move to the age that now covers theirs.
     void rescale(std::uint32_t shift) noexcept {
-        for (std::vector<float>* counts : {&hits_, &leaves_})
+        for (std::vector<float>* counts : {&hits_, &evictions_})
             for (std::uint32_t g = 0; g < groups; ++g) {
                 float* const row = counts->data() + std::size_t{g} * ages_;
                 if (shift > shift_)
@@ -8108,18 +7925,12 @@ private:
     }
 
     std::uint32_t ages_;
-    std::uint32_t period_;                         // uses between updates
-    std::vector<float> hits_, leaves_, densities_; // (groups, ages)
-    std::uint32_t shift_;                          // log2 of the uses in a step
+    std::uint32_t period_;                            // uses between updates
+    std::vector<float> hits_, evictions_, densities_; // (groups, ages)
+    std::uint32_t shift_;                             // log2 of the uses in a step
     std::uint32_t now_ = 0;
     std::uint32_t rounds_ = 0;
 };
-
-} // namespace kvcache::eviction
-
-// ---- kvcache/eviction/lhd.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::eviction {
 
 /// Least hit density: of a sample of entries, evicts the one with the fewest expected hits per byte and remaining
 /// lifetime. The expectation is learned from the ages at which entries were hit or evicted, by class of their last two
@@ -8149,8 +7960,7 @@ public:
           random_(policy.seed) {}
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(places_[index_of(slot)] == nowhere, "an entry is admitted once");
-        enter(index_of(slot));
+        add_sample(index_of(slot));
         ++present_;
         entries_[index_of(slot)] = {.bytes = static_cast<float>(newcomer.bytes), .before = densities_.ages()};
         const bool spared = use(slot);
@@ -8159,7 +7969,6 @@ public:
     }
 
     void touch(slot_id slot) {
-        expects(places_[index_of(slot)] != nowhere, "a touched entry was admitted");
         known& one = entries_[index_of(slot)];
         const std::uint16_t age = densities_.age(one.used);
         densities_.hit(group(one), age);
@@ -8170,34 +7979,30 @@ public:
     }
 
     void on_child_added(slot_id slot) {
-        expects(places_[index_of(slot)] != nowhere, "an entry that gains a child was admitted");
-        take_out(index_of(slot));
+        remove_sample(index_of(slot));
         places_[index_of(slot)] = covered;
     }
 
     void on_last_child_removed(slot_id slot) {
-        expects(places_[index_of(slot)] != nowhere, "an entry that lost its last child was admitted");
         if (places_[index_of(slot)] == covered)
-            enter(index_of(slot));
+            add_sample(index_of(slot));
     }
 
     void erase(slot_id slot) {
-        expects(places_[index_of(slot)] != nowhere, "an erased entry was admitted");
         give_up_sparing(entries_[index_of(slot)]);
-        take_out(index_of(slot));
+        remove_sample(index_of(slot));
         places_[index_of(slot)] = nowhere;
         --present_;
     }
 
     void evict(slot_id slot) {
-        expects(places_[index_of(slot)] != nowhere, "an evicted entry was admitted");
         const known& one = entries_[index_of(slot)];
-        densities_.left(group(one), densities_.age(one.used));
+        densities_.evicted(group(one), densities_.age(one.used));
         erase(slot);
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         std::optional<slot_id> found;
         float lowest = std::numeric_limits<float>::max();
         const auto consider = [&](slot_id slot) {
@@ -8262,12 +8067,12 @@ private:
         return explores;
     }
 
-    void enter(std::uint32_t slot) {
+    void add_sample(std::uint32_t slot) {
         places_[slot] = count_;
         sampled_[count_++] = slot;
     }
 
-    void take_out(std::uint32_t slot) {
+    void remove_sample(std::uint32_t slot) {
         const std::uint32_t place = places_[slot];
         if (place == covered)
             return;
@@ -8308,11 +8113,11 @@ inline lhd::state lhd::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<lhd>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/lirs.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Low inter-reference recency set (LIRS). Entries with a short reuse interval are kept (LIR); all others pass through
 /// a small queue (HIR), whose oldest entry is evicted. An interval is short if the entry's previous use is later than
@@ -8364,11 +8169,10 @@ public:
     }
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
         if (missed_ != newcomer.key)
             on_miss(newcomer);
         entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        enter(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
+        insert(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
         missed_.reset();
         returns_ = false;
         prune();
@@ -8376,18 +8180,17 @@ public:
     }
 
     void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
         const std::size_t bytes = entries_[index_of(slot)].bytes;
         if (is_kept(slot)) {
             renew(slot);
         } else if (is_recent(slot)) {
-            leave(slot);
+            unlink(slot);
             make_room_among_kept(bytes);
-            enter(slot, kept, true);
+            insert(slot, kept, true);
             prune();
         } else {
-            leave(slot);
-            enter(slot, passing, true);
+            unlink(slot);
+            insert(slot, passing, true);
             if (eager_)
                 make_room_among_kept(bytes);
         }
@@ -8395,7 +8198,6 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a released entry was admitted");
         if (is_kept(slot))
             renew(slot);
         else
@@ -8403,15 +8205,13 @@ public:
     }
 
     void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
+        unlink(slot);
         prune();
     }
 
     void evict(slot_id slot) {
-        expects(queues_.contains(slot), "an evicted entry was admitted");
         const bool leaves_ghost = !is_kept(slot) && is_recent(slot);
-        leave(slot);
+        unlink(slot);
         const auto [key, bytes] = entries_[index_of(slot)];
         if (leaves_ghost && !ghosts_.contains(key))
             ghosts_.push(key, {.bytes = bytes, .mark = times_[index_of(slot)]});
@@ -8426,8 +8226,8 @@ public:
         return !queues_.empty(passing) && bytes_[passing] + (joins ? bytes_to_come_ : 0) > passing_share_;
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         for (std::size_t left = count_passing_; left > 0; --left) {
             const slot_id oldest = queues_.back(passing);
             if (is_evictable(oldest))
@@ -8463,7 +8263,7 @@ private:
         return (marks_[index_of(slot)] & recent) != 0 && !before_all_kept(times_[index_of(slot)]);
     }
 
-    void enter(slot_id slot, std::uint8_t queue, bool used) {
+    void insert(slot_id slot, std::uint8_t queue, bool used) {
         queues_.push_front(slot, queue);
         bytes_[queue] += entries_[index_of(slot)].bytes;
         marks_[index_of(slot)] = queue;
@@ -8478,7 +8278,7 @@ private:
             first_recent_ = slot;
     }
 
-    void leave(slot_id slot) {
+    void unlink(slot_id slot) {
         if (!is_kept(slot)) {
             mark_not_recent(slot);
             if (first_recent_ == slot)
@@ -8520,8 +8320,8 @@ private:
     void make_room_among_kept(std::size_t bytes) {
         while (!queues_.empty(kept) && bytes_[kept] + bytes > kept_share_) {
             const slot_id idle = queues_.back(kept);
-            leave(idle);
-            enter(idle, passing, false);
+            unlink(idle);
+            insert(idle, passing, false);
         }
         prune();
     }
@@ -8567,11 +8367,11 @@ inline lirs::state lirs::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<lirs>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/never.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Evicts nothing. A full cache refuses new entries instead, so its entries stay until the owner removes them.
 struct never {
@@ -8587,8 +8387,8 @@ public:
     void touch(slot_id) {}
     void erase(slot_id) {}
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&&) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&&) {
         return std::nullopt;
     }
 };
@@ -8599,11 +8399,11 @@ inline never::state never::open(eviction_capacity) const {
 
 static_assert(eviction_policy<never>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/prioritised.hpp -----------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Priorities by depth in the chain: `count` depths from `first` on have priority `level`; all others have 0.
 struct depth_ranges {
@@ -8673,8 +8473,8 @@ public:
     void erase(slot_id slot) { at(slot).erase(slot); }
     void evict(slot_id slot) { kvcache::evict(at(slot), slot); }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         for (auto& level : inner_)
             if (const std::optional<slot_id> found = level.victim(is_evictable))
                 return found;
@@ -8682,7 +8482,7 @@ public:
     }
 
 private:
-    using inner_state = decltype(std::declval<const Inner&>().open(eviction_capacity{}));
+    using inner_state = opened_by<Inner, eviction_capacity>;
 
     [[nodiscard]] std::uint32_t level_of(const eviction_entry& newcomer) const {
         return std::min(static_cast<std::uint32_t>(rule_(newcomer)), static_cast<std::uint32_t>(inner_.size() - 1));
@@ -8696,11 +8496,11 @@ private:
 
 static_assert(eviction_policy<prioritised<lru>>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/s3_fifo.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// S3-FIFO. New entries join a small queue. Those used `threshold` times by its end move to the main queue; the others
 /// are evicted and leave a ghost. An entry that returns while its ghost is remembered joins the main queue directly. At
@@ -8742,37 +8542,34 @@ public:
     }
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
         if (missed_ != newcomer.key)
             on_miss(newcomer);
         entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        enter(slot, returns_ ? main : small);
+        insert(slot, returns_ ? main : small);
         marks_[index_of(slot)] = returns_ ? main : fresh;
         missed_.reset();
     }
 
     void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
         std::uint8_t& marks = marks_[index_of(slot)];
         if (uses(marks) < most)
             marks = static_cast<std::uint8_t>(marks + one_use);
     }
 
     void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a released entry was admitted");
         if ((marks_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
             queues_.move_to_front(slot, queue_of(slot));
         marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
     }
 
     void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
+        queues_.remove(slot);
+        bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
+        --count_[queue_of(slot)];
     }
 
     void evict(slot_id slot) {
-        expects(queues_.contains(slot), "an evicted entry was admitted");
-        leave(slot);
+        erase(slot);
         if (count_[small] > 0) // a likely next victim
             ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
         const auto [key, bytes] = entries_[index_of(slot)];
@@ -8783,8 +8580,8 @@ public:
         ghosts_.push(key, {.bytes = bytes});
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         // One round checks or promotes all of the small queue, and most + 1 rounds check all of the main queue.
         std::size_t small_left = count_[small];
         std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
@@ -8831,21 +8628,15 @@ private:
     [[nodiscard]] static std::uint32_t uses(std::uint8_t marks) { return marks / one_use; }
     [[nodiscard]] std::uint8_t queue_of(slot_id slot) const { return marks_[index_of(slot)] & main; }
 
-    void enter(slot_id slot, std::uint8_t queue) {
+    void insert(slot_id slot, std::uint8_t queue) {
         queues_.push_front(slot, queue);
         bytes_[queue] += entries_[index_of(slot)].bytes;
         ++count_[queue];
     }
 
-    void leave(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
-        --count_[queue_of(slot)];
-    }
-
     void promote(slot_id slot) {
-        leave(slot);
-        enter(slot, main);
+        erase(slot);
+        insert(slot, main);
         marks_[index_of(slot)] = main;
     }
 
@@ -8868,11 +8659,11 @@ inline s3_fifo::state s3_fifo::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<s3_fifo>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/sieve.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// SIEVE. A hand moves through a FIFO queue from its oldest entry to its newest and around again. It spares an entry
 /// that was used since the hand last passed and clears its mark; the first entry without a mark is evicted. Entries do
@@ -8895,18 +8686,13 @@ public:
         : queue_(slots, 1), marks_(slots), hand_(slot_id{static_cast<std::uint32_t>(slots)}) {}
 
     void admit(slot_id slot, const eviction_entry&) {
-        expects(!queue_.contains(slot), "an entry is admitted once");
         queue_.push_front(slot, 0);
         marks_[index_of(slot)] = fresh;
     }
 
-    void touch(slot_id slot) {
-        expects(queue_.contains(slot), "a touched entry was admitted");
-        marks_[index_of(slot)] |= used;
-    }
+    void touch(slot_id slot) { marks_[index_of(slot)] |= used; }
 
     void on_released(slot_id slot) {
-        expects(queue_.contains(slot), "a released entry was admitted");
         if ((marks_[index_of(slot)] & fresh) != 0) { // its first release: a chain queues tail first
             step_off(slot);
             queue_.move_to_front(slot, 0);
@@ -8915,13 +8701,12 @@ public:
     }
 
     void erase(slot_id slot) {
-        expects(queue_.contains(slot), "an erased entry was admitted");
         step_off(slot);
         queue_.remove(slot);
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         // One round clears every mark, the next checks every entry.
         for (std::size_t met = 0; met < 2 * queue_.slots() && !queue_.empty(0); ++met) {
             if (queue_.ends(hand_))
@@ -8955,11 +8740,11 @@ inline sieve::state sieve::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<sieve>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/slru.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Segmented LRU with segments of equal size. New entries join the lowest segment that has space, and a touch moves an
 /// entry to the next segment up. A segment above its share demotes its oldest entries to the front of the one below.
@@ -8991,18 +8776,16 @@ public:
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
         apply_touches();
-        expects(!queues_.contains(slot), "an entry is admitted once");
         expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
         std::uint32_t lowest = 0;
         while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
             ++lowest;
         entries_[index_of(slot)].bytes = newcomer.bytes & most_bytes;
-        enter(slot, lowest < filled_.size() ? lowest : 0);
+        insert(slot, lowest < filled_.size() ? lowest : 0);
         let_down_ = false;
     }
 
     void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
         touches_.add(
             slot,
             [this](slot_id one) {
@@ -9014,14 +8797,12 @@ public:
 
     void on_released(slot_id slot) {
         apply_touches();
-        expects(queues_.contains(slot), "a released entry was admitted");
         queues_.move_to_front(slot, segment_of(slot));
     }
 
     void erase(slot_id slot) {
         apply_touches();
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
+        unlink(slot);
     }
 
     /// Returns whether the last touch demoted entries into a lowest segment that is now above its share, as entries of
@@ -9032,8 +8813,8 @@ public:
         return let_down_ && filled_[0] > share_;
     }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         apply_touches();
         for (std::uint32_t s = 0; s < filled_.size(); ++s)
             if (const auto found = queues_.oldest(s, is_evictable))
@@ -9059,14 +8840,14 @@ private:
     void lift(slot_id slot) {
         const std::uint32_t from = segment_of(slot);
         const bool highest = from + 1u == filled_.size();
-        leave(slot);
-        enter(slot, highest ? from : from + 1);
+        unlink(slot);
+        insert(slot, highest ? from : from + 1);
         let_down_ = false;
         for (std::uint32_t s = from + 1; !highest && s > 0; --s) {
             while (filled_[s] > share_) {
                 const slot_id oldest = queues_.back(s);
-                leave(oldest);
-                enter(oldest, s - 1);
+                unlink(oldest);
+                insert(oldest, s - 1);
                 let_down_ = s == 1;
             }
             if (const slot_id next = queues_.back(s); !queues_.ends(next)) { // likely demoted by a later touch
@@ -9076,14 +8857,14 @@ private:
         }
     }
 
-    void enter(slot_id slot, std::uint32_t segment) {
+    void insert(slot_id slot, std::uint32_t segment) {
         queues_.push_front(slot, segment);
         known& one = entries_[index_of(slot)];
         one.segment = segment & 0xffu;
         filled_[segment] += one.bytes;
     }
 
-    void leave(slot_id slot) {
+    void unlink(slot_id slot) {
         queues_.remove(slot);
         const known one = entries_[index_of(slot)];
         filled_[one.segment] -= one.bytes;
@@ -9103,11 +8884,11 @@ inline slru::state slru::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<slru>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/tail_safe_lru.hpp ---------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Keeps only as much of a conversation as its next turn needs to answer in time. The next turn consists of the entries
 /// of the last request and `next_turn` new ones, of which `budget` can be computed within the time to first token. The
@@ -9141,7 +8922,6 @@ public:
           losable_(policy.budget > policy.next_turn ? policy.budget - policy.next_turn : 0) {}
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
         const std::uint32_t at = index_of(slot);
         parents_[at] = newcomer.parent ? index_of(*newcomer.parent) : nowhere;
         depths_[at] = newcomer.depth;
@@ -9152,23 +8932,17 @@ public:
             need_before(slot, newcomer.length);
     }
 
-    void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
-        queues_.move_to_front(slot, places_[index_of(slot)]);
-    }
+    void touch(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
 
     void on_released(slot_id slot) { touch(slot); }
 
-    void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        queues_.remove(slot);
-    }
+    void erase(slot_id slot) { queues_.remove(slot); }
 
     /// Returns whether the entry can be evicted without delaying the next turn.
     [[nodiscard]] bool is_safe(slot_id slot) const { return places_[index_of(slot)] == safe; }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         if (const auto found = queues_.oldest(safe, is_evictable))
             return found;
         return queues_.oldest(needed, is_evictable);
@@ -9205,11 +8979,11 @@ inline tail_safe_lru::state tail_safe_lru::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<tail_safe_lru>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
-// ---- kvcache/eviction/frequency_sketch.hpp ------------------------------------------------------------------------
+// ---- kvcache/eviction/w_tiny_lfu.hpp ------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::eviction {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 
 /// Approximate recent use counts of keys, at most 16. The first use of a key sets bits of the doorkeeper, a Bloom
 /// filter; later uses count in a count-min sketch of four rows of 4-bit counters. After ten uses a slot all counts are
@@ -9289,12 +9063,6 @@ private:
     std::size_t uses_ = 0;
 };
 
-} // namespace kvcache::eviction
-
-// ---- kvcache/eviction/w_tiny_lfu.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::eviction {
-
 /// W-TinyLFU. New entries join a window, an LRU list. The oldest entry of the window enters the main part only if it
 /// was recently used more often than the main part's victim. The main part is a segmented LRU: a touch moves an entry
 /// to the protected segment, which has at most four fifths of the main part. The size of the window adapts by hill
@@ -9332,46 +9100,41 @@ public:
     void on_miss(const eviction_entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
 
     void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
         bytes_to_come_ = newcomer.bytes;
         keys_[index_of(slot)] = newcomer.key;
         sizes_[index_of(slot)] =
             static_cast<std::uint32_t>((newcomer.bytes + (std::size_t{1} << grain_) - 1) >> grain_);
-        enter(slot, window);
+        insert(slot, window);
         count_use(newcomer.key, false);
     }
 
     void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
         if (places_[index_of(slot)] == window) {
             queues_.move_to_front(slot, window);
         } else {
-            leave(slot);
-            enter(slot, guarded);
+            erase(slot);
+            insert(slot, guarded);
             while (bytes_[guarded] > (room_ - window_share_) / 5 * 4) {
                 const slot_id oldest = queues_.back(guarded);
-                leave(oldest);
-                enter(oldest, probation);
+                erase(oldest);
+                insert(oldest, probation);
             }
         }
         count_use(keys_[index_of(slot)], true);
     }
 
-    void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a released entry was admitted");
-        queues_.move_to_front(slot, places_[index_of(slot)]);
-    }
+    void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
 
     void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
+        queues_.remove(slot);
+        bytes_[places_[index_of(slot)]] -= size(slot);
     }
 
     /// The current share of the window in bytes.
     [[nodiscard]] std::size_t window_share() const noexcept { return window_share_; }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
         while (bytes_[window] + bytes_to_come_ > window_share_) {
             const auto candidate = queues_.oldest(window, is_evictable, patience);
             if (!candidate)
@@ -9398,27 +9161,22 @@ private:
 
     [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
 
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest_of_main(MayLeave&& is_evictable, std::size_t most) {
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> oldest_of_main(IsEvictable&& is_evictable, std::size_t most) {
         if (const auto found = queues_.oldest(probation, is_evictable, most))
             return found;
         return queues_.oldest(guarded, is_evictable, most);
     }
 
-    void enter(slot_id slot, std::uint8_t queue) {
+    void insert(slot_id slot, std::uint8_t queue) {
         queues_.push_front(slot, queue);
         places_[index_of(slot)] = queue;
         bytes_[queue] += size(slot);
     }
 
-    void leave(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[places_[index_of(slot)]] -= size(slot);
-    }
-
     void to_main(slot_id slot) {
-        leave(slot);
-        enter(slot, probation);
+        erase(slot);
+        insert(slot, probation);
     }
 
     // After each period the window grows or shrinks as before if the hit ratio rose, and reverses otherwise. The step
@@ -9464,11 +9222,11 @@ inline w_tiny_lfu::state w_tiny_lfu::open(eviction_capacity room) const {
 
 static_assert(eviction_policy<w_tiny_lfu>);
 
-} // namespace kvcache::eviction
+}}} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/all.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every eviction policy of the library, with its standard options; wrappers wrap lru.
 using eviction_policies =
@@ -9477,20 +9235,20 @@ using eviction_policies =
                eviction::lhd, eviction::tail_safe_lru, eviction::cost_aware, eviction::never, eviction::prioritised<>,
                eviction::expiring<>>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/hash/all.hpp -----------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every hash policy of the library, with its standard options.
 using hash_policies = std::tuple<hash::xxh3>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
-// ---- kvcache/index/rolling_hash.hpp -------------------------------------------------------------------------------
+// ---- kvcache/index/chunk_table.hpp --------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// The hash of any run of a text's tokens, computed from prefix hashes: a polynomial modulo 2^64, then mixed. Not
 /// collision-resistant against an adversary: equal hashes are a hint that a comparison of the tokens must confirm.
@@ -9525,12 +9283,6 @@ private:
     std::uint64_t salt_;
     std::vector<std::uint64_t> sums_, powers_;
 };
-
-} // namespace kvcache::index
-
-// ---- kvcache/index/chunk_table.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::index {
 
 /// Chunks by content: their ends in a tree of pages, by the hash of all their tokens, and their lengths, by the hash of
 /// their first tokens. It stores no tokens: those in the tree are compared on every hit.
@@ -9700,11 +9452,11 @@ private:
     std::unordered_map<std::uint64_t, std::map<std::size_t, std::size_t>> lengths_; // counts by first hash, length
 };
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index
 
 // ---- kvcache/index/chunk.hpp --------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// A radix index that also finds runs of tokens by content alone, after any prefix. A chunk is registered where it
 /// lies: at the page of its last token, whose ancestors hold the rest. It is forgotten when that page is erased. Every
@@ -9774,16 +9526,18 @@ inline chunk::state chunk::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<chunk> && chunk_index_state<chunk::state>);
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index
 
-// ---- kvcache/index/hash_slots.hpp ---------------------------------------------------------------------------------
+// ---- kvcache/index/hash_chain.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::index {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// Page numbers by hash, in one open-addressed table with linear probing, at most half full. Equal hashes only make
 /// candidates: the caller compares. Nothing is allocated after construction.
 class hash_slots {
 public:
+    static constexpr std::uint32_t none = page_tree::none;
+
     explicit hash_slots(std::size_t pages) : slots_(std::bit_ceil(2 * pages + 2)) {}
 
     /// The first page under this hash for which `is_it(page)` is true; `none` if there is none.
@@ -9818,7 +9572,25 @@ public:
         slots_[hole] = {};
     }
 
-    static constexpr std::uint32_t none = 0xffffffffu;
+    /// The longest known prefix of a prompt. `chain(past, run)` continues the hash of a prefix by a page.
+    template <class Chain>
+    void match(const page_tree& tree, const Chain& chain, std::span<const token_id> tokens, index_match& found) const {
+        std::uint32_t last = none;
+        std::uint64_t hash = 0;
+        const std::size_t length = tree.page_tokens();
+        auto rest = tokens;
+        for (; rest.size() >= length; rest = rest.subspan(length)) {
+            hash = chain(hash, rest.first(length));
+            const std::uint32_t page =
+                find(hash, [&](std::uint32_t one) { return tree.continues(one, last, rest.first(length)); });
+            if (page == none)
+                break;
+            found.pages.push_back(page_id{page});
+            found.tokens += length;
+            last = page;
+        }
+        tree.step(found, rest.first(std::min(rest.size(), length)));
+    }
 
 private:
     struct slot {
@@ -9834,129 +9606,46 @@ private:
     std::vector<slot> slots_;
 };
 
-} // namespace kvcache::index
-
-// ---- kvcache/index/hash_chain.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::index {
-
 /// A hash table of full pages, keyed by the chained hash of all tokens up to their end. A page of a long prompt is
 /// found with one lookup, however many siblings it has. Parent and tokens are compared on every hit: a match is exact,
 /// and no hash is trusted. The rest of a match is searched among the children of the last page, which are ordered by
 /// their tokens. All memory is allocated at construction.
 ///
 ///     [The cat sat on] -> h1 -> page      h1 [the mat . It] -> h2 -> page      then the tail among the children
+///
+/// Cost: match O(n + log siblings); insert and erase O(page tokens * log siblings). 4 bytes a token, 44 to 60 a page.
 struct hash_chain {
     using role = index_role;
+    using state = hashed_tree<hash_slots>;
     unsigned hash_bits = 32; ///< Bits of a hash that are used; fewer yield more candidates whose tokens differ.
-    class state;
-    [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
+    [[nodiscard]] state open(page_shape shape, std::size_t pages) const { return {hash_bits, shape, pages}; }
 };
-
-/// Cost: match O(n + log siblings); insert and erase O(page tokens * log siblings). 4 bytes a token, 44 to 60 a page.
-class hash_chain::state {
-public:
-    state(unsigned hash_bits, page_shape shape, std::size_t pages)
-        : used_bits_(hash_bits >= 64 ? ~std::uint64_t{} : (std::uint64_t{1} << hash_bits) - 1),
-          tree_(shape, pages),
-          table_(pages),
-          hashes_(pages) {}
-
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
-        index_match found;
-        match(tokens, found);
-        return found;
-    }
-    /// The same in the memory of another match.
-    void match(std::span<const token_id> tokens, index_match& found) const {
-        found.clear();
-        std::uint32_t last = none;
-        std::uint64_t hash = 0;
-        const std::size_t length = tree_.page_tokens();
-        auto rest = tokens;
-        for (; rest.size() >= length; rest = rest.subspan(length)) {
-            hash = chain(hash, rest.first(length));
-            const std::uint32_t page =
-                table_.find(hash, [&](std::uint32_t one) { return tree_.continues(one, last, rest.first(length)); });
-            if (page == none)
-                break;
-            found.pages.push_back(page_id{page});
-            found.tokens += length;
-            last = page;
-        }
-        tree_.step(found, rest.first(std::min(rest.size(), length)));
-    }
-
-    /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
-    /// the index, one of the two runs is a prefix of the other.
-    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
-        const insertion done = tree_.insert(parent, tokens, page);
-        if (done.what != insertion::outcome::covered && tree_.full(page)) {
-            const std::uint64_t hash = chain(parent ? hashes_[index_of(*parent)] : 0, tokens);
-            hashes_[index_of(page)] = hash;
-            table_.insert(hash, index_of(page));
-        }
-        return done;
-    }
-
-    /// Requires: the page is a leaf of the index.
-    void erase(page_id page) {
-        const bool listed = tree_.full(page);
-        tree_.erase(page);
-        if (listed)
-            table_.erase(hashes_[index_of(page)], index_of(page));
-    }
-
-    [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
-    [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
-    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
-
-    /// The tokens of a page in the index; empty for other pages.
-    [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
-
-private:
-    static constexpr std::uint32_t none = page_tree::none;
-    static_assert(none == hash_slots::none);
-
-    [[nodiscard]] std::uint64_t chain(std::uint64_t past, std::span<const token_id> run) const {
-        return seeded_hash(past, std::as_bytes(run)) & used_bits_;
-    }
-
-    std::uint64_t used_bits_;
-    page_tree tree_;
-    hash_slots table_;                  // full pages
-    std::vector<std::uint64_t> hashes_; // by full page: hash of all tokens up to its end
-};
-
-inline hash_chain::state hash_chain::open(page_shape shape, std::size_t pages) const {
-    return {hash_bits, shape, pages};
-}
 
 static_assert(index_policy<hash_chain>);
 
-} // namespace kvcache::index
+}}} // namespace kvcache::index
 
 // ---- kvcache/index/all.hpp ----------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every index policy of the library, with its standard options.
 using index_policies = std::tuple<index::radix, index::hash_chain, index::chunk>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/locking/all.hpp --------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every locking policy of the library, with its default options.
 using locking_policies = std::tuple<locking::none, locking::mutex>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/observer/counting.hpp --------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// Event totals over the lifetime of a cache.
 struct event_counts {
@@ -10016,11 +9705,11 @@ inline counting::state counting::open() const {
 
 static_assert(observer_policy<counting>);
 
-} // namespace kvcache::observer
+}}} // namespace kvcache::observer
 
 // ---- kvcache/observer/events.hpp ----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// Publishes the blocks of a cache to routers, as one JSON object per line in the format of vLLM's KV event batches,
 /// which Dynamo's routers read too: BlockStored when a full page becomes findable, BlockRemoved when it is evicted.
@@ -10108,11 +9797,11 @@ inline events::state events::open() const {
 
 static_assert(observer_policy<events>);
 
-} // namespace kvcache::observer
+}}} // namespace kvcache::observer
 
-// ---- kvcache/observer/exposition.hpp ------------------------------------------------------------------------------
+// ---- kvcache/observer/metrics.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// Text in Prometheus' exposition format, version 0.0.4: each metric has its help, its type and one sample.
 class exposition {
@@ -10184,12 +9873,6 @@ private:
     std::string text_;
 };
 
-} // namespace kvcache::observer
-
-// ---- kvcache/observer/metrics.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::observer {
-
 /// Counts events like `counting` and reports them in Prometheus' text format. `cache/metrics_text.hpp` adds the fill
 /// level of the cache.
 struct metrics {
@@ -10237,11 +9920,11 @@ inline metrics::state metrics::open() const {
 
 static_assert(observer_policy<metrics>);
 
-} // namespace kvcache::observer
+}}} // namespace kvcache::observer
 
-// ---- kvcache/observer/words.hpp -----------------------------------------------------------------------------------
+// ---- kvcache/observer/tracing.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// Returns the name of an event kind.
 [[nodiscard]] constexpr std::string_view name_of(event_kind kind) noexcept {
@@ -10261,12 +9944,6 @@ namespace kvcache::inline KVCACHE_ABI::observer {
     }
     return "refused";
 }
-
-} // namespace kvcache::observer
-
-// ---- kvcache/observer/tracing.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::observer {
 
 /// Writes every event to a Chrome trace (JSON array format, read by chrome://tracing and Perfetto): an instant event
 /// with its extent, and a counter of the findable pages. The array is closed when the cache is destroyed.
@@ -10329,21 +10006,21 @@ inline tracing::state tracing::open() const {
 
 static_assert(observer_policy<tracing>);
 
-} // namespace kvcache::observer
+}}} // namespace kvcache::observer
 
 // ---- kvcache/observer/all.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every observer policy of the library, with its default options.
 using observer_policies =
     std::tuple<observer::none, observer::counting, observer::events, observer::metrics, observer::tracing>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
-// ---- kvcache/recompute/top_k_deviations.hpp -----------------------------------------------------------------------
+// ---- kvcache/recompute/blend.hpp ----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// The indices of the `most` largest deviations, ascending; ties go to the lower index. Cost: O(n log n).
 [[nodiscard]] inline std::vector<std::size_t> top_k_deviations(std::span<const float> deviations, std::size_t most) {
@@ -10360,12 +10037,6 @@ namespace kvcache::inline KVCACHE_ABI::recompute {
     const auto most = static_cast<std::size_t>(fraction * static_cast<double>(total));
     return std::min(total, std::max<std::size_t>(most, fraction > 0.0 ? 1 : 0));
 }
-
-} // namespace kvcache::recompute
-
-// ---- kvcache/recompute/blend.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::recompute {
 
 /// Recomputes the reused tokens whose keys or values deviate most in the second layer (CacheBlend, Yao et al. 2025).
 /// Keys and values of the first layer depend only on a token and its position. All tokens therefore go through that
@@ -10408,11 +10079,11 @@ inline blend::state blend::open(page_shape) const {
 
 static_assert(recompute_policy<blend> && deviation_recompute_state<blend::state>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute
 
 // ---- kvcache/recompute/chunk_boundary.hpp -------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Recomputes the last tokens of every reused span, those before the boundary to the next span (KVBoost's selective
 /// recompute). Which side of a boundary matters depends on the model: `chunk_head` is the other.
@@ -10443,11 +10114,11 @@ inline chunk_boundary::state chunk_boundary::open(page_shape) const {
 
 static_assert(recompute_policy<chunk_boundary> && chunk_recompute_state<chunk_boundary::state>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute
 
 // ---- kvcache/recompute/chunk_head.hpp -----------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Recomputes the first tokens of every reused span. Computed without a prefix they became attention sinks, which they
 /// are not after other tokens (EPIC's LegoLink, Hu et al. 2025). Recomputation continues to the end of a page, so that
@@ -10484,11 +10155,11 @@ inline chunk_head::state chunk_head::open(page_shape shape) const {
 
 static_assert(recompute_policy<chunk_head> && chunk_recompute_state<chunk_head::state>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute
 
 // ---- kvcache/recompute/full.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Recomputes every inexact token: bit-identical to reusing no chunk, and as slow. For comparisons.
 struct full {
@@ -10512,11 +10183,11 @@ inline full::state full::open(page_shape) const {
 
 static_assert(recompute_policy<full> && chunk_recompute_state<full::state>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute
 
 // ---- kvcache/recompute/gradual_blend.hpp --------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Selects as `blend` does, but more tokens than `fraction`, then filters them: each of the next layers keeps the
 /// tokens that deviate most there (CacheBlend's gradual filtering, Yao et al. 2025). The remaining tokens are
@@ -10578,11 +10249,11 @@ inline gradual_blend::state gradual_blend::open(page_shape shape) const {
 
 static_assert(recompute_policy<gradual_blend> && filtering_recompute_state<gradual_blend::state>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute
 
 // ---- kvcache/recompute/none.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::recompute {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 
 /// Reuses every chunk unchanged: its keys are rotated to their new positions, but they never attended to what now
 /// precedes them. Approximate; the cheapest policy and the least accurate.
@@ -10603,22 +10274,22 @@ inline none::state none::open(page_shape) const {
 
 static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
 
-} // namespace kvcache::recompute
+}}} // namespace kvcache::recompute
 
 // ---- kvcache/recompute/all.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every recompute policy of the library, with its standard options.
 using recompute_policies =
     std::tuple<recompute::exact_prefix, recompute::none, recompute::chunk_boundary, recompute::chunk_head,
                recompute::blend, recompute::gradual_blend, recompute::full>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/storage/counted.hpp ----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// Counters of a storage's calls.
 struct storage_counts {
@@ -10666,11 +10337,11 @@ struct counted {
 
 static_assert(storage_policy<counted<heap>>);
 
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage
 
 // ---- kvcache/storage/external.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// A host's function that copies a block: (from, to), or (from, to, rows) with the number of leading rows in use. With
 /// a mutex as locking, another thread may be writing later rows of `from` meanwhile. Returns whether it succeeded.
@@ -10700,9 +10371,10 @@ private:
 };
 
 /// Pages are blocks of the host's own tensors, numbered from 0: the cache knows which are cached, shared and free, and
-/// reads and writes none of them. The codec of such a cache is codec::external. An entry of a sequence's page table
-/// never changes at a commit, unless `merge` is set. The functions run while the cache is locked and must not call it.
-/// A copy that throws has failed; what the other functions throw is discarded.
+/// reads and writes none of them. The codec of such a cache is codec::external. A commit may change entries of a
+/// sequence's page table, and calls `on_move` for each, unless the cache merges no equal pages (cache_config). The
+/// functions run while the cache is locked and must not call it. A copy that throws has failed; what the other
+/// functions throw is discarded.
 struct external {
     using role = storage_role;
 
@@ -10710,10 +10382,8 @@ struct external {
     block_copy copy = {};
     /// Called when a block without references is evicted; its content is unknown to the cache from now on.
     std::function<void(page_id block)> on_evict = {};
-    /// Whether a sequence whose block fills takes a known block with the same content instead, and frees its own. If
-    /// not, both keep their blocks, and later prompts share the first.
-    bool merge = false;
-    /// Called in `commit` for each entry that a merge changes.
+    /// Called in `commit` for each entry that changes because its block is merged with an equal one. Required, unless
+    /// the cache has merge_equal_pages = false.
     std::function<void(const moved_entry& entry)> on_move = {};
 
     class state;
@@ -10741,7 +10411,8 @@ public:
                    : result<void>();
     }
 
-    [[nodiscard]] bool merges() const noexcept { return host_.merge; }
+    /// Whether the host learns of entries that a commit changes.
+    [[nodiscard]] bool follows_moves() const noexcept { return static_cast<bool>(host_.on_move); }
     void on_evict(page_id block) const {
         if (host_.on_evict)
             detail::ignore_exceptions([&] { host_.on_evict(block); });
@@ -10762,51 +10433,13 @@ inline external::state external::open(std::size_t, std::size_t) const {
 
 static_assert(storage_policy<external>);
 
-} // namespace kvcache::storage
-
-// ---- kvcache/storage/fault_injecting.hpp --------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::storage {
-
-/// A wrapper that refuses every n-th page of another storage. For tests of error paths.
-template <storage_policy Inner = heap>
-struct fault_injecting {
-    using role = storage_role;
-    std::uint64_t every = 1; ///< Every n-th call to acquire fails, counted from one; 0 means none.
-    Inner inner = {};        ///< The wrapped storage.
-
-    class state {
-    public:
-        state(std::uint64_t every, decltype(std::declval<const Inner&>().open(0, 0)) inner)
-            : every_(every), inner_(std::move(inner)) {}
-
-        [[nodiscard]] bool acquire(page_id page) {
-            ++calls_;
-            return (every_ == 0 || calls_ % every_ != 0) && inner_.acquire(page);
-        }
-        void release(page_id page) noexcept { inner_.release(page); }
-        [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return inner_.bytes(page); }
-
-    private:
-        std::uint64_t every_;
-        std::uint64_t calls_ = 0;
-        decltype(std::declval<const Inner&>().open(0, 0)) inner_;
-    };
-
-    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
-        return {every, inner.open(pages, page_bytes)};
-    }
-};
-
-static_assert(storage_policy<fault_injecting<heap>>);
-
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage
 
 // ---- kvcache/core/address_range.hpp -------------------------------------------------------------------------------
 
 #include <sys/mman.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A mapped range of this process's addresses, unmapped on destruction. Movable; a move does not relocate the bytes.
 class address_range {
@@ -10843,11 +10476,11 @@ private:
     std::size_t size_ = 0;
 };
 
-} // namespace kvcache
+}} // namespace kvcache
 
 // ---- kvcache/storage/huge_pages.hpp -------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// Allocates the whole capacity as one block on huge pages. Huge pages reserved by the administrator (MAP_HUGETLB) are
 /// taken at construction, all or none. If there are too few, ordinary memory is mapped and committed as it fills, and
@@ -10938,7 +10571,7 @@ inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_by
 
 static_assert(storage_policy<huge_pages>);
 
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage
 
 // ---- kvcache/storage/mapped.hpp -----------------------------------------------------------------------------------
 
@@ -10946,7 +10579,7 @@ static_assert(storage_policy<huge_pages>);
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// Pages in a mapped file: the system writes idle pages to disk, so a cache can be larger than memory. The file grows
 /// with the pages in use, in steps whose disk space is allocated first. On a full disk a page is refused, and `status`
@@ -11085,11 +10718,11 @@ inline mapped::state mapped::open(std::size_t pages, std::size_t page_bytes) con
 
 static_assert(storage_policy<mapped>);
 
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage
 
-// ---- kvcache/core/secure_zero.hpp ---------------------------------------------------------------------------------
+// ---- kvcache/storage/zero_on_release.hpp --------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Zeroes bytes that are not read again; the compiler cannot optimize the stores away.
 inline void secure_zero(std::span<std::byte> bytes) noexcept {
@@ -11099,11 +10732,9 @@ inline void secure_zero(std::span<std::byte> bytes) noexcept {
     asm volatile("" : : "r"(bytes.data()) : "memory"); // a possible read of the memory
 }
 
-} // namespace kvcache
+}} // namespace kvcache
 
-// ---- kvcache/storage/zero_on_release.hpp --------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::storage {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
 /// A wrapper that zeroes the pages of another storage before they return to it: when they are released, when the
 /// storage closes, and when another storage is move-assigned to it. The compiler cannot optimize the zeroing away. An
@@ -11155,17 +10786,16 @@ struct zero_on_release {
 
 static_assert(storage_policy<zero_on_release<heap>>);
 
-} // namespace kvcache::storage
+}}} // namespace kvcache::storage
 
 // ---- kvcache/storage/all.hpp --------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every storage policy of the library, with its standard options.
-using storage_policies =
-    std::tuple<storage::heap, storage::huge_pages, storage::mapped, storage::zero_on_release<storage::heap>,
-               storage::counted<storage::heap>, storage::fault_injecting<storage::heap>>;
+using storage_policies = std::tuple<storage::heap, storage::huge_pages, storage::mapped,
+                                    storage::zero_on_release<storage::heap>, storage::counted<storage::heap>>;
 
-} // namespace kvcache
+}} // namespace kvcache
 
 #endif

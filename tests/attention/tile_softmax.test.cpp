@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/attention/tile_softmax.hpp>
+#include <kvcache/attention/query_block.hpp>
 
 #include <array>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/acquired.hpp>
-#include <kvcache/cache/tenant_cache.hpp>
+#include <kvcache/cache.hpp>
+#include <kvcache/cache/handle.hpp>
 #include <kvcache/locking/mutex.hpp>
 #include <kvcache/observer/counting.hpp>
 
@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/matching.hpp"
 #include "cache/model.hpp"
 #include <catch2/catch.hpp>
 
@@ -32,15 +33,15 @@ TEST_CASE("acquire gives what match, plan, open and reserve give") {
     const auto seed = GENERATE(1u, 2u, 3u, 4u);
     CAPTURE(seed);
     seeded draw(seed);
-    auto one = kv::make_cache(small, pages(24)), other = kv::make_cache(small, pages(24));
+    auto one = kv::make_cache({small, pages(24)}), other = kv::make_cache({small, pages(24)});
     for (int step = 0; step < 300; ++step) {
         auto prompt = counted(static_cast<std::int32_t>(100 * draw(6)), 1 + draw(90));
         if (draw(3) == 0)
             prompt.back() = kv::token_id{7};
         auto made = one.acquire(prompt);
-        auto found = other.match(prompt);
-        const auto plan = other.plan(found);
-        auto sequence = other.open(std::move(found), plan);
+        auto found = match_in(other, prompt);
+        const auto plan = plan_of(other, found);
+        auto sequence = open_at(other, std::move(found), plan);
         auto lease = other.reserve(sequence, plan.count);
         REQUIRE(bool(made) == bool(lease));
         REQUIRE(made);
@@ -62,7 +63,7 @@ TEST_CASE("acquire gives what match, plan, open and reserve give") {
 }
 
 TEST_CASE("an acquire that fails, and one that is moved over another, leave nothing") {
-    auto cache = kv::make_cache(small, pages(5), kv::locking::mutex{});
+    auto cache = kv::make_cache({small, pages(5)}, kv::locking::mutex{});
     const auto before = cache.stats();
     const auto refused = cache.acquire(counted(0, 16 * 6));
     REQUIRE_FALSE(refused);
@@ -77,14 +78,14 @@ TEST_CASE("an acquire that fails, and one that is moved over another, leave noth
         moved.lease.declare_written();
         moved.lease.commit(counted(100, 40));
     }
-    CHECK(cache.match(counted(100, 40)).tokens() == 40);
-    CHECK(cache.match(counted(0, 20)).tokens() == 0);
+    CHECK(cache.lookup(counted(100, 40)).cached_tokens == 40);
+    CHECK(cache.lookup(counted(0, 20)).cached_tokens == 0);
     CHECK(cache.check());
 }
 
 TEST_CASE("a tenant acquires its own prompts") {
-    auto cache = kv::make_tenant_cache(2, {}, small, pages(20));
-    const auto a = *cache.open(kv::tenant_salt("a"), 20), b = *cache.open(kv::tenant_salt("b"), 20);
+    auto cache = kv::make_cache({.shape = small, .limit = pages(20), .tenants = 2});
+    const auto a = *view_of(cache, "a", 20), b = *view_of(cache, "b", 20);
     const auto prompt = counted(0, 40);
     {
         auto made = a.acquire(prompt);
@@ -99,18 +100,18 @@ TEST_CASE("a tenant acquires its own prompts") {
 }
 
 TEST_CASE("a prefix that another lease computes is pending until the lease ends") {
-    auto cache = kv::make_cache(small, {.pages = 64});
+    auto cache = kv::make_cache({small, {.pages = 64}});
     const auto common = counted(0, 100);
     auto own = common;
     own.push_back(kv::token_id{-5});
     const kv::acquire_options refuse{.pending = kv::pending_prefix::refuse};
-    CHECK(cache.pending(common) == 0);
+    CHECK(cache.lookup(common).pending_tokens == 0);
     {
         auto first = cache.acquire(common, refuse);
         REQUIRE(first);
-        CHECK(cache.pending(common) == 96); // whole pages
-        CHECK(cache.pending(counted(0, 40)) == 32);
-        CHECK(cache.pending(counted(1, 40)) == 0);
+        CHECK(cache.lookup(common).pending_tokens == 96); // whole pages
+        CHECK(cache.lookup(counted(0, 40)).pending_tokens == 32);
+        CHECK(cache.lookup(counted(1, 40)).pending_tokens == 0);
         const auto second = cache.acquire(own, refuse);
         REQUIRE_FALSE(second);
         CHECK(second.error().code == kv::error_code::pending);
@@ -118,41 +119,41 @@ TEST_CASE("a prefix that another lease computes is pending until the lease ends"
         CHECK(cache.acquire(own)); // both compute it
         CHECK(cache.acquire(counted(1, 40), refuse));
     } // rolled back
-    CHECK(cache.pending(common) == 0);
+    CHECK(cache.lookup(common).pending_tokens == 0);
     auto first = cache.acquire(common, refuse);
     REQUIRE(first);
     first->lease.declare_written();
     first->lease.commit(common);
-    CHECK(cache.pending(common) == 0);
+    CHECK(cache.lookup(common).pending_tokens == 0);
     auto second = cache.acquire(own, refuse);
     REQUIRE(second);
     CHECK(second->lease.first() == 100);
 
     auto more = cache.reserve(first->sequence, 40); // by reserve: nothing is known of its tokens
     REQUIRE(more);
-    CHECK(cache.pending(counted(0, 140)) == 96); // those that the second has, which are cached
+    CHECK(cache.lookup(counted(0, 140)).pending_tokens == 96); // those that the second has, which are cached
     CHECK(cache.check());
 }
 
 TEST_CASE("what a sequence may not share is not pending, and neither is another tenant's") {
-    auto cache = kv::make_cache(small, {.pages = 64});
+    auto cache = kv::make_cache({small, {.pages = 64}});
     const auto prompt = counted(0, 100);
     auto limited = cache.acquire(prompt);
     REQUIRE(limited);
     limited->sequence.set_cacheable_limit(40);
-    CHECK(cache.pending(prompt) == 32);
+    CHECK(cache.lookup(prompt).pending_tokens == 32);
 
-    auto tenants = kv::make_tenant_cache(2, kv::identity{}, small, kv::cache_limits{.pages = 64});
-    const auto ann = *tenants.open(kv::tenant_salt("ann"), 64), bob = *tenants.open(kv::tenant_salt("bob"), 64);
+    auto tenants = kv::make_cache({.shape = small, .limit = kv::cache_limits{.pages = 64}, .tenants = 2});
+    const auto ann = *view_of(tenants, "ann", 64), bob = *view_of(tenants, "bob", 64);
     const auto hers = ann.acquire(prompt);
     REQUIRE(hers);
-    CHECK(ann.pending(prompt) == 96);
-    CHECK(bob.pending(prompt) == 0);
+    CHECK(ann.lookup(prompt).pending_tokens == 96);
+    CHECK(bob.lookup(prompt).pending_tokens == 0);
     CHECK(bob.acquire(prompt, {.pending = kv::pending_prefix::refuse}));
 }
 
 TEST_CASE("without a locking that can wait, to wait is to be refused") {
-    auto cache = kv::make_cache(small, {.pages = 64});
+    auto cache = kv::make_cache({small, {.pages = 64}});
     const auto prompt = counted(0, 100);
     const auto first = cache.acquire(prompt);
     const auto second = cache.acquire(prompt, {.pending = kv::pending_prefix::wait});
@@ -162,7 +163,7 @@ TEST_CASE("without a locking that can wait, to wait is to be refused") {
 
 TEST_CASE("of prompts that arrive together the first computes the common prefix and the others wait for it") {
     for (const bool first_fails : {false, true}) {
-        auto cache = kv::make_cache(small, {.pages = 256}, kv::locking::mutex{}, kv::observer::counting{});
+        auto cache = kv::make_cache({small, {.pages = 256}}, kv::locking::mutex{}, kv::observer::counting{});
         constexpr std::size_t threads = 6;
         std::atomic<std::size_t> computed{0}, waiting{0};
         std::atomic<bool> failed{!first_fails};
@@ -193,7 +194,7 @@ TEST_CASE("of prompts that arrive together the first computes the common prefix 
             one.join();
         CHECK(computed == 160 + threads);
         // One look-up each, and one for each lease that ended: none waits in a loop.
-        cache.ask_observer([](const auto& seen) { CHECK(seen.counts().lookups <= threads * (threads + 2)); });
+        cache.with_observer([](const auto& seen) { CHECK(seen.counts().lookups <= threads * (threads + 2)); });
         CHECK(cache.check());
     }
 }

@@ -16,7 +16,7 @@ TEST_CASE("policies chosen at run time pass the conformance tests of their roles
 }
 
 TEST_CASE("a caller's own list of policies can be chosen from") {
-    using own = kv::any_storage<std::tuple<kv::storage::heap, kv::storage::fault_injecting<>>>;
-    CHECK(own::names() == "heap, fault_injecting<heap>");
+    using own = kv::any_storage<std::tuple<kv::storage::heap, kv::testing::fault_injecting_storage<>>>;
+    CHECK(own::names() == "heap, testing::fault_injecting_storage<heap>");
     CHECK_FALSE(own::named("huge_pages"));
 }

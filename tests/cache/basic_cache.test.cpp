@@ -2,12 +2,13 @@
 #include <kvcache/cache/basic_cache.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/observer/counting.hpp>
-#include <kvcache/storage/fault_injecting.hpp>
+#include <kvcache/testing/fault_injecting.hpp>
 
 #include <memory_resource>
 #include <new>
 #include <stdexcept>
 
+#include "cache/matching.hpp"
 #include "cache/model.hpp"
 #include <catch2/catch.hpp>
 
@@ -103,7 +104,7 @@ template <class... Policies>
 void run_model(std::uint64_t seed, kv::page_shape shape, std::size_t page_count, std::size_t rounds, bool storage_fails,
                bool forgets, Policies... policies) {
     INFO("seed " << seed << ", pages of " << shape.tokens << ", budget of " << page_count);
-    auto cache = kv::make_cache(shape, pages(page_count, shape), policies...);
+    auto cache = kv::make_cache({shape, pages(page_count, shape)}, policies...);
     using model = cache_model<decltype(cache), seeded>;
     model played(cache, seeded(seed),
                  {.vocabulary = 1 + seed % 3,
@@ -127,7 +128,8 @@ TEST_CASE("a storage that fails at every n-th call breaks nothing") {
     for (const std::uint64_t every : {1u, 2u, 3u, 7u})
         for (const std::size_t budget : {1u, 3u, 8u, 20u})
             for (std::uint64_t seed = 0; seed < 4; ++seed)
-                run_model(seed, small, budget, 300, true, false, kv::storage::fault_injecting<>{.every = every});
+                run_model(seed, small, budget, 300, true, false,
+                          kv::testing::fault_injecting_storage<>{.every = every});
 }
 
 TEST_CASE("an index or an eviction policy without memory costs knowledge, never a row or a page") {
@@ -137,7 +139,7 @@ TEST_CASE("an index or an eviction policy without memory costs knowledge, never 
                 run_model(seed, small, budget, 300, false, true, forgetful_index{every});
                 run_model(seed, small, budget, 300, false, true, forgetful_eviction{every});
                 run_model(seed, small, budget, 300, true, true, forgetful_index{every}, forgetful_eviction{every + 1},
-                          kv::storage::fault_injecting<>{.every = 5});
+                          kv::testing::fault_injecting_storage<>{.every = 5});
             }
 }
 
@@ -151,13 +153,13 @@ TEST_CASE("100,000 rounds of open, append, fork, truncate and release leave ever
 }
 
 TEST_CASE("10 sequences that share 10 pages and own one each hold 20 pages") {
-    auto cache = kv::make_cache(small, pages(64));
+    auto cache = kv::make_cache({small, pages(64)});
     const auto shared = counted(0, 160);
     std::vector<decltype(cache)::sequence> sequences;
     for (std::int32_t i = 0; i < 10; ++i) {
-        auto found = cache.match(shared);
+        auto found = match_in(cache, shared);
         past known;
-        auto sequence = cache.open(std::move(found), {i == 0 ? 0u : 160u, 0});
+        auto sequence = open_at(cache, std::move(found), {i == 0 ? 0u : 160u, 0});
         if (i == 0)
             REQUIRE(append(cache, sequence, known, shared));
         REQUIRE(append(cache, sequence, known, counted(1000 + i, 16)));
@@ -172,7 +174,7 @@ TEST_CASE("10 sequences that share 10 pages and own one each hold 20 pages") {
 }
 
 TEST_CASE("twin pages become one when they are committed") {
-    auto cache = kv::make_cache(small, pages(8));
+    auto cache = kv::make_cache({small, pages(8)});
     auto a = cache.open(), b = cache.open();
     past one, two;
     auto first = cache.reserve(a, 40), second = cache.reserve(b, 40);
@@ -196,7 +198,7 @@ TEST_CASE("twin pages become one when they are committed") {
 
 TEST_CASE("a partial page that two sequences reference is copied by the one that writes first") {
     for (const bool original_first : {true, false}) {
-        auto cache = kv::make_cache(small, pages(8), kv::observer::counting{});
+        auto cache = kv::make_cache({small, pages(8)}, kv::observer::counting{});
         auto a = cache.open();
         past one;
         REQUIRE(append(cache, a, one, counted(0, 10)));
@@ -215,22 +217,22 @@ TEST_CASE("a partial page that two sequences reference is copied by the one that
 }
 
 TEST_CASE("a sequence truncated into a page that others know copies it before it writes") {
-    auto cache = kv::make_cache(small, pages(8), kv::observer::counting{});
+    auto cache = kv::make_cache({small, pages(8)}, kv::observer::counting{});
     auto a = cache.open();
     past one;
     REQUIRE(append(cache, a, one, counted(0, 32)));
     a.truncate(20);
     one.resize(20);
     REQUIRE(append(cache, a, one, counted(70, 5)));
-    CHECK(cache.observer().counts().pages_copied == 1);
+    CHECK(cache.core().pages().observer().counts().pages_copied == 1);
     CHECK(rows_hold(cache, a.table(), one.names));
-    CHECK(cache.match(counted(0, 32)).tokens() == 32); // the full page is still cached
-    CHECK(cache.match(one.tokens).tokens() == 25);
+    CHECK(cache.lookup(counted(0, 32)).cached_tokens == 32); // the full page is still cached
+    CHECK(cache.lookup(one.tokens).cached_tokens == 25);
     CHECK(cache.check());
 }
 
 TEST_CASE("a refusal names what is needed and what is there, and changes nothing") {
-    auto cache = kv::make_cache(small, pages(4), kv::observer::counting{});
+    auto cache = kv::make_cache({small, pages(4)}, kv::observer::counting{});
     auto a = cache.open();
     past one;
     REQUIRE(append(cache, a, one, counted(0, 20)));
@@ -241,7 +243,7 @@ TEST_CASE("a refusal names what is needed and what is there, and changes nothing
     CHECK_THAT(refused.error().message, Catch::Matchers::StartsWith("100 tokens need 6 pages of "));
     CHECK_THAT(refused.error().message, Catch::Matchers::EndsWith("2 of 4 can be had"));
     CHECK(cache.stats() == before);
-    CHECK(cache.observer().counts().refusals == 1);
+    CHECK(cache.core().pages().observer().counts().refusals == 1);
     CHECK_FALSE(cache.reserve(a, static_cast<std::size_t>(-1)));
     CHECK(cache.stats() == before);
     CHECK(cache.check());
@@ -249,7 +251,7 @@ TEST_CASE("a refusal names what is needed and what is there, and changes nothing
 
 TEST_CASE("a cache works in less memory than its budget") {
     bounded resource(3);
-    auto cache = kv::make_cache(small, pages(100), kv::storage::heap{.resource = &resource});
+    auto cache = kv::make_cache({small, pages(100)}, kv::storage::heap{.resource = &resource});
     for (std::int32_t i = 0; i < 20; ++i) {
         auto sequence = cache.open();
         past known;
@@ -261,37 +263,37 @@ TEST_CASE("a cache works in less memory than its budget") {
 }
 
 TEST_CASE("a shape without extent is a caller's mistake") {
-    CHECK_THROWS_AS(kv::make_cache({0, 2, 4, 16}, {1 << 20}), kv::contract_violation);
-    CHECK_THROWS_AS(kv::make_cache({2, 2, 4, 0}, {1 << 20}), kv::contract_violation);
-    CHECK_THROWS_AS(kv::make_cache({2, 2, 4, 24}, {1 << 20}), kv::contract_violation);
+    CHECK_THROWS_AS(kv::make_cache({{0, 2, 4, 16}, {1 << 20}}), kv::contract_violation);
+    CHECK_THROWS_AS(kv::make_cache({{2, 2, 4, 0}, {1 << 20}}), kv::contract_violation);
+    CHECK_THROWS_AS(kv::make_cache({{2, 2, 4, 24}, {1 << 20}}), kv::contract_violation);
 }
 
 TEST_CASE("a cache describes itself") {
-    auto cache = kv::make_cache({.weights = {1, 2}}, small, pages(3));
+    auto cache = kv::make_cache({small, pages(3), {.weights = {1, 2}}});
     auto a = cache.open();
     past one;
     REQUIRE(append(cache, a, one, counted(0, 20)));
-    CHECK(cache.describe() == "kvcache: 2 layers, 2 KV heads of 4, pages of 16 tokens and 5120 bytes (plain f32); "
-                              "3 pages: 2 in use by 1 sequences, 0 evictable, 1 free; identity " +
-                                  kv::to_string(kv::digest_of(cache.id())));
+    CHECK(kv::describe(cache) == "kvcache: 2 layers, 2 KV heads of 4, pages of 16 tokens and 5120 bytes (plain f32); "
+                                 "3 pages: 2 in use by 1 sequences, 0 evictable, 1 free; identity " +
+                                     kv::to_string(kv::digest_of(cache.id())));
     CHECK(cache.id().codec == "plain f32");
     CHECK(cache.id().page_tokens == 16);
     CHECK(cache.id().weights == kv::digest{1, 2});
 }
 
 TEST_CASE("an observer receives every event") {
-    auto cache = kv::make_cache(small, pages(4), kv::observer::counting{});
+    auto cache = kv::make_cache({small, pages(4)}, kv::observer::counting{});
     {
-        auto found = cache.match(counted(0, 40));
-        auto a = cache.open(std::move(found), {0, 40});
+        auto found = match_in(cache, counted(0, 40));
+        auto a = open_at(cache, std::move(found), {0, 40});
         past one;
         REQUIRE(append(cache, a, one, counted(0, 40)));
-        CHECK(cache.match(counted(0, 50)).tokens() == 40);
+        CHECK(match_in(cache, counted(0, 50)).tokens() == 40);
     }
     auto b = cache.open();
     past two;
     REQUIRE(append(cache, b, two, counted(100, 33)));
-    const kv::observer::event_counts& counts = cache.observer().counts();
+    const kv::observer::event_counts& counts = cache.core().pages().observer().counts();
     CHECK(counts.lookups == 2);
     CHECK(counts.tokens_looked_up == 90);
     CHECK(counts.tokens_found == 40);
@@ -301,17 +303,60 @@ TEST_CASE("an observer receives every event") {
 }
 
 TEST_CASE("what is least recently used leaves first, leaves before parents") {
-    auto cache = kv::make_cache(small, pages(4));
+    auto cache = kv::make_cache({small, pages(4)});
     for (const std::int32_t first : {0, 100}) {
         auto a = cache.open();
         past one;
         REQUIRE(append(cache, a, one, counted(first, 32)));
     }
-    (void)cache.match(counted(0, 32)); // used again
+    (void)match_in(cache, counted(0, 32)); // used again
     auto b = cache.open();
     past two;
     REQUIRE(append(cache, b, two, counted(200, 16)));
-    CHECK(cache.match(counted(0, 32)).tokens() == 32);
-    CHECK(cache.match(counted(100, 32)).tokens() == 16);
+    CHECK(cache.lookup(counted(0, 32)).cached_tokens == 32);
+    CHECK(cache.lookup(counted(100, 32)).cached_tokens == 16);
+    CHECK(cache.check());
+}
+
+TEST_CASE("evict frees the pages of a prompt that nothing else needs, and clear all that nothing uses") {
+    auto cache = kv::make_cache({small, pages(20)}, kv::observer::counting{});
+    const auto keep = [&](std::span<const kv::token_id> tokens) {
+        auto request = cache.acquire(tokens);
+        REQUIRE(request);
+        request->lease.declare_written();
+        request->lease.commit(tokens.subspan(request->lease.first()));
+    };
+    auto longer = counted(0, 64), branch = counted(0, 32);
+    const auto more = counted(500, 32);
+    branch.insert(branch.end(), more.begin(), more.end());
+    keep(longer);
+    keep(branch); // they share two pages
+    CHECK(cache.contains(longer));
+    CHECK_FALSE(cache.contains(counted(0, 65)));
+    CHECK(cache.evict(longer) == 2);
+    CHECK(cache.lookup(longer).cached_tokens == 32);
+    CHECK(cache.contains(branch));
+    CHECK(cache.evict(counted(900, 10)) == 0); // unknown
+    const auto pages_of_branch = [&] {
+        std::vector<kv::page_id> made;
+        for (const auto& entry : cache.open(branch).table())
+            made.push_back(entry.page);
+        return made;
+    }();
+    {
+        const auto held = cache.open(branch);
+        CHECK(cache.evict(pages_of_branch) == 0);
+        CHECK_FALSE(cache.clear());
+    }
+    CHECK(cache.evict(std::span(pages_of_branch).first(1)) == 0); // others continue it
+    CHECK(cache.evict(pages_of_branch) == 4);
+    CHECK(cache.stats().free == 20);
+    CHECK(cache.evict(pages_of_branch) == 0);
+    CHECK_THROWS_AS(cache.evict(std::vector{kv::page_id{20}}), kv::contract_violation);
+    keep(longer);
+    keep(counted(700, 40));
+    CHECK(cache.clear());
+    CHECK(cache.stats().free == 20);
+    CHECK(cache.lookup(longer).cached_tokens == 0);
     CHECK(cache.check());
 }

@@ -13,7 +13,7 @@ namespace {
 
 template <class Codec>
 kv::identity identity_with(Codec codec) {
-    return kv::make_cache({.layers = 2, .kv_heads = 3, .head_dim = 8, .tokens = 16}, {.bytes = 1 << 16}, codec).id();
+    return kv::make_cache({{.layers = 2, .kv_heads = 3, .head_dim = 8, .tokens = 16}, {.bytes = 1 << 16}}, codec).id();
 }
 
 } // namespace

@@ -3,10 +3,11 @@
 #include <kvcache/eviction/all.hpp>
 #include <kvcache/locking/mutex.hpp>
 #include <kvcache/observer/counting.hpp>
-#include <kvcache/storage/fault_injecting.hpp>
+#include <kvcache/testing/fault_injecting.hpp>
 
 #include <type_traits>
 
+#include "cache/matching.hpp"
 #include "cache/model.hpp"
 #include <catch2/catch.hpp>
 
@@ -50,7 +51,7 @@ namespace {
 
 /// Two programs that name their policies in different orders, and pass each other their cache.
 struct host {
-    static std::size_t pages(kv::cache<kv::observer::counting, kv::storage::fault_injecting<>>& cache) {
+    static std::size_t pages(kv::cache<kv::observer::counting, kv::testing::fault_injecting_storage<>>& cache) {
         return cache.stats().pages;
     }
 };
@@ -59,14 +60,14 @@ struct host {
 
 TEST_CASE("a foreign class becomes a policy by its role") {
     int events = 0;
-    auto cache = kv::make_cache({1, 1, 4, 16}, {1 << 16}, foreign::watcher{&events});
-    (void)cache.match({});
+    auto cache = kv::make_cache({{1, 1, 4, 16}, {1 << 16}}, foreign::watcher{&events});
+    (void)cache.acquire({});
     CHECK(events == 1);
 }
 
 TEST_CASE("policies are given by value in any order") {
-    auto cache =
-        kv::make_cache({1, 1, 4, 16}, {1 << 16}, kv::storage::fault_injecting<>{.every = 1}, kv::observer::counting{});
+    auto cache = kv::make_cache({{1, 1, 4, 16}, {1 << 16}}, kv::testing::fault_injecting_storage<>{.every = 1},
+                                kv::observer::counting{});
     CHECK(host::pages(cache) == (1 << 16) / cache.stats().page_bytes);
     auto a = cache.open();
     CHECK_FALSE(cache.reserve(a, 1)); // the given options are used

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/any_policy.hpp>
+#include <kvcache/cache/any_cache.hpp>
 #include <kvcache/core/type_name.hpp>
 #include <kvcache/hash/all.hpp>
 #include <kvcache/index/all.hpp>
 #include <kvcache/storage/all.hpp>
+#include <kvcache/testing/fault_injecting.hpp>
 
 #include <cstdint>
 #include <span>
@@ -11,6 +12,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "cache/matching.hpp"
 #include "model.hpp"
 #include <catch2/catch.hpp>
 
@@ -36,9 +38,9 @@ struct truncated {
 /// Refuses every fifth page.
 struct failing_often {
     using role = kv::storage_role;
-    using state = kv::storage::fault_injecting<>::state;
+    using state = kv::testing::fault_injecting_storage<>::state;
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
-        return kv::storage::fault_injecting<>{.every = 5}.open(pages, page_bytes);
+        return kv::testing::fault_injecting_storage<>{.every = 5}.open(pages, page_bytes);
     }
 };
 
@@ -48,7 +50,7 @@ using storages =
                kv::storage::zero_on_release<kv::storage::heap>, kv::storage::counted<kv::storage::heap>, failing_often>;
 using any_storage = kv::any_storage<storages>;
 using any_hash = kv::any_hash<std::tuple<kv::hash::xxh3, truncated>>;
-static_assert(std::tuple_size_v<storages> == std::tuple_size_v<kv::storage_policies>);
+static_assert(std::tuple_size_v<storages> == std::tuple_size_v<kv::storage_policies> + 1);
 
 template <class Storage>
 const any_storage chosen_storage = *any_storage::named(kv::type_name<Storage>());
@@ -60,7 +62,7 @@ void run(std::uint64_t seed, std::size_t rounds, Index index) {
     INFO("seed " << seed << ", " << kv::type_name<Storage>());
     constexpr kv::page_shape shape{2, 2, 16, 16};
     constexpr std::size_t page_bytes = sizeof(float) * 2 * 2 * 2 * 16 * 16;
-    auto cache = kv::make_cache(shape, {.bytes = 9 * page_bytes}, chosen_storage<Storage>, chosen_hash<Hash>, index);
+    auto cache = kv::make_cache({shape, {.bytes = 9 * page_bytes}}, chosen_storage<Storage>, chosen_hash<Hash>, index);
     using model = cache_model<decltype(cache), seeded>;
     model played(cache, seeded(seed), {.storage_fails = std::is_same_v<Storage, failing_often>});
     played.run(rounds);
@@ -93,7 +95,7 @@ TEMPLATE_LIST_TEST_CASE("prompts whose names collide are not confused", "", kv::
     TestType index;
     if constexpr (std::is_same_v<TestType, kv::index::hash_chain>)
         index.hash_bits = 16;
-    auto cache = kv::make_cache(shape, {.bytes = (prompts + 8) * 2 * 16 * sizeof(float) * 16},
+    auto cache = kv::make_cache({shape, {.bytes = (prompts + 8) * 2 * 16 * sizeof(float) * 16}},
                                 chosen_storage<kv::storage::heap>, chosen_hash<truncated>, index);
     const auto prompt = [](std::size_t number) {
         auto tokens = counted(static_cast<std::int32_t>(number % 4), 16);
@@ -103,10 +105,10 @@ TEMPLATE_LIST_TEST_CASE("prompts whose names collide are not confused", "", kv::
     };
     for (std::size_t number = 0; number < prompts; ++number) {
         const auto tokens = prompt(number);
-        auto found = cache.match(tokens);
+        auto found = match_in(cache, tokens);
         REQUIRE(found.tokens() < 32);
         const std::size_t known = found.tokens();
-        auto sequence = cache.open(std::move(found), {known, 32 - known});
+        auto sequence = open_at(cache, std::move(found), {known, 32 - known});
         auto lease = cache.reserve(sequence, 32 - known);
         REQUIRE(lease);
         lease->declare_written();
@@ -114,10 +116,10 @@ TEMPLATE_LIST_TEST_CASE("prompts whose names collide are not confused", "", kv::
     }
     for (std::size_t number = 0; number < prompts; number += 7) {
         const auto tokens = prompt(number);
-        REQUIRE(cache.match(tokens).tokens() == 32);
+        REQUIRE(cache.lookup(tokens).cached_tokens == 32);
         auto other = tokens;
         other[31] = kv::token_id{-1};
-        REQUIRE(cache.match(other).tokens() == 31);
+        REQUIRE(cache.lookup(other).cached_tokens == 31);
     }
     CHECK(cache.check());
 }

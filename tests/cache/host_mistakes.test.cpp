@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/matching.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -50,7 +51,7 @@ void store(Cache& cache, typename Cache::sequence& sequence, std::size_t rows) {
 }
 
 auto small() {
-    return kv::make_cache(shape, {.pages = 8});
+    return kv::make_cache({shape, {.pages = 8}});
 }
 
 template <class Act>
@@ -67,8 +68,8 @@ std::string rule_broken_by(Act&& act) {
 
 TEST_CASE("host mistake: a page of 10 tokens, or rows without numbers") {
     for (const kv::page_shape bad : {kv::page_shape{2, 2, 4, 10}, kv::page_shape{2, 2, 0, 16}}) {
-        CHECK_THROWS_AS(kv::make_cache(bad, {.pages = 8}), kv::contract_violation);
-        const auto opened = kv::open_cache(bad, {.pages = 8});
+        CHECK_THROWS_AS(kv::make_cache({bad, {.pages = 8}}), kv::contract_violation);
+        const auto opened = kv::open_cache({bad, {.pages = 8}});
         REQUIRE_FALSE(opened);
         CHECK(opened.error().code == kv::error_code::out_of_range);
         CHECK(opened.error().field == "shape");
@@ -76,18 +77,19 @@ TEST_CASE("host mistake: a page of 10 tokens, or rows without numbers") {
 }
 
 TEST_CASE("host mistake: a budget that is too large, or below one page") {
-    const auto opened = kv::open_cache({.layers = 1, .kv_heads = 1, .head_dim = 1, .tokens = 16}, {.bytes = 1024_GiB});
+    const auto opened =
+        kv::open_cache({{.layers = 1, .kv_heads = 1, .head_dim = 1, .tokens = 16}, {.bytes = 1024_GiB}});
     REQUIRE_FALSE(opened);
     CHECK(opened.error().code == kv::error_code::out_of_memory);
     CHECK(opened.error().field == "limit");
     for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kv::codec::f32{}.open(shape).page_bytes() - 1}) {
-        CHECK_THROWS_AS(kv::make_cache(shape, {.bytes = bytes}), kv::contract_violation);
-        const auto small = kv::open_cache(shape, {.bytes = bytes});
+        CHECK_THROWS_AS(kv::make_cache({shape, {.bytes = bytes}}), kv::contract_violation);
+        const auto small = kv::open_cache({shape, {.bytes = bytes}});
         REQUIRE_FALSE(small);
         CHECK(small.error().code == kv::error_code::out_of_range);
         CHECK(small.error().field == "limit");
     }
-    CHECK(kv::open_cache(shape, {.bytes = kv::codec::f32{}.open(shape).page_bytes()})->stats().pages == 1);
+    CHECK(kv::open_cache({shape, {.bytes = kv::codec::f32{}.open(shape).page_bytes()}})->stats().pages == 1);
 }
 
 TEST_CASE("host mistake: more tokens committed than rows reserved") {
@@ -112,7 +114,7 @@ TEST_CASE("host mistake: a lease used after its end") {
     lease->commit(prompt(20));
     CHECK(rule_broken_by([&] { lease->commit(prompt(20)); }) == "a lease is committed once");
     CHECK(rule_broken_by([&] { lease->write(kv::layer_id{0}, 0, row, row); }) == "a written row was reserved");
-    CHECK(rule_broken_by([&] { (void)lease->place_of(0); }) == "a row that has a place was reserved");
+    CHECK(rule_broken_by([&] { (void)lease->slot_of(0); }) == "a row that has a slot was reserved");
     CHECK(rule_broken_by([&] { (void)lease->pages(); }) == "a lease shows its pages until it ends");
     CHECK(sequence.size() == 20);
     CHECK(cache.check());
@@ -161,9 +163,10 @@ TEST_CASE("host mistake: a sequence or a match of another cache") {
     store(other, sequence, 20);
     const std::string rule = "a sequence is used with its own cache";
     CHECK(rule_broken_by([&] { (void)cache.reserve(sequence, 1); }) == rule);
-    CHECK(rule_broken_by([&] { (void)cache.pages_needed(sequence, 1); }) == rule);
-    auto found = other.match(prompt(20));
-    CHECK(rule_broken_by([&] { (void)cache.open(std::move(found), {.first = 3, .count = 1}); }) == rule);
+    CHECK(rule_broken_by([&] { (void)cache.core().pages_needed(sequence, 1, {}); }) == rule);
+    auto found = kvcache_test::match_in(other, prompt(20));
+    CHECK(rule_broken_by([&] { (void)kvcache_test::open_at(cache, std::move(found), {.first = 3, .count = 1}); }) ==
+          rule);
     CHECK(cache.check());
     CHECK(other.check());
 }
@@ -190,7 +193,7 @@ TEST_CASE("host mistake: a cache that is destroyed before its sequences, matches
     auto cache = std::make_unique<kv::cache<>>(small());
     auto sequence = cache->open(), leased = cache->open();
     store(*cache, sequence, 20);
-    auto found = std::optional(cache->match(prompt(20)));
+    auto found = std::optional(kvcache_test::match_in(*cache, prompt(20)));
     auto lease = cache->reserve(leased, 20);
     REQUIRE(lease);
     cache.reset();
@@ -253,17 +256,19 @@ TEST_CASE("host mistake: a cache that was moved from") {
     auto cache = small();
     const auto moved = std::move(cache);
     const std::string rule = "a cache that was moved from is only destroyed";
-    CHECK(rule_broken_by([&] { (void)cache.match(prompt(20)); }) == rule);
+    CHECK(rule_broken_by([&] { (void)kvcache_test::match_in(cache, prompt(20)); }) == rule);
     CHECK(rule_broken_by([&] { (void)cache.acquire(prompt(20)); }) == rule);
     CHECK(rule_broken_by([&] { (void)cache.open(); }) == rule);
 }
 
 TEST_CASE("host mistake: a plan of another match or cache") {
     auto cache = small(), other = small();
-    const auto found = cache.match(prompt(20));
-    CHECK(rule_broken_by([&] { (void)other.plan(found); }) == "a sequence is used with its own cache");
-    CHECK(rule_broken_by([&] { (void)cache.open(cache.match(prompt(20)), {.first = 50, .count = 3}); }) ==
-          "a plan begins inside its match");
+    const auto found = kvcache_test::match_in(cache, prompt(20));
+    CHECK(rule_broken_by([&] { (void)kvcache_test::plan_of(other, found); }) ==
+          "a sequence is used with its own cache");
+    CHECK(rule_broken_by([&] {
+              (void)kvcache_test::open_at(cache, kvcache_test::match_in(cache, prompt(20)), {.first = 50, .count = 3});
+          }) == "a plan begins inside its match");
 }
 
 TEST_CASE("host mistake: block tables of another page size, and rows that are not there") {
@@ -278,7 +283,8 @@ TEST_CASE("host mistake: block tables of another page size, and rows that are no
 TEST_CASE("host mistake: a copy that fails, throws or is empty") {
     for (const bool throws : {false, true}) {
         bool works = false;
-        auto cache = kv::make_cache(shape, {.pages = 8}, kv::storage::external{.copy = [&](kv::page_id, kv::page_id) {
+        auto cache = kv::make_cache({.shape = shape, .limit = {.pages = 8}, .merge_equal_pages = false},
+                                    kv::storage::external{.copy = [&](kv::page_id, kv::page_id) {
                                         if (throws && !works)
                                             throw std::runtime_error("the device is lost");
                                         return works;
@@ -296,7 +302,15 @@ TEST_CASE("host mistake: a copy that fails, throws or is empty") {
         CHECK(cache.check());
     }
     const std::function<bool(kv::page_id, kv::page_id)> empty;
-    CHECK_THROWS_AS(kv::make_cache(shape, {.pages = 8}, kv::storage::external{.copy = empty}), kv::contract_violation);
+    CHECK_THROWS_AS(kv::make_cache({.shape = shape, .limit = {.pages = 8}, .merge_equal_pages = false},
+                                   kv::storage::external{.copy = empty}),
+                    kv::contract_violation);
+    // Merged pages change entries of block tables, so the host has to know of them.
+    const kv::storage::external blocks{.copy = [](kv::page_id, kv::page_id) { return true; }};
+    CHECK(rule_broken_by([&] {
+              (void)kv::make_cache({shape, {.pages = 8}}, blocks);
+          }) == "external memory has on_move, or the cache has merge_equal_pages = false");
+    CHECK(kv::open_cache({shape, {.pages = 8}}, blocks).error().field == "merge_equal_pages");
 }
 
 TEST_CASE("host mistake: a commit of rows that were not written") {
@@ -313,13 +327,13 @@ TEST_CASE("host mistake: a commit of rows that were not written") {
                         lease->write(kv::layer_id{l}, i, row, row);
             CHECK(rule_broken_by([&] { lease->commit(prompt(70)); }) == rule);
             CHECK(rule_broken_by([&] { lease->commit(prompt(missing + 1)); }) == rule);
-            CHECK(cache.match(prompt(70)).tokens() == 0);
+            CHECK(cache.lookup(prompt(70)).cached_tokens == 0);
         }
     auto lease = cache.reserve(sequence, 70);
     REQUIRE(lease);
     write(*lease, 65);
     lease->commit(prompt(65));
-    CHECK(cache.match(prompt(70)).tokens() == 65);
+    CHECK(cache.lookup(prompt(70)).cached_tokens == 65);
     CHECK(cache.check());
 }
 
@@ -332,24 +346,31 @@ TEST_CASE("host mistake: a result that is read without a value") {
     CHECK_THROWS_AS(cache.reserve(sequence, 1).error(), kv::contract_violation);
 }
 
-TEST_CASE("a cache is moved before its first use, and not with sequences") {
+TEST_CASE("a cache that is moved takes its sequences along") {
     const auto owned = std::make_unique<kv::cache<>>(small());
     std::optional<kv::cache<>> held(small());
     auto cache = std::move(*held);
-    auto from_data = kv::open_cache(shape, {.pages = 8});
+    auto from_data = kv::open_cache({shape, {.pages = 8}});
     REQUIRE(from_data);
     auto taken = *std::move(from_data);
     for (kv::cache<>* one : {owned.get(), &cache, &taken}) {
         auto sequence = one->open();
         store(*one, sequence, 40);
-        CHECK(one->match(prompt(50)).tokens() == 40);
+        CHECK(one->lookup(prompt(50)).cached_tokens == 40);
         CHECK(one->check());
-        CHECK(rule_broken_by([&] { const auto moved = std::move(*one); }) ==
-              "a cache is moved before it has sequences, matches and leases");
+        auto leased = one->open();
+        auto lease = one->reserve(leased, 10);
+        REQUIRE(lease);
+        auto moved = std::move(*one);
         CHECK(sequence.size() == 40);
+        lease->declare_written();
+        lease->commit(prompt(10));
+        store(moved, sequence, 5);
+        CHECK(moved.check());
+        *one = std::move(moved);
     }
     auto moved = std::move(taken); // with pages, and without sequences
-    CHECK(moved.match(prompt(50)).tokens() == 40);
+    CHECK(moved.lookup(prompt(50)).cached_tokens == 40);
     CHECK(moved.check());
 }
 
@@ -357,10 +378,10 @@ TEST_CASE("a violation handler is told the rule first, and may be taken away") {
     static std::string told;
     const auto before = kv::set_violation_handler([](const char* rule) { told = rule; });
     CHECK(before == nullptr);
-    CHECK_THROWS_AS(kv::make_cache(shape, {.pages = 0}), kv::contract_violation);
+    CHECK_THROWS_AS(kv::make_cache({shape, {.pages = 0}}), kv::contract_violation);
     CHECK(told == "a cache's limit is at least one page");
     told.clear();
     kv::set_violation_handler(before);
-    CHECK_THROWS_AS(kv::make_cache(shape, {.pages = 0}), kv::contract_violation);
+    CHECK_THROWS_AS(kv::make_cache({shape, {.pages = 0}}), kv::contract_violation);
     CHECK(told.empty());
 }

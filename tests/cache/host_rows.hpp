@@ -26,14 +26,13 @@ struct host_tensor {
     std::uint64_t& at(kv::page_id page, std::size_t row) { return rows[kv::index_of(page) * page_tokens + row]; }
     void copy(kv::page_id from, kv::page_id to) { std::copy_n(&at(from, 0), page_tokens, &at(to, 0)); }
 
-    [[nodiscard]] kv::storage::external blocks(bool merge = false) {
+    [[nodiscard]] kv::storage::external blocks() {
         return {.copy =
                     [this](kv::page_id from, kv::page_id to) {
                         copy(from, to);
                         return true;
                     },
                 .on_evict = [this](kv::page_id page) { evicted.push_back(page); },
-                .merge = merge,
                 .on_move = [this](const kv::moved_entry& entry) { moved.push_back(entry); }};
     }
 };
@@ -45,7 +44,7 @@ struct host_rows {
 
     template <class Lease>
     void write(const Lease& lease, const kv::page_shape&, std::size_t row, std::uint64_t name) const {
-        const auto to = lease.place_of(row);
+        const auto to = lease.slot_of(row);
         host->at(to.page, to.row) = name;
     }
     template <class Cache>

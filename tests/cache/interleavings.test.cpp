@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "cache/matching.hpp"
 #include "cache/model.hpp"
 #include <catch2/catch.hpp>
 
@@ -70,14 +71,14 @@ public:
             sequence_.emplace(cache_.open());
             break;
         case 'm':
-            match_.emplace(cache_.match(script_.prompt));
+            match_.emplace(match_in(cache_, script_.prompt));
             log += std::to_string(match_->tokens()) + " known. ";
             break;
         case 's': {
-            const auto plan = cache_.plan(*match_);
+            const auto plan = plan_of(cache_, *match_);
             for (std::size_t token = 0; token < plan.first; ++token)
                 known_.push(script_.prompt[token]);
-            sequence_.emplace(cache_.open(std::move(*match_), plan));
+            sequence_.emplace(open_at(cache_, std::move(*match_), plan));
             match_.reset();
             break;
         }
@@ -127,7 +128,7 @@ public:
 private:
     Cache& cache_;
     const part& script_;
-    std::optional<typename Cache::match_type> match_;
+    std::optional<pinned_match<Cache>> match_;
     std::optional<typename Cache::sequence> sequence_, fork_;
     std::optional<typename Cache::lease> lease_;
     past known_, ahead_;
@@ -137,7 +138,7 @@ constexpr kv::page_shape tiny{1, 1, 1, 16};
 
 template <class... Policies>
 auto cache_of(std::size_t page_count, Policies... policies) {
-    return kv::make_cache(tiny, {page_count * kv::codec::f32{}.open(tiny).page_bytes()}, policies...);
+    return kv::make_cache({tiny, {page_count * kv::codec::f32{}.open(tiny).page_bytes()}}, policies...);
 }
 
 /// The outcome of an order: the results of each thread, the cache's occupancy and its content.
@@ -150,7 +151,7 @@ std::string outcome(Cache& cache, const Actors& actors, const std::array<part, t
     all +=
         std::to_string(now.free) + " free, " + std::to_string(now.in_use) + " held, " + std::to_string(now.evictable);
     for (const part& script : parts)
-        all += ", " + cache.match(script.prompt).explain();
+        all += ", " + cache.lookup(script.prompt).explain();
     return all + (cache.check() ? "" : ", and an invariant is broken");
 }
 

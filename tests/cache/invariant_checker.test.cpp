@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/invariant_checker.hpp>
+#include <kvcache/cache/invariants.hpp>
 #include <kvcache/index/radix.hpp>
 
 #include <catch2/catch.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/lease.hpp>
+#include <kvcache/cache/handle.hpp>
 
 #include <utility>
 
@@ -14,7 +14,7 @@ namespace {
 constexpr kv::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 4, .tokens = 16};
 
 [[nodiscard]] auto cache_of(std::size_t pages) {
-    return kv::make_cache(shape, {pages * kv::codec::f32{}.open(shape).page_bytes()});
+    return kv::make_cache({shape, {pages * kv::codec::f32{}.open(shape).page_bytes()}});
 }
 
 [[nodiscard]] std::vector<kv::page_entry> table_of(const auto& sequence) {

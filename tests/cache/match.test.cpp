@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/match.hpp>
+#include <kvcache/cache/handle.hpp>
 
+#include "cache/matching.hpp"
 #include "cache/model.hpp"
 #include <catch2/catch.hpp>
 
@@ -12,32 +13,32 @@ namespace {
 constexpr kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 4, .tokens = 16};
 
 [[nodiscard]] auto cache_of(std::size_t pages) {
-    return kv::make_cache(shape, {pages * kv::codec::f32{}.open(shape).page_bytes()});
+    return kv::make_cache({shape, {pages * kv::codec::f32{}.open(shape).page_bytes()}});
 }
 
 } // namespace
 
 TEST_CASE("a match ends at any token and explains why") {
     auto cache = cache_of(8);
-    CHECK(cache.match(counted(0, 5)).explain() == "0 of 5 tokens known; nothing is stored after them");
+    CHECK(cache.lookup(counted(0, 5)).explain() == "0 of 5 tokens known; nothing is stored after them");
     auto a = cache.open();
     past one;
     REQUIRE(append(cache, a, one, counted(0, 20)));
 
-    CHECK(cache.match({}).explain() == "0 of 0 tokens known");
-    CHECK(cache.match(counted(0, 20)).explain() == "20 of 20 tokens known");
-    CHECK(cache.match(counted(0, 7)).explain() == "7 of 7 tokens known"); // inside a page
-    CHECK(cache.match(counted(0, 25)).explain() == "20 of 25 tokens known; nothing is stored after them");
+    CHECK(cache.lookup({}).explain() == "0 of 0 tokens known");
+    CHECK(cache.lookup(counted(0, 20)).explain() == "20 of 20 tokens known");
+    CHECK(cache.lookup(counted(0, 7)).explain() == "7 of 7 tokens known"); // inside a page
+    CHECK(cache.lookup(counted(0, 25)).explain() == "20 of 25 tokens known; nothing is stored after them");
     for (const std::size_t at : {0u, 3u, 15u, 16u, 19u}) {
         auto tokens = counted(0, 20);
         tokens[at] = kv::token_id{999};
-        const auto found = cache.match(tokens);
+        const auto found = match_in(cache, tokens);
         CHECK(found.tokens() == at);
-        CHECK(found.of() == 20);
-        CHECK(found.end() == kv::match_end::different);
-        CHECK(found.stored() == kv::token_id{static_cast<std::int32_t>(at)});
-        CHECK(found.explain() == std::to_string(at) + " of 20 tokens known; token " + std::to_string(at) +
-                                     " differs from the one stored (" + std::to_string(at) + ")");
+        CHECK(found.found.prompt_tokens == 20);
+        CHECK(found.found.end == kv::match_end::different);
+        CHECK(found.found.differing_token == kv::token_id{static_cast<std::int32_t>(at)});
+        CHECK(found.found.explain() == std::to_string(at) + " of 20 tokens known; token " + std::to_string(at) +
+                                           " differs from the one stored (" + std::to_string(at) + ")");
     }
 }
 
@@ -50,7 +51,7 @@ TEST_CASE("a match pins its pages until it is dropped") {
     }
     auto b = cache.open();
     {
-        const auto pinned = cache.match(counted(0, 20));
+        const auto pinned = match_in(cache, counted(0, 20));
         CHECK(cache.stats().in_use == 2);
         CHECK(cache.stats().sequences == 2);
         CHECK_FALSE(cache.reserve(b, 20));
@@ -66,11 +67,11 @@ TEST_CASE("a full hit is planned to run its last token") {
     auto a = cache.open();
     past one;
     REQUIRE(append(cache, a, one, counted(0, 20)));
-    auto found = cache.match(counted(0, 20));
-    const auto plan = cache.plan(found);
+    auto found = match_in(cache, counted(0, 20));
+    const auto plan = plan_of(cache, found);
     CHECK(plan.first == 19);
     CHECK(plan.count == 1);
-    auto b = cache.open(std::move(found), plan);
+    auto b = open_at(cache, std::move(found), plan);
     CHECK(b.size() == 19);
     past two = one.first(19);
     REQUIRE(append(cache, b, two, counted(19, 1)));

@@ -11,7 +11,7 @@ using namespace kvcache_test;
 
 TEST_CASE("a cache exports its counters and occupancy to Prometheus") {
     constexpr kv::page_shape small{1, 1, 4, 16};
-    auto cache = kv::make_cache(small, {8 * kv::codec::f32{}.open(small).page_bytes()}, kv::observer::metrics{});
+    auto cache = kv::make_cache({small, {8 * kv::codec::f32{}.open(small).page_bytes()}}, kv::observer::metrics{});
     auto sequence = cache.open();
     past known;
     REQUIRE(append(cache, sequence, known, counted(0, 40)));

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "cache/matching.hpp"
+
 namespace kvcache_test {
 
 namespace kv = kvcache;
@@ -189,7 +191,7 @@ private:
         past ahead = {}; // cached, and the rows that the open lease has written
     };
     struct pinned {
-        typename Cache::match_type match;
+        pinned_match<Cache> match;
         past known = {};
     };
 
@@ -252,12 +254,16 @@ private:
         return known;
     }
 
-    typename Cache::match_type looked_up(const std::vector<kv::token_id>& tokens) {
-        auto found = cache_.match(tokens);
-        expect(found.of() == tokens.size() && found.tokens() <= tokens.size(), "a match is longer than its prompt");
-        expect((found.end() == kv::match_end::complete) == (found.tokens() == tokens.size()), "a match ends wrongly");
-        expect((found.end() == kv::match_end::different) == found.stored().has_value(), "a match stores nothing");
-        expect(!found.stored() || *found.stored() != tokens[found.tokens()], "the differing token is the same");
+    pinned_match<Cache> looked_up(const std::vector<kv::token_id>& tokens) {
+        auto found = match_in(cache_, tokens);
+        expect(found.found.prompt_tokens == tokens.size() && found.tokens() <= tokens.size(),
+               "a match is longer than its prompt");
+        expect((found.found.end == kv::match_end::complete) == (found.tokens() == tokens.size()),
+               "a match ends wrongly");
+        expect((found.found.end == kv::match_end::different) == found.found.differing_token.has_value(),
+               "a match stores nothing");
+        expect(!found.found.differing_token || *found.found.differing_token != tokens[found.tokens()],
+               "the differing token is the same");
         return found;
     }
 
@@ -266,10 +272,10 @@ private:
             return;
         const auto tokens = random_tokens();
         auto found = looked_up(tokens);
-        const auto plan = cache_.plan(found);
+        const auto plan = plan_of(cache_, found);
         expect(plan.first + plan.count == tokens.size() && (tokens.empty() || plan.count > 0), "a plan runs nothing");
         reused_ += plan.first;
-        live_sequence one{cache_.open(std::move(found), plan), past_of(std::span(tokens).first(plan.first))};
+        live_sequence one{open_at(cache_, std::move(found), plan), past_of(std::span(tokens).first(plan.first))};
         expect(rows_.hold(cache_, one.pages.table(), one.known.names), "a matched row is not what its tokens say");
         sequences_.push_back(std::move(one));
         live_sequence& added = sequences_.back();
@@ -339,7 +345,8 @@ private:
         one.open->commit(std::span<const kv::token_id>(one.known.tokens).subspan(first));
         expect(rows == 0 || rows_.may_become(before, one.pages.table()), "a commit changed a block table");
         if (rows > 0 && !how_.forgets)
-            expect(cache_.match(one.known.tokens).tokens() == one.known.size(), "what was committed is not known");
+            expect(cache_.lookup(one.known.tokens).cached_tokens == one.known.size(),
+                   "what was committed is not known");
     }
 
     void fork(live_sequence* one) {
@@ -382,7 +389,7 @@ private:
             pinned kept = std::move(matches_.back());
             matches_.pop_back();
             const std::size_t tokens = choose_(kept.known.size() + 1);
-            live_sequence one{cache_.open(std::move(kept.match), {tokens, 0}), kept.known.first(tokens)};
+            live_sequence one{open_at(cache_, std::move(kept.match), {tokens, 0}), kept.known.first(tokens)};
             if (sequences_.size() < how_.live)
                 sequences_.push_back(std::move(one));
         } else if (sequences_.size() > 1) { // one replaces another
@@ -412,7 +419,7 @@ private:
         expect(now.free + now.in_use + now.evictable == now.pages, "pages are lost");
         if (live_sequence* one = pick(); one != nullptr && !how_.forgets) {
             const std::size_t tokens = cache_.shape().tokens;
-            expect(cache_.match(one->known.tokens).tokens() >= one->known.size() / tokens * tokens,
+            expect(cache_.lookup(one->known.tokens).cached_tokens >= one->known.size() / tokens * tokens,
                    "a full page of a live sequence is not known");
         }
     }

@@ -53,8 +53,9 @@ TEMPLATE_TEST_CASE("a cache in external memory allocates nothing after warm-up",
                    kv::index::hash_chain) {
     for (const bool merge : {false, true}) {
         auto cache = kv::make_cache(
-            {.tokens = page_tokens}, {.pages = 100}, TestType{},
-            kv::storage::external{.copy = [](kv::page_id, kv::page_id) { return true; }, .merge = merge});
+            {.shape = {.tokens = page_tokens}, .limit = {.pages = 100}, .merge_equal_pages = merge}, TestType{},
+            kv::storage::external{.copy = [](kv::page_id, kv::page_id) { return true; },
+                                  .on_move = [](const kv::moved_entry&) {}});
         seeded choose(3);
         std::vector<std::vector<kv::token_id>> prompts;
         for (int number = 0; number < 40; ++number) {

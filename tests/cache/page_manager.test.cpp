@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/page_check.hpp>
+#include <kvcache/cache/invariants.hpp>
 #include <kvcache/cache/page_manager.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/eviction/tail_safe_lru.hpp>
 
 #include <map>
 
+#include "cache/matching.hpp"
 #include "cache/model.hpp"
 #include <catch2/catch.hpp>
 
@@ -42,14 +43,14 @@ struct noting {
 
 TEST_CASE("an entry is ranked under the digest of all tokens up to its end") {
     noting::notes ranked;
-    auto cache = kv::make_cache(shape, {8 * kv::codec::f32{}.open(shape).page_bytes()}, noting{&ranked});
+    auto cache = kv::make_cache({shape, {8 * kv::codec::f32{}.open(shape).page_bytes()}}, noting{&ranked});
     const auto tokens = counted(0, 40);
     const auto hash = kv::hash::xxh3{}.open(cache.id());
     std::vector<kv::page_entry> table;
     for (const std::size_t length : {10u, 16u, 20u, 40u}) { // grown in steps, idle in between
-        auto found = cache.match(tokens);
+        auto found = match_in(cache, tokens);
         const std::size_t known = found.tokens();
-        auto a = cache.open(std::move(found), {known, 0});
+        auto a = open_at(cache, std::move(found), {known, 0});
         past one;
         for (std::size_t i = 0; i < known; ++i)
             one.push(tokens[i]);
@@ -76,10 +77,10 @@ TEST_CASE("an entry is ranked under the digest of all tokens up to its end") {
 
 TEST_CASE("an entry states the length of its request, and costs no less than those before it") {
     noting::notes ranked;
-    auto cache = kv::make_cache(shape, {16 * kv::codec::f32{}.open(shape).page_bytes()}, noting{&ranked});
+    auto cache = kv::make_cache({shape, {16 * kv::codec::f32{}.open(shape).page_bytes()}}, noting{&ranked});
     const auto tokens = counted(0, 100);
-    auto found = cache.match(tokens);
-    auto one = cache.open(std::move(found), {0, 100});
+    auto found = match_in(cache, tokens);
+    auto one = open_at(cache, std::move(found), {0, 100});
     past own;
     REQUIRE(append(cache, one, own, std::span(tokens).first(40))); // in two prefills
     for (const auto& [slot, entry] : ranked)
@@ -104,14 +105,14 @@ TEST_CASE("an entry states the length of its request, and costs no less than tho
 
 TEST_CASE("in a cache, tail-safe lru keeps of each conversation what its next turn needs") {
     const auto known = [](const auto& eviction, std::int32_t of) {
-        auto cache = kv::make_cache(shape, {12 * kv::codec::f32{}.open(shape).page_bytes()}, eviction);
+        auto cache = kv::make_cache({shape, {12 * kv::codec::f32{}.open(shape).page_bytes()}}, eviction);
         for (const auto& [first, tokens] : {std::pair{0, 96u}, std::pair{1000, 96u}, std::pair{2000, 64u}}) {
             const auto prompt = counted(first, tokens);
-            auto sequence = cache.open(cache.match(prompt), {0, tokens});
+            auto sequence = open_at(cache, match_in(cache, prompt), {0, tokens});
             past own;
             REQUIRE(append(cache, sequence, own, prompt));
         }
-        return cache.match(counted(of, 96)).tokens();
+        return cache.lookup(counted(of, 96)).cached_tokens;
     };
     const kv::eviction::tail_safe_lru tail{.budget = 4, .next_turn = 2};
     CHECK(known(tail, 0) == 64);
@@ -135,6 +136,6 @@ TEST_CASE("counts that disagree are found") {
     manager.drop(*page);
     held[kv::index_of(*page)] = 0;
     CHECK(kv::detail::check_pages(manager, held, shape.tokens));
-    CHECK(manager.idle() == 1);
+    CHECK(manager.evictable() == 1);
     CHECK(manager.available() == 4);
 }

@@ -3,7 +3,7 @@
 
 // A cache without a model: its rows are a function of all tokens before them, so that every wrong row is detected.
 #include <kvcache/cache/compose.hpp>
-#include <kvcache/core/mix64.hpp>
+#include <kvcache/core/digest.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/matching.hpp"
 #include <catch2/catch.hpp>
 
 namespace testing_rows {
@@ -53,8 +54,8 @@ bool right(const Cache& cache, const typename Cache::sequence& of) {
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head) {
                 const kvcache::page_tile tile{kvcache::layer_id{layer}, kvcache::head_id{head},
                                               row / kvcache::tile_tokens};
-                const float* keys = cache.codec().keys(cache.bytes(entry.page), tile, {});
-                const float* values = cache.codec().values(cache.bytes(entry.page), tile, {});
+                const float* keys = cache.codec().keys(cache.storage().bytes(entry.page), tile, {});
+                const float* values = cache.codec().values(cache.storage().bytes(entry.page), tile, {});
                 for (std::size_t d = 0; d < shape.head_dim; ++d)
                     if (keys[d * kvcache::tile_tokens + row % kvcache::tile_tokens] != number(past, layer, head, d) ||
                         values[row % kvcache::tile_tokens * kvcache::padded_head_dim(shape.head_dim) + d] !=
@@ -97,10 +98,10 @@ struct answer {
 
 template <class Cache>
 answer prefill(Cache& cache, const tokens& prompt) {
-    auto found = cache.match(prompt);
-    const auto plan = cache.plan(found);
-    answer made{found.tokens(), found.loaded(), found.explain()};
-    auto sequence = cache.open(std::move(found), plan);
+    auto found = kvcache_test::match_in(cache, prompt);
+    const auto plan = kvcache_test::plan_of(cache, found);
+    answer made{found.tokens(), found.found.loaded_tokens, found.found.explain()};
+    auto sequence = kvcache_test::open_at(cache, std::move(found), plan);
     if constexpr (requires { cache.check(); })
         REQUIRE(right(cache, sequence));
     REQUIRE(extend(cache, sequence, std::span(prompt).subspan(sequence.size())));
@@ -109,7 +110,7 @@ answer prefill(Cache& cache, const tokens& prompt) {
 
 template <class... Policies>
 auto made(std::size_t n, Policies... policies) {
-    return kvcache::make_cache(kvcache::identity{.weights = {1, 2}}, shape, pages(n), std::move(policies)...);
+    return kvcache::make_cache({shape, pages(n), kvcache::identity{.weights = {1, 2}}}, std::move(policies)...);
 }
 
 } // namespace testing_rows

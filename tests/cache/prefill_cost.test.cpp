@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/prefill_cost.hpp>
+#include <kvcache/cache/page_eviction.hpp>
 
 #include <catch2/catch.hpp>
 

@@ -39,7 +39,8 @@ TEST_CASE("4,096 tokens in 4.5 bits a number take a seventh of their float32 num
         REQUIRE(codec.has_value());
         const std::size_t before = taken(), page = codec->open(shape).page_bytes();
         auto cache = kv::make_cache(
-            shape, {.bytes = (tokens / shape.tokens + 1) * page + kv::codec::residual_page::bytes_for(shape)}, *codec);
+            {shape, {.bytes = (tokens / shape.tokens + 1) * page + kv::codec::residual_page::bytes_for(shape)}},
+            *codec);
         auto sequence = cache.open();
         for (std::size_t first = 0; first < tokens; first += shape.tokens) {
             auto lease = cache.reserve(sequence, shape.tokens);

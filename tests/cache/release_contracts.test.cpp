@@ -64,7 +64,7 @@ constexpr std::uint32_t far = 1u << 30;
 TEST_CASE("a victim that is out of range, in use or free is a contract violation") {
     for (const std::uint32_t named : {0u, 1u, 3u, 4u, 5u, far, std::numeric_limits<std::uint32_t>::max()}) {
         INFO(named);
-        auto cache = kv::make_cache(shape, {.bytes = 4 * kv::codec::f32{}.open(shape).page_bytes()},
+        auto cache = kv::make_cache({shape, {.bytes = 4 * kv::codec::f32{}.open(shape).page_bytes()}},
                                     wrong{.named = kv::slot_id{named}});
         auto kept = cache.open(); // it holds page 0
         store(cache, kept, counted(0, 16));
@@ -102,8 +102,8 @@ TEST_CASE("a shape that is not valid opens no cache") {
          {kv::page_shape{0, 1, 4, 16}, kv::page_shape{1, 0, 4, 16}, kv::page_shape{1, 1, 0, 16},
           kv::page_shape{1, 1, 4, 0}, kv::page_shape{1, 1, 4, 17}, kv::page_shape{1u << 31, 1u << 31, 4, 16},
           kv::page_shape{1, 1, 1u << 31, 1u << 31}, kv::page_shape{far, far, far, far}}) {
-        CHECK_THROWS_AS(kv::make_cache(bad, {.bytes = 1 << 20}), kv::contract_violation);
-        const auto by_name = kv::make_any_cache({}, {}, bad, {.bytes = 1 << 20});
+        CHECK_THROWS_AS(kv::make_cache({bad, {.bytes = 1 << 20}}), kv::contract_violation);
+        const auto by_name = kv::open_any_cache({}, {bad, {.bytes = 1 << 20}});
         REQUIRE_FALSE(by_name.has_value());
         CHECK(by_name.error().code == kv::error_code::out_of_range);
         CHECK(by_name.error().field == "shape");
@@ -111,17 +111,16 @@ TEST_CASE("a shape that is not valid opens no cache") {
 }
 
 TEST_CASE("a tier without an identity opens no cache") {
-    CHECK_THROWS_AS(kv::make_cache(shape, {.bytes = 1 << 20}, kv::tier::memory<>{}), kv::contract_violation);
-    CHECK_THROWS_AS(kv::make_cache(kv::identity{}, shape, {.bytes = 1 << 20}, kv::tier::memory<>{}),
-                    kv::contract_violation);
-    CHECK_NOTHROW(kv::make_cache(kv::identity{.config = "mine 1"}, shape, {.bytes = 1 << 20}, kv::tier::memory<>{}));
-    const auto by_name = kv::make_any_cache({}, {}, shape, {.bytes = 1 << 20}, kv::tier::memory<>{});
+    CHECK_THROWS_AS(kv::make_cache({shape, {.bytes = 1 << 20}}, kv::tier::memory<>{}), kv::contract_violation);
+    CHECK_THROWS_AS(kv::make_cache({shape, {.bytes = 1 << 20}}, kv::tier::memory<>{}), kv::contract_violation);
+    CHECK_NOTHROW(kv::make_cache({shape, {.bytes = 1 << 20}, kv::identity{.config = "mine 1"}}, kv::tier::memory<>{}));
+    const auto by_name = kv::open_any_cache({}, {shape, {.bytes = 1 << 20}}, kv::tier::memory<>{});
     REQUIRE_FALSE(by_name.has_value());
     CHECK(by_name.error().field == "identity");
 }
 
 TEST_CASE("after a rollback a lease commits no row, and after a commit nothing") {
-    auto cache = kv::make_cache(shape, {.bytes = 1 << 20});
+    auto cache = kv::make_cache({shape, {.bytes = 1 << 20}});
     auto a = cache.open();
     const std::vector<float> row(4);
     auto lease = cache.reserve(a, 20);
@@ -131,7 +130,7 @@ TEST_CASE("after a rollback a lease commits no row, and after a commit nothing")
     CHECK_NOTHROW(lease->commit({}));
     CHECK_NOTHROW(lease->rollback());
     CHECK_THROWS_AS(lease->commit(counted(0, 1)), kv::contract_violation);
-    CHECK_THROWS_AS(lease->commit_in_place({}), kv::contract_violation);
+    CHECK_THROWS_AS(lease->opened().commit_in_place({}), kv::contract_violation);
     CHECK_THROWS_AS(lease->pages(), kv::contract_violation);
     CHECK_THROWS_AS(lease->write(kv::layer_id{0}, 0, row, row), kv::contract_violation);
     CHECK(a.size() == 0);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/reserve_all.hpp>
+#include <kvcache/cache/basic_cache.hpp>
 
 #include <numeric>
 #include <utility>
 #include <vector>
 
+#include "cache/matching.hpp"
 #include "cache/model.hpp"
 #include <catch2/catch.hpp>
 
@@ -29,7 +30,7 @@ TEST_CASE("a reservation takes the pages that were foretold, and is refused for 
     const auto seed = GENERATE(1u, 2u, 3u, 4u);
     CAPTURE(seed);
     seeded draw(seed);
-    auto cache = kv::make_cache(small, pages(20));
+    auto cache = kv::make_cache({small, pages(20)});
     std::vector<cache_type::sequence> all;
     for (int step = 0; step < 2000; ++step) {
         if (all.size() < 6 && draw(3) == 0) {
@@ -39,7 +40,7 @@ TEST_CASE("a reservation takes the pages that were foretold, and is refused for 
         if (all.empty())
             continue;
         auto& one = all[draw(all.size())];
-        const std::size_t rows = draw(50), before = available(cache), needed = cache.pages_needed(one, rows);
+        const std::size_t rows = draw(50), before = available(cache), needed = cache.core().pages_needed(one, rows, {});
         {
             auto lease = cache.reserve(one, rows);
             REQUIRE(bool(lease) == (needed <= before));
@@ -60,24 +61,24 @@ TEST_CASE("rows are reserved for a whole batch or for none of it") {
     const auto seed = GENERATE(1u, 2u, 3u, 4u);
     CAPTURE(seed);
     seeded draw(seed);
-    auto cache = kv::make_cache(small, pages(20));
+    auto cache = kv::make_cache({small, pages(20)});
     std::size_t refused = 0;
     for (int step = 0; step < 500; ++step) {
         std::vector<cache_type::sequence> all;
         std::vector<kv::reservation<cache_type>> batch;
         for (std::size_t n = 1 + draw(5); n > 0; --n) {
-            auto found = cache.match(counted(static_cast<std::int32_t>(1000 * draw(4)), 40));
+            auto found = match_in(cache, counted(static_cast<std::int32_t>(1000 * draw(4)), 40));
             const std::size_t known = found.tokens();
-            all.push_back(cache.open(std::move(found), {known, 0}));
+            all.push_back(open_at(cache, std::move(found), {known, 0}));
         }
         for (auto& each : all)
             batch.push_back({&each, draw(90)});
         const std::size_t needed =
             std::accumulate(batch.begin(), batch.end(), std::size_t{0}, [&](std::size_t sum, const auto& each) {
-                return sum + cache.pages_needed(*each.to, each.rows);
+                return sum + cache.core().pages_needed(*each.to, each.rows, {});
             });
         const auto in_use = cache.stats().in_use, room = available(cache);
-        auto leases = cache.reserve_all(batch);
+        auto leases = cache.reserve(batch);
         REQUIRE(bool(leases) == (needed <= room));
         if (leases) {
             REQUIRE(leases->size() == batch.size());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/row_run.hpp>
+#include <kvcache/cache/handle.hpp>
 #include <kvcache/codec/row_major.hpp>
 
 #include <algorithm>
@@ -77,7 +77,7 @@ template <class Codec>
 void play(std::uint64_t seed, std::uint32_t tokens) {
     INFO("seed " << seed << ", pages of " << tokens);
     const kv::page_shape shape{.layers = 2, .kv_heads = 3, .head_dim = 6, .tokens = tokens};
-    auto cache = kv::make_cache(shape, {.bytes = 40 * Codec{}.open(shape).page_bytes()}, Codec{});
+    auto cache = kv::make_cache({shape, {.bytes = 40 * Codec{}.open(shape).page_bytes()}}, Codec{});
     struct one {
         typename decltype(cache)::sequence rows;
         past known = {};
@@ -138,7 +138,7 @@ TEMPLATE_LIST_TEST_CASE("runs and gathered rows are the written ones after forks
 
 TEST_CASE("runs of a sequence with erased tokens have the base of their keys") {
     const kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 4, .tokens = 16};
-    auto cache = kv::make_cache(shape, {.bytes = 1 << 16}, kv::codec::hnd_f32{});
+    auto cache = kv::make_cache({shape, {.bytes = 1 << 16}}, kv::codec::hnd_f32{});
     auto sequence = cache.open();
     past known;
     REQUIRE(append(cache, sequence, known, counted(0, 40)));
@@ -162,7 +162,7 @@ TEST_CASE("runs of a sequence with erased tokens have the base of their keys") {
 }
 
 TEST_CASE("the pages of a sequence are its table") {
-    auto cache = kv::make_cache({.layers = 1, .kv_heads = 2, .head_dim = 4, .tokens = 16}, {.bytes = 1 << 16},
+    auto cache = kv::make_cache({{.layers = 1, .kv_heads = 2, .head_dim = 4, .tokens = 16}, {.bytes = 1 << 16}},
                                 kv::codec::nhd_f32{});
     auto sequence = cache.open();
     past known;
@@ -172,7 +172,7 @@ TEST_CASE("the pages of a sequence are its table") {
 }
 
 TEST_CASE("rows are read of an existing layer and head, into memory of their size") {
-    auto cache = kv::make_cache({.layers = 1, .kv_heads = 2, .head_dim = 4, .tokens = 16}, {.bytes = 1 << 16},
+    auto cache = kv::make_cache({{.layers = 1, .kv_heads = 2, .head_dim = 4, .tokens = 16}, {.bytes = 1 << 16}},
                                 kv::codec::nhd_f32{});
     auto sequence = cache.open();
     past known;

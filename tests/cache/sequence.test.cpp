@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/sequence.hpp>
+#include <kvcache/cache/handle.hpp>
 
 #include <numeric>
 #include <type_traits>
@@ -16,7 +16,7 @@ namespace {
 constexpr kv::page_shape shape{.layers = 1, .kv_heads = 2, .head_dim = 4, .tokens = 16};
 
 [[nodiscard]] auto cache_of(std::size_t pages) {
-    return kv::make_cache(shape, {pages * kv::codec::f32{}.open(shape).page_bytes()});
+    return kv::make_cache({shape, {pages * kv::codec::f32{}.open(shape).page_bytes()}});
 }
 
 using sequence = decltype(cache_of(0))::sequence;
@@ -100,9 +100,9 @@ TEST_CASE("a page that another sequence made longer is still right for the short
     auto b = a.fork(10);
     past two = one;
     REQUIRE(append(cache, b, two, counted(10, 4))); // its copy replaces a's page in the index
-    CHECK(cache.match(counted(0, 14)).tokens() == 14);
+    CHECK(cache.lookup(counted(0, 14)).cached_tokens == 14);
     REQUIRE(append(cache, a, one, counted(50, 4))); // a's page is private again
-    CHECK(cache.match(one.tokens).tokens() == 14);
+    CHECK(cache.lookup(one.tokens).cached_tokens == 14);
     CHECK(rows_hold(cache, a.table(), one.names));
     CHECK(rows_hold(cache, b.table(), two.names));
     CHECK(cache.check());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/tenant_cache.hpp>
+#include <kvcache/cache.hpp>
 #include <kvcache/index/all.hpp>
 #include <kvcache/observer/events.hpp>
 
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/matching.hpp"
 #include "cache/model.hpp"
 #include <catch2/catch.hpp>
 
@@ -24,12 +25,12 @@ constexpr kv::cache_limits pages(std::size_t n) {
 // Stores tokens for a tenant and returns how many of them were cached before.
 template <class Tenant>
 std::size_t store(const Tenant& tenant, std::span<const kv::token_id> tokens) {
-    auto found = tenant.match(tokens);
+    auto found = match_in(tenant, tokens);
     const std::size_t known = found.tokens();
     past mine;
     for (std::size_t i = 0; i < known; ++i)
         mine.push(tokens[i]);
-    auto sequence = tenant.open(std::move(found), {known, tokens.size() - known});
+    auto sequence = open_at(tenant, std::move(found), {known, tokens.size() - known});
     CHECK(rows_hold(tenant, sequence.table(), mine.names));
     REQUIRE(append(tenant, sequence, mine, tokens.subspan(known)));
     return known;
@@ -38,81 +39,121 @@ std::size_t store(const Tenant& tenant, std::span<const kv::token_id> tokens) {
 } // namespace
 
 TEMPLATE_LIST_TEST_CASE("a tenant finds its own prompts and no other tenant's", "", kv::index_policies) {
-    auto cache = kv::make_tenant_cache(3, {}, small, pages(20), TestType{});
-    const auto a = *cache.open(kv::tenant_salt("a"), 20), b = *cache.open(kv::tenant_salt("b"), 20);
+    auto cache = kv::make_cache({.shape = small, .limit = pages(20), .tenants = 3}, TestType{});
+    const auto a = *view_of(cache, "a", 20), b = *view_of(cache, "b", 20);
     const auto prompt = counted(0, 40);
     CHECK(store(a, prompt) == 0);
     CHECK(store(a, prompt) == 40);
-    CHECK(b.match(prompt).tokens() == 0);
-    CHECK(b.match(prompt).explain() == "0 of 40 tokens known; nothing is stored after them");
+    CHECK(b.lookup(prompt).cached_tokens == 0);
+    CHECK(b.lookup(prompt).explain() == "0 of 40 tokens known; nothing is stored after them");
     CHECK(store(b, prompt) == 0);
-    CHECK(b.match(counted(0, 50)).tokens() == 40);
+    CHECK(b.lookup(counted(0, 50)).cached_tokens == 40);
     CHECK(cache.stats().evictable == 6);
     CHECK(cache.check());
 
     // Tokens that equal a tenant's root match nothing.
     const std::vector<kv::token_id> number(16, kv::token_id{1});
-    CHECK(a.match(number).tokens() == 0);
+    CHECK(a.lookup(number).cached_tokens == 0);
     auto disguised = number;
     disguised.insert(disguised.end(), prompt.begin(), prompt.end());
-    CHECK(b.match(disguised).tokens() == 0);
+    CHECK(b.lookup(disguised).cached_tokens == 0);
+}
+
+TEST_CASE("a cache with tenants is used with one of them, and a cache without has none") {
+    auto cache = kv::make_cache({.shape = small, .limit = pages(8), .tenants = 2});
+    auto alone = kv::make_cache({small, pages(8)});
+    const auto prompt = counted(0, 20);
+    const auto a = cache.open_tenant();
+    CHECK_THROWS_AS(cache.acquire(prompt), kv::contract_violation);
+    CHECK_THROWS_AS(cache.open(prompt), kv::contract_violation);
+    CHECK_THROWS_AS(cache.lookup(prompt), kv::contract_violation);
+    CHECK_THROWS_AS(cache.clear(), kv::contract_violation);
+    CHECK_THROWS_AS(alone.acquire(prompt, {.tenant = a}), kv::contract_violation);
+    CHECK_THROWS_AS(alone.open_tenant(kv::tenant_salt("a"), 8), kv::contract_violation);
+    CHECK(cache.acquire(prompt, {.tenant = a}));
+}
+
+TEST_CASE("clear and evict take a tenant's pages, and no other's") {
+    auto cache = kv::make_cache({.shape = small, .limit = pages(20), .tenants = 2});
+    const auto a = *view_of(cache, "a", 20), b = *view_of(cache, "b", 20);
+    const auto prompt = counted(0, 40), other = counted(100, 40);
+    for (const auto& view : {a, b}) {
+        (void)store(view, prompt);
+        (void)store(view, other);
+    }
+    CHECK(cache.contains(prompt, a.of));
+    CHECK(cache.evict(prompt, a.of) == 3);
+    CHECK_FALSE(cache.contains(prompt, a.of));
+    CHECK(cache.contains(prompt, b.of));
+    CHECK(cache.contains(other, a.of));
+    {
+        const auto held = cache.open(other, a.of); // its pages stay
+        CHECK_FALSE(cache.clear(a.of));
+        CHECK(cache.evict(other, a.of) == 0);
+        CHECK(a.usage().pages == 3);
+    }
+    CHECK(cache.clear(a.of));
+    CHECK(a.usage().pages == 0);
+    CHECK(cache.contains(prompt, b.of));
+    CHECK(cache.contains(other, b.of));
+    CHECK(cache.check());
 }
 
 TEST_CASE("a salt names its tenant, and there is room for so many") {
-    auto cache = kv::make_tenant_cache(2, {}, small, pages(8));
-    const auto a = *cache.open(kv::tenant_salt("a"), 8);
+    auto cache = kv::make_cache({.shape = small, .limit = pages(8), .tenants = 2});
+    const auto a = *view_of(cache, "a", 8);
     (void)store(a, counted(0, 20));
-    const auto b = cache.open(kv::tenant_salt("b"), 8);
+    const auto b = view_of(cache, "b", 8);
     REQUIRE(b);
-    const auto third = cache.open(kv::tenant_salt("c"), 8);
+    const auto third = view_of(cache, "c", 8);
     REQUIRE_FALSE(third);
     CHECK(third.error().code == kv::error_code::out_of_range);
     CHECK(third.error().field == "tenants");
-    const auto again = *cache.open(kv::tenant_salt("a"), 5);
-    CHECK(again.match(counted(0, 20)).tokens() == 20);
+    const auto again = *view_of(cache, "a", 5);
+    CHECK(again.lookup(counted(0, 20)).cached_tokens == 20);
     CHECK(again.usage() == kv::tenant_usage{.pages = 2, .evictable = 2, .quota = 5});
     CHECK_THROWS_AS(kv::tenant_salt(""), kv::contract_violation);
 }
 
 TEST_CASE("a new tenant takes the place of one without views, and finds nothing of it") {
-    auto cache = kv::make_tenant_cache(3, {}, small, pages(20));
+    auto cache = kv::make_cache({.shape = small, .limit = pages(20), .tenants = 3});
     const auto prompt = counted(0, 40);
-    const auto a = *cache.open(kv::tenant_salt("a"), 20);
+    const auto a = *view_of(cache, "a", 20);
     CHECK(store(a, prompt) == 0);
-    (void)store(*cache.open(kv::tenant_salt("b"), 20), counted(100, 70));
-    (void)store(*cache.open(kv::tenant_salt("c"), 20), prompt);
-    const auto d = *cache.open(kv::tenant_salt("d"), 20); // in place of c, which has fewer pages than b
-    CHECK(d.match(prompt).tokens() == 0);
+    (void)store(*view_of(cache, "b", 20), counted(100, 70));
+    (void)store(*view_of(cache, "c", 20), prompt);
+    const auto d = *view_of(cache, "d", 20); // in place of c, which has fewer pages than b
+    CHECK(d.lookup(prompt).cached_tokens == 0);
     CHECK(d.usage() == kv::tenant_usage{.pages = 0, .evictable = 0, .quota = 20});
     CHECK(d.id().tenant == "d");
     CHECK(store(d, prompt) == 0);
-    CHECK((*cache.open(kv::tenant_salt("b"), 20)).match(counted(100, 70)).tokens() == 70);
-    const auto c = *cache.open(kv::tenant_salt("c"), 20); // in place of b
-    CHECK(c.match(prompt).tokens() == 0);
-    CHECK(c.match(counted(100, 70)).tokens() == 0);
-    CHECK_FALSE(cache.open(kv::tenant_salt("e"), 20));
-    CHECK(a.match(prompt).tokens() == 40);
+    CHECK(view_of(cache, "b", 20)->lookup(counted(100, 70)).cached_tokens == 70);
+    const auto c = *view_of(cache, "c", 20); // in place of b
+    CHECK(c.lookup(prompt).cached_tokens == 0);
+    CHECK(c.lookup(counted(100, 70)).cached_tokens == 0);
+    CHECK_FALSE(view_of(cache, "e", 20));
+    CHECK(a.lookup(prompt).cached_tokens == 40);
     CHECK(cache.check());
 }
 
 TEST_CASE("what belongs to no tenant is shared, and apart from all tenants") {
-    auto cache = kv::make_tenant_cache(1, {}, small, pages(20));
-    const auto a = *cache.open(kv::tenant_salt("a"), 20);
-    const auto all = cache.shared(), same = cache.shared();
+    auto cache = kv::make_cache({.shape = small, .limit = pages(20), .tenants = 1});
+    const auto a = *view_of(cache, "a", 20);
+    const auto all = shared_view_of(cache), same = shared_view_of(cache);
     const auto prompt = counted(100, 40);
     CHECK(store(all, prompt) == 0);
-    CHECK(same.match(prompt).tokens() == 40);
-    CHECK(a.match(prompt).tokens() == 0);
+    CHECK(same.lookup(prompt).cached_tokens == 40);
+    CHECK(a.lookup(prompt).cached_tokens == 0);
     CHECK(store(a, prompt) == 0);
     CHECK(all == same);
     CHECK(!(all == a));
     // A prompt that begins like the root of a tenant finds neither the root nor what is below it.
     for (std::int32_t number = -3; number <= 3; ++number) {
         std::vector<kv::token_id> disguised(16, kv::token_id{number});
-        CHECK(all.match(disguised).tokens() == 0);
+        CHECK(all.lookup(disguised).cached_tokens == 0);
         disguised.insert(disguised.end(), prompt.begin(), prompt.end());
-        CHECK(all.match(disguised).tokens() == 0);
-        CHECK(a.match(disguised).tokens() == 0);
+        CHECK(all.lookup(disguised).cached_tokens == 0);
+        CHECK(a.lookup(disguised).cached_tokens == 0);
         CHECK(store(all, disguised) == 0);
         CHECK(store(all, disguised) == 56);
     }
@@ -126,8 +167,8 @@ TEST_CASE("tenants come and go at random, and none finds what another has stored
     const auto seed = GENERATE(1u, 2u, 3u);
     CAPTURE(seed);
     std::mt19937 draw(seed);
-    auto cache = kv::make_tenant_cache(4, {}, small, pages(24));
-    using tenant = decltype(cache)::tenant;
+    auto cache = kv::make_cache({.shape = small, .limit = pages(24), .tenants = 4});
+    using tenant = tenant_view<decltype(cache)>;
     std::map<std::string, tenant> held;
     for (int step = 0; step < 2000; ++step) {
         const std::string salt(1, static_cast<char>('a' + draw() % 9));
@@ -135,7 +176,7 @@ TEST_CASE("tenants come and go at random, and none finds what another has stored
             held.erase(salt);
             continue;
         }
-        const auto opened = cache.open(kv::tenant_salt(salt), 24);
+        const auto opened = view_of(cache, salt, 24);
         REQUIRE(bool(opened) == (held.size() < 4 || held.contains(salt)));
         if (!opened)
             continue;
@@ -150,7 +191,7 @@ TEST_CASE("tenants come and go at random, and none finds what another has stored
                 std::vector<kv::token_id> foreign = counted(0, 20);
                 const auto its = counted(1000 * (other - 'a' + 1), 20);
                 foreign.insert(foreign.end(), its.begin(), its.end());
-                CHECK(opened->match(foreign).tokens() <= 20);
+                CHECK(opened->lookup(foreign).cached_tokens <= 20);
             }
         if (held.size() < 3 || draw() % 4 == 0)
             held.emplace(salt, *opened);
@@ -159,8 +200,8 @@ TEST_CASE("tenants come and go at random, and none finds what another has stored
 }
 
 TEST_CASE("past its quota a tenant is refused by name, and nothing is lost") {
-    auto cache = kv::make_tenant_cache(2, {}, small, pages(10));
-    const auto a = *cache.open(kv::tenant_salt("a"), 3), b = *cache.open(kv::tenant_salt("b"), 10);
+    auto cache = kv::make_cache({.shape = small, .limit = pages(10), .tenants = 2});
+    const auto a = *view_of(cache, "a", 3), b = *view_of(cache, "b", 10);
     auto mine = a.open();
     past known;
     REQUIRE(append(a, mine, known, counted(0, 40)));
@@ -182,23 +223,23 @@ TEST_CASE("past its quota a tenant is refused by name, and nothing is lost") {
 }
 
 TEST_CASE("who has its quota makes room from its own idle pages") {
-    auto cache = kv::make_tenant_cache(2, {}, small, pages(10));
-    const auto a = *cache.open(kv::tenant_salt("a"), 3), b = *cache.open(kv::tenant_salt("b"), 10);
+    auto cache = kv::make_cache({.shape = small, .limit = pages(10), .tenants = 2});
+    const auto a = *view_of(cache, "a", 3), b = *view_of(cache, "b", 10);
     (void)store(b, counted(500, 48));
     for (int round = 0; round < 5; ++round)
         (void)store(a, counted(round * 100, 48));
     CHECK(a.usage() == kv::tenant_usage{.pages = 3, .evictable = 3, .quota = 3});
-    CHECK(a.match(counted(400, 48)).tokens() == 48);
-    CHECK(b.match(counted(500, 48)).tokens() == 48);
+    CHECK(a.lookup(counted(400, 48)).cached_tokens == 48);
+    CHECK(b.lookup(counted(500, 48)).cached_tokens == 48);
     CHECK(cache.stats().free == 4);
     CHECK(cache.check());
 }
 
 TEST_CASE("a quota that shrinks takes effect as pages are allocated") {
-    auto cache = kv::make_tenant_cache(1, {}, small, pages(10));
-    auto a = *cache.open(kv::tenant_salt("a"), 8);
+    auto cache = kv::make_cache({.shape = small, .limit = pages(10), .tenants = 1});
+    auto a = *view_of(cache, "a", 8);
     (void)store(a, counted(0, 16 * 8));
-    a = *cache.open(kv::tenant_salt("a"), 2);
+    a = *view_of(cache, "a", 2);
     CHECK(a.usage().pages == 8);
     auto sequence = a.open();
     CHECK_FALSE(a.reserve(sequence, 33));
@@ -208,8 +249,8 @@ TEST_CASE("a quota that shrinks takes effect as pages are allocated") {
 
 TEMPLATE_LIST_TEST_CASE("each tenant's view agrees with a naive model while others use the cache", "",
                         kv::index_policies) {
-    auto cache = kv::make_tenant_cache(2, {}, small, pages(24), TestType{});
-    auto a = *cache.open(kv::tenant_salt("a"), 24), b = *cache.open(kv::tenant_salt("b"), 5);
+    auto cache = kv::make_cache({.shape = small, .limit = pages(24), .tenants = 2}, TestType{});
+    auto a = *view_of(cache, "a", 24), b = *view_of(cache, "b", 5);
     for (std::uint64_t seed = 0; seed < 4; ++seed) {
         (void)store(a, counted(static_cast<std::int32_t>(seed), 30));
         auto held = b.open();
@@ -232,13 +273,12 @@ TEMPLATE_LIST_TEST_CASE("each tenant's view agrees with a naive model while othe
 
 TEST_CASE("routers see other names for the same tokens of another tenant") {
     std::vector<std::string> lines;
-    auto cache =
-        kv::make_tenant_cache(2, {}, small, pages(8),
-                              kv::observer::events{.write = [&](std::string_view line) { lines.emplace_back(line); },
-                                                   .seconds = [] { return 1.0; },
-                                                   .routers_only = true});
-    (void)store(*cache.open(kv::tenant_salt("a"), 8), counted(0, 16));
-    (void)store(*cache.open(kv::tenant_salt("b"), 8), counted(0, 16));
+    auto cache = kv::make_cache({.shape = small, .limit = pages(8), .tenants = 2},
+                                kv::observer::events{.write = [&](std::string_view line) { lines.emplace_back(line); },
+                                                     .seconds = [] { return 1.0; },
+                                                     .routers_only = true});
+    (void)store(*view_of(cache, "a", 8), counted(0, 16));
+    (void)store(*view_of(cache, "b", 8), counted(0, 16));
     REQUIRE(lines.size() == 2);
     CHECK(lines[0] != lines[1]);
     for (const auto& line : lines)

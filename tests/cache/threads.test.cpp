@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Threads that run freely over one cache with a mutex: what ThreadSanitizer watches (./dev check).
-#include <kvcache/cache/tenant_cache.hpp>
+#include <kvcache/cache.hpp>
 #include <kvcache/eviction/cost_aware.hpp>
 #include <kvcache/locking/mutex.hpp>
 #include <kvcache/observer/counting.hpp>
@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "cache/matching.hpp"
 #include "cache/model.hpp"
 #include <catch2/catch.hpp>
 
@@ -42,11 +43,11 @@ int use(Cache& cache, std::uint64_t seed, int rounds) {
         past all;
         for (const kv::token_id token : tokens)
             all.push(token);
-        auto found = cache.match(tokens);
+        auto found = match_in(cache, tokens);
         if (choose(8) == 0)
             continue; // dropped unused
-        const auto plan = cache.plan(found);
-        auto sequence = cache.open(std::move(found), plan);
+        const auto plan = plan_of(cache, found);
+        auto sequence = open_at(cache, std::move(found), plan);
         past known = all.first(plan.first);
         wrong += !rows_hold(cache, sequence.table(), known.names);
         if (choose(8) == 0)
@@ -86,7 +87,7 @@ struct host_tensor {
     void write(Lease& lease, past& known, std::span<const kv::token_id> tokens) {
         for (std::size_t row = 0; row < tokens.size(); ++row) {
             known.push(tokens[row]);
-            const auto to = lease.place_of(row);
+            const auto to = lease.slot_of(row);
             block(to.page)[to.row] = known.names.back();
         }
         lease.commit(tokens);
@@ -147,9 +148,9 @@ TEST_CASE("threads share a cache over a host's memory, and wait for each other's
     for (const bool merge : {false, true}) {
         host_tensor host(24);
         auto cache = kv::make_cache(
-            small, {.pages = 24}, kv::locking::mutex{},
+            {.shape = small, .limit = {.pages = 24}, .merge_equal_pages = merge}, kv::locking::mutex{},
             kv::storage::external{.copy = [&](auto from, auto to, auto rows) { return host.copy(from, to, rows); },
-                                  .merge = merge});
+                                  .on_move = [](const kv::moved_entry&) {}});
         std::atomic<int> wrong{0};
         on_each_thread([&](std::uint64_t i) { wrong += serve(cache, host, i, 200); });
         CHECK(wrong == 0);
@@ -159,7 +160,7 @@ TEST_CASE("threads share a cache over a host's memory, and wait for each other's
 }
 
 TEST_CASE("threads fork one sequence at once") {
-    auto cache = kv::make_cache(small, pages(64), kv::locking::mutex{});
+    auto cache = kv::make_cache({small, pages(64)}, kv::locking::mutex{});
     auto sequence = cache.open();
     past known;
     REQUIRE(append(cache, sequence, known, counted(0, 40)));
@@ -170,7 +171,7 @@ TEST_CASE("threads fork one sequence at once") {
         seeded choose(i);
         for (int round = 0; round < 200; ++round) {
             auto fork = shared.fork(choose(shared.size() + 1));
-            wrong += cache.pending(known.tokens) > 0; // reads the limits of all sequences
+            wrong += cache.lookup(known.tokens).pending_tokens > 0; // reads the limits of all sequences
             fork.set_cacheable_limit(20);
             past own = known.first(fork.size());
             wrong += fork.cacheable_limit() != 20;
@@ -185,7 +186,7 @@ TEST_CASE("threads fork one sequence at once") {
 TEST_CASE("threads share a cache with a mutex") {
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
         CAPTURE(seed);
-        auto cache = kv::make_cache(small, pages(24), kv::locking::mutex{}, kv::observer::counting{});
+        auto cache = kv::make_cache({small, pages(24)}, kv::locking::mutex{}, kv::observer::counting{});
         std::atomic<int> wrong{0};
         std::atomic<bool> over{false};
         std::vector<std::thread> threads;
@@ -196,8 +197,8 @@ TEST_CASE("threads share a cache with a mutex") {
                 const kv::cache_stats now = cache.stats();
                 wrong += now.free + now.in_use + now.evictable != now.pages;
                 wrong += !cache.check();
-                wrong += cache.describe().empty();
-                cache.ask_observer([](const auto&) {});
+                wrong += kv::describe(cache).empty();
+                cache.with_observer([](const auto&) {});
                 std::this_thread::yield();
             }
         });
@@ -214,13 +215,13 @@ TEST_CASE("threads share a cache with a mutex") {
 TEST_CASE("threads of several tenants share a cache with a mutex") {
     for (std::uint64_t seed = 0; seed < 2; ++seed) {
         CAPTURE(seed);
-        auto cache =
-            kv::make_tenant_cache(workers, {}, small, pages(40), kv::locking::mutex{}, kv::eviction::cost_aware{});
+        auto cache = kv::make_cache({.shape = small, .limit = pages(40), .tenants = workers}, kv::locking::mutex{},
+                                    kv::eviction::cost_aware{});
         std::atomic<int> wrong{0};
         std::vector<std::thread> threads;
         for (std::uint64_t i = 0; i < workers; ++i)
             threads.emplace_back([&, i] {
-                const auto own = *cache.open(kv::tenant_salt(std::to_string(i)), 8 + 4 * i);
+                const auto own = *view_of(cache, std::to_string(i), 8 + 4 * i);
                 wrong += use(own, 100 + workers * seed + i, 100);
             });
         for (std::thread& thread : threads)
@@ -232,7 +233,7 @@ TEST_CASE("threads of several tenants share a cache with a mutex") {
 }
 
 TEST_CASE("a page is copied while its holder writes after the shared rows") {
-    auto cache = kv::make_cache(small, pages(24), kv::locking::mutex{});
+    auto cache = kv::make_cache({small, pages(24)}, kv::locking::mutex{});
     auto a = cache.open();
     past one;
     REQUIRE(append(cache, a, one, counted(0, 10)));
@@ -245,8 +246,8 @@ TEST_CASE("a page is copied while its holder writes after the shared rows") {
     });
     bool sound = true;
     for (int again = 0; again < 50; ++again) {
-        auto found = cache.match(one.tokens);
-        auto b = cache.open(std::move(found), {10, 0});
+        auto found = match_in(cache, one.tokens);
+        auto b = open_at(cache, std::move(found), {10, 0});
         past two = one;
         sound = sound && append(cache, b, two, counted(40 + again, 2)) && rows_hold(cache, b.table(), two.names);
     }

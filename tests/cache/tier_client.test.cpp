@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT
 // A cache with a tier, whose rows are a function of all tokens before them: whatever the tier does, no row is wrong.
-#include <kvcache/cache/compose.hpp>
-#include <kvcache/cache/tenant_cache.hpp>
 #include <kvcache/codec/int8.hpp>
-#include <kvcache/core/mix64.hpp>
-#include <kvcache/storage/fault_injecting.hpp>
-#include <kvcache/tier/all.hpp>
+#include <kvcache/core/digest.hpp>
+#include <kvcache/testing/fault_injecting.hpp>
+#include <kvcache/tier.hpp>
 
 #include <array>
 #include <cstddef>
@@ -18,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/matching.hpp"
 #include "past_rows.hpp"
 #include <catch2/catch.hpp>
 
@@ -58,23 +57,23 @@ TEST_CASE("a cache that begins anew finds in the tier what another has stored") 
     {
         auto first = made(20, shared{&store});
         CHECK(prefill(first, prompt).known == 0);
-        CHECK(first.tier_stats().handed_over == 6);
+        CHECK(kv::tier_stats_of(first).handed_over == 6);
         CHECK(prefill(first, prompt).loaded == 0); // cached in memory
-        CHECK(first.tier_stats().handed_over == 6);
+        CHECK(kv::tier_stats_of(first).handed_over == 6);
     }
     auto second = made(20, shared{&store});
     const answer again = prefill(second, prompt);
     CHECK(again.known == 96);
     CHECK(again.loaded == 96);
     CHECK(again.words == "96 of 100 tokens known, 96 of them from the tier; nothing is stored after them");
-    CHECK(second.tier_stats().hits == 1);
-    CHECK(second.tier_stats().handed_over == 0);
+    CHECK(kv::tier_stats_of(second).hits == 1);
+    CHECK(kv::tier_stats_of(second).handed_over == 0);
     CHECK(prefill(second, prompt).loaded == 0);
     tokens longer = prompt;
     longer.resize(60);
     auto third = made(3, shared{&store}); // memory for three pages, and the prompt needs four
-    auto found = third.match(longer);
-    CHECK(found.loaded() <= 48);
+    auto found = kvcache_test::match_in(third, longer);
+    CHECK(found.found.loaded_tokens <= 48);
     CHECK(third.check());
     CHECK(second.check());
 }
@@ -112,15 +111,15 @@ TEST_CASE("a tier that holds nothing is never read, through wrappers too") {
         auto cache = made(20, tier);
         CHECK(prefill(cache, some(100, 1)).known == 0);
         CHECK(prefill(cache, some(100, 1)).known == 100);
-        CHECK_FALSE(cache.tier_may_know(some(100, 2)));
+        CHECK_FALSE(cache.contains(some(100, 2)));
         CHECK(cache.prefetch(some(100, 2)) == 0);
-        CHECK(cache.tier_stats().asked == 0);
-        CHECK(cache.tier_stats().handed_over == 0);
+        CHECK(kv::tier_stats_of(cache).asked == 0);
+        CHECK(kv::tier_stats_of(cache).handed_over == 0);
         CHECK(asked == 0);
         CHECK(cache.check());
     };
     quiet(hollow{&asked});
-    quiet(kv::tier::fault_injecting<hollow>{.inner = {&asked}});
+    quiet(kv::testing::fault_injecting_tier<hollow>{.inner = {&asked}});
     quiet(kv::tier::cost_gated<hollow>{.inner = {&asked}});
     quiet(kv::tier::chain<hollow, kv::tier::none>{.first = {&asked}, .second = {}});
 }
@@ -150,21 +149,23 @@ TEST_CASE("other identities, tenants and keys find nothing") {
     const tokens prompt = some(64, 4);
     auto own = made(20, shared{&store});
     prefill(own, prompt);
-    auto other = kv::make_cache(kv::identity{.weights = {1, 3}}, shape, pages(20), shared{&store});
+    auto other = kv::make_cache({shape, pages(20), kv::identity{.weights = {1, 3}}}, shared{&store});
     CHECK(prefill(other, prompt).known == 0);
-    auto tenants = kv::make_tenant_cache(2, kv::identity{.weights = {1, 2}}, shape, pages(40), shared{&store});
-    auto alice = *tenants.open(kv::tenant_salt("alice"), 20), bob = *tenants.open(kv::tenant_salt("bob"), 20);
+    auto tenants = kv::make_cache(
+        {.shape = shape, .limit = pages(40), .id = kv::identity{.weights = {1, 2}}, .tenants = 2}, shared{&store});
+    auto alice = *kvcache_test::view_of(tenants, "alice", 20), bob = *kvcache_test::view_of(tenants, "bob", 20);
     CHECK(prefill(alice, prompt).known == 0);
     CHECK(prefill(bob, prompt).known == 0);
     CHECK(tenants.check());
-    auto anew = kv::make_tenant_cache(2, kv::identity{.weights = {1, 2}}, shape, pages(40), shared{&store});
-    auto bob_again = *anew.open(kv::tenant_salt("bob"), 20);
+    auto anew = kv::make_cache(
+        {.shape = shape, .limit = pages(40), .id = kv::identity{.weights = {1, 2}}, .tenants = 2}, shared{&store});
+    auto bob_again = *kvcache_test::view_of(anew, "bob", 20);
     CHECK(prefill(bob_again, prompt).loaded == 64);
     CHECK(anew.check());
 }
 
 TEST_CASE("ten thousand faults of a tier are no wrong row and no lost page") {
-    const auto stress = [](kv::tier::fault_injecting<> how, std::size_t rounds, std::uint64_t seed) {
+    const auto stress = [](kv::testing::fault_injecting_tier<> how, std::size_t rounds, std::uint64_t seed) {
         how.seed = seed;
         how.inner = {.bytes = 60000, .records = 40};
         std::mt19937 dice(static_cast<unsigned>(seed));
@@ -177,7 +178,7 @@ TEST_CASE("ten thousand faults of a tier are no wrong row and no lost page") {
         }
         CHECK(cache.check());
         CHECK(cache.stats().in_use == 0);
-        const auto now = cache.tier_stats();
+        const auto now = kv::tier_stats_of(cache);
         struck += now.refused + now.failed;
         CHECK((struck == 0 || now.last));
         return struck;
@@ -201,9 +202,9 @@ TEST_CASE("a storage that fails and a small pool lose nothing under a tier") {
     auto whole = made(20, shared{&store});
     prefill(whole, some(100, 5));
     for (std::uint64_t every = 1; every < 9; ++every) {
-        auto cache = made(8, shared{&store}, kv::storage::fault_injecting<>{.every = every});
+        auto cache = made(8, shared{&store}, kv::testing::fault_injecting_storage<>{.every = every});
         for (int i = 0; i < 5; ++i) {
-            auto found = cache.match(some(100, 5));
+            auto found = kvcache_test::match_in(cache, some(100, 5));
             CHECK(cache.check());
         }
         CHECK(cache.stats().in_use == 0);
@@ -245,17 +246,17 @@ TEST_CASE("records of wrong neighbours are refused by the field that differs") {
     std::vector<std::vector<std::byte>> records;
     const kv::identity own{.weights = {1, 2}, .tokenizer = {3, 4}, .config = "c", .rope = "r", .weight_format = "f32"};
     const tokens prompt = some(16, 6);
-    auto first = kv::make_cache(own, shape, pages(4), mixed_up{&records});
+    auto first = kv::make_cache({shape, pages(4), own}, mixed_up{&records});
     prefill(first, prompt);
     REQUIRE(records.size() == 1);
     unsigned asked = 6;
     const auto refusal = [&](kv::identity id, kv::page_shape with, const auto&... policies) {
         auto kept = records;
-        auto cache = kv::make_cache(id, with, pages(8), mixed_up{&kept}, policies...);
-        CHECK(cache.match(some(64, asked)).tokens() == 0);
-        CHECK(cache.tier_stats().refused == 1);
+        auto cache = kv::make_cache({with, pages(8), id}, mixed_up{&kept}, policies...);
+        CHECK(kvcache_test::match_in(cache, some(64, asked)).tokens() == 0);
+        CHECK(kv::tier_stats_of(cache).refused == 1);
         CHECK(cache.check());
-        return cache.tier_stats().last ? cache.tier_stats().last->field : std::string();
+        return kv::tier_stats_of(cache).last ? kv::tier_stats_of(cache).last->field : std::string();
     };
     const auto other = [&](auto change) {
         kv::identity id = own;
@@ -333,20 +334,20 @@ TEST_CASE("all damaged records of a prompt are replaced after the first refusal"
         bytes.back() ^= std::byte{1};
     auto second = made(20, exposed{&records});
     CHECK(prefill(second, prompt).loaded == 0);
-    CHECK(second.tier_stats().refused == 1);
+    CHECK(kv::tier_stats_of(second).refused == 1);
     CHECK(records.size() == 6);
     auto third = made(20, exposed{&records});
     CHECK(prefill(third, prompt).loaded == 96);
-    CHECK(third.tier_stats().refused == 0);
+    CHECK(kv::tier_stats_of(third).refused == 0);
 }
 
 TEST_CASE("the statistics of a cache have what its tier wrote and failed to write") {
     exposed::map records;
     auto cache = made(20, exposed{&records});
     prefill(cache, some(100, 1));
-    CHECK(cache.tier_stats().handed_over == 6);
-    CHECK(cache.tier_stats().stored == 41);
-    CHECK(cache.tier_stats().store_failures == 3);
+    CHECK(kv::tier_stats_of(cache).handed_over == 6);
+    CHECK(kv::tier_stats_of(cache).stored == 41);
+    CHECK(kv::tier_stats_of(cache).store_failures == 3);
 }
 
 TEST_CASE("a record that was forged without the cache's secret is refused, and one under no secret is not") {
@@ -372,10 +373,10 @@ TEST_CASE("a record that was forged without the cache's secret is refused, and o
         put(layout::checksum, plain.of(all.first(layout::checksum), all.first(header).subspan(layout::fixed_bytes)));
 
         auto reader = made(20, exposed{&records}, secret);
-        const auto found = reader.match(prompt);
-        CHECK(found.loaded() == (key.empty() ? 16u : 0u));
-        CHECK(reader.tier_stats().refused == (key.empty() ? 0u : 1u));
+        const auto found = kvcache_test::match_in(reader, prompt);
+        CHECK(found.found.loaded_tokens == (key.empty() ? 16u : 0u));
+        CHECK(kv::tier_stats_of(reader).refused == (key.empty() ? 0u : 1u));
         if (!key.empty())
-            CHECK(reader.tier_stats().last->field == "seal");
+            CHECK(kv::tier_stats_of(reader).last->field == "seal");
     }
 }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Runs so long that several threads read them: whatever the tier does to one record, the pages before it are cached,
 // and no row is wrong.
-#include <kvcache/cache/compose.hpp>
-#include <kvcache/core/mix64.hpp>
+#include <kvcache/core/digest.hpp>
 #include <kvcache/locking/mutex.hpp>
-#include <kvcache/tier/memory.hpp>
+#include <kvcache/tier.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -19,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "cache/matching.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -129,8 +129,9 @@ void store(Cache& cache, const tokens& prompt) {
 }
 
 auto cache_of(shelf& from, std::size_t threads) {
-    return kv::make_cache(kv::identity{.weights = {1, 2}}, wide,
-                          {.bytes = (prompt_pages + 2) * kv::codec::f32{}.open(wide).page_bytes()},
+    return kv::make_cache({wide,
+                           {.bytes = (prompt_pages + 2) * kv::codec::f32{}.open(wide).page_bytes()},
+                           kv::identity{.weights = {1, 2}}},
                           on_shelf{&from, threads}, kv::locking::mutex{});
 }
 
@@ -140,7 +141,7 @@ template <class Cache>
 content bytes_of(const Cache& cache, const typename Cache::sequence& of) {
     content made;
     for (const kv::page_entry& entry : of.table()) {
-        const auto bytes = cache.bytes(entry.page);
+        const auto bytes = cache.storage().bytes(entry.page);
         made.emplace_back(bytes.begin(), bytes.end());
     }
     return made;
@@ -154,7 +155,8 @@ struct stored {
     stored() {
         auto first = cache_of(from, 2);
         store(first, prompt);
-        wanted = bytes_of(first, first.open(first.match(prompt), {prompt.size(), 0}));
+        wanted =
+            bytes_of(first, kvcache_test::open_at(first, kvcache_test::match_in(first, prompt), {prompt.size(), 0}));
         REQUIRE(from.names.size() == prompt_pages);
     }
 
@@ -162,15 +164,15 @@ struct stored {
     std::size_t known(std::size_t threads, kv::tier_stats& stats) {
         from.parallel_reads.clear();
         auto cache = cache_of(from, threads);
-        auto found = cache.match(prompt);
+        auto found = kvcache_test::match_in(cache, prompt);
         const std::size_t pages = found.tokens() / wide.tokens;
-        REQUIRE(found.loaded() == found.tokens());
+        REQUIRE(found.found.loaded_tokens == found.tokens());
         {
-            const auto sequence = cache.open(std::move(found), {pages * wide.tokens, 0});
+            const auto sequence = kvcache_test::open_at(cache, std::move(found), {pages * wide.tokens, 0});
             const content had = bytes_of(cache, sequence);
             REQUIRE(std::ranges::equal(had, std::span(wanted).first(pages)));
         }
-        stats = cache.tier_stats();
+        stats = kv::tier_stats_of(cache);
         REQUIRE(stats.loaded_tokens == pages * wide.tokens);
         REQUIRE(cache.stats().in_use == 0);
         REQUIRE(cache.check());
@@ -193,7 +195,7 @@ TEST_CASE("a long run is read by as many threads as the tier allows, and every b
     shorter.resize(8 * wide.tokens);
     all.from.parallel_reads.clear();
     auto cache = cache_of(all.from, 2);
-    CHECK(cache.match(shorter).loaded() == shorter.size());
+    CHECK(kvcache_test::match_in(cache, shorter).found.loaded_tokens == shorter.size());
     CHECK(all.from.parallel_reads.size() == 1);
 }
 
@@ -238,8 +240,8 @@ TEST_CASE("several threads may have long runs read at the same time") {
         for (int i = 0; i < 3; ++i)
             askers.emplace_back([&] { static_cast<void>(cache.prefetch(all.prompt)); });
     }
-    auto found = cache.match(all.prompt);
+    auto found = kvcache_test::match_in(cache, all.prompt);
     REQUIRE(found.tokens() == all.prompt.size());
-    CHECK(bytes_of(cache, cache.open(std::move(found), {all.prompt.size(), 0})) == all.wanted);
+    CHECK(bytes_of(cache, kvcache_test::open_at(cache, std::move(found), {all.prompt.size(), 0})) == all.wanted);
     CHECK(cache.check());
 }

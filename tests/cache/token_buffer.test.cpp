@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/token_buffer.hpp>
+#include <kvcache/cache/sequence_state.hpp>
 
 #include <algorithm>
 #include <span>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/codec/f32.hpp>
-#include <kvcache/core/aligned.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 
 #include <catch2/catch.hpp>
 

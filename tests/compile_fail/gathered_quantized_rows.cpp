@@ -10,6 +10,6 @@ void gather_rows() {
 #else
     using codec = kvcache::codec::f32;
 #endif
-    auto cache = kvcache::make_cache(kvcache::page_shape{}, {.bytes = 1 << 20}, codec{});
+    auto cache = kvcache::make_cache({kvcache::page_shape{}, {.bytes = 1 << 20}}, codec{});
     cache.open().gather({}, {}, {}, {});
 }

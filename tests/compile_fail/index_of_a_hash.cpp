@@ -8,4 +8,4 @@ struct by_hash : kvcache::hash::xxh3 {
     using role = kvcache::index_role;
 #endif
 };
-auto cache_by_hash = kvcache::make_cache({.layers = 2}, {.bytes = 1 << 20}, by_hash{});
+auto cache_by_hash = kvcache::make_cache({{.layers = 2}, {.bytes = 1 << 20}}, by_hash{});

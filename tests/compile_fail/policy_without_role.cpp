@@ -14,4 +14,4 @@ struct nameless {
         return {};
     }
 };
-auto cache_of_nameless = kvcache::make_cache({.layers = 2}, {.bytes = 1 << 20}, nameless{});
+auto cache_of_nameless = kvcache::make_cache({{.layers = 2}, {.bytes = 1 << 20}}, nameless{});

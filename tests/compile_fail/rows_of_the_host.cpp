@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// message: the host writes rows that are in its own memory: place_of says where
+// message: the host writes rows that are in its own memory: slot_of says where
 #include <kvcache/cache.hpp>
 #include <kvcache/storage/external.hpp>
 
@@ -12,7 +12,7 @@ void write_rows() {
 #else
     using storage = kvcache::storage::heap;
 #endif
-    auto cache = kvcache::make_cache(kvcache::page_shape{}, {.pages = 4}, storage{});
+    auto cache = kvcache::make_cache({kvcache::page_shape{}, {.pages = 4}}, storage{});
     auto sequence = cache.open();
     const std::vector<float> row(64);
     cache.reserve(sequence, 1)->write({}, 0, row, row);

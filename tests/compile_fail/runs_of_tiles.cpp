@@ -9,6 +9,6 @@ void read_rows() {
 #else
     using codec = kvcache::codec::nhd_f32;
 #endif
-    auto cache = kvcache::make_cache(kvcache::page_shape{}, {.bytes = 1 << 20}, codec{});
+    auto cache = kvcache::make_cache({kvcache::page_shape{}, {.bytes = 1 << 20}}, codec{});
     cache.open().for_each_run({}, {}, [](const auto&) {});
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // message: tenant_salt
-#include <kvcache/cache/tenant.hpp>
+#include <kvcache/cache/config.hpp>
 
 // A string converts to a salt only explicitly.
 #ifdef KVCACHE_MUST_FAIL

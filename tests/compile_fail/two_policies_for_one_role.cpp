@@ -10,4 +10,4 @@ using second = kvcache::eviction::fifo;
 #else
 using second = kvcache::observer::counting;
 #endif
-auto cache_of_two = kvcache::make_cache({}, {.layers = 2}, {.bytes = 1 << 20}, kvcache::eviction::lru{}, second{});
+auto cache_of_two = kvcache::make_cache({{.layers = 2}, {.bytes = 1 << 20}}, kvcache::eviction::lru{}, second{});

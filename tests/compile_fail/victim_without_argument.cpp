@@ -25,7 +25,7 @@ state open(kvcache::eviction_capacity) const {
 
 // The message is the only error: the rest of a program sees a cache.
 std::size_t newest_pages() {
-    auto cache = kvcache::make_cache({.layers = 2}, {.bytes = 1 << 20}, newest{});
+    auto cache = kvcache::make_cache({{.layers = 2}, {.bytes = 1 << 20}}, newest{});
     auto sequence = cache.open();
     auto lease = cache.reserve(sequence, 16);
     return lease ? cache.stats().pages : 0;

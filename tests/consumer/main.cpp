@@ -1,21 +1,7 @@
 // SPDX-License-Identifier: MIT
-#if defined(CONSUMER_READS_TRACES)
+#if defined(CONSUMER_READS_JSON)
 
-#include <kvcache/adapters/replay/object_replay.hpp>
-#include <kvcache/adapters/traces/lirs_trace.hpp>
-#include <kvcache/eviction/lru.hpp>
-
-int main() {
-    kvcache::lirs_trace trace(kvcache::byte_source::over("1\n2\n1\n", "blocks"));
-    kvcache::object_replay<kvcache::eviction::lru> replay({}, 2, 2);
-    for (kvcache::object_access access; *trace.next(access);)
-        replay.run(access);
-    return replay.counts().hits == 1 ? 0 : 1;
-}
-
-#elif defined(CONSUMER_READS_JSON)
-
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/text/regex.hpp>
 #include <kvcache/text/unicode.hpp>
 
@@ -35,7 +21,8 @@ int main() {
 int main() {
     using namespace kvcache::literals;
     constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
-    auto keyed = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::hash::sha256{.key = "secret"});
+    auto keyed =
+        kvcache::make_cache({.shape = shape, .limit = {.bytes = 1_MiB}}, kvcache::hash::sha256{.key = "secret"});
     const auto first = kvcache::hash::sha256{.key = "secret"}.open({}),
                other = kvcache::hash::sha256{.key = "other"}.open({});
     return keyed.check() && first.root() != other.root() ? 0 : 1;
@@ -51,7 +38,8 @@ int main() {
 int main() {
     using namespace kvcache::literals;
     constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
-    auto cache = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::eviction::lru{}, kvcache::locking::mutex{});
+    auto cache = kvcache::make_cache({.shape = shape, .limit = {.bytes = 1_MiB}}, kvcache::eviction::lru{},
+                                     kvcache::locking::mutex{});
     auto sequence = cache.open();
     auto lease = cache.reserve(sequence, 1);
     const float row[64] = {};
@@ -61,7 +49,7 @@ int main() {
         lease->write(layer, 0, row, row);
     const kvcache::token_id token{7};
     lease->commit({&token, 1});
-    if (cache.match({&token, 1}).tokens() != 1 || !cache.check())
+    if (cache.lookup({&token, 1}).cached_tokens != 1 || !cache.check())
         return 1;
     // Without exceptions a violated contract ends in the handler.
     kvcache::set_violation_handler(
@@ -92,7 +80,7 @@ int main() {
 int main() {
     using namespace kvcache::literals;
     constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
-    auto cache = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::eviction::lru{});
+    auto cache = kvcache::make_cache({.shape = shape, .limit = {.bytes = 1_MiB}}, kvcache::eviction::lru{});
     const auto sequence = cache.open();
     return cache.check() ? 0 : 1;
 }

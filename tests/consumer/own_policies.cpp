@@ -74,7 +74,8 @@ int main() {
     broken += testing::storage_conformance(mine::one_by_one{}, 1).size();
 
     constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
-    auto cache = kvcache::make_cache(shape, {.bytes = 1 << 20}, mine::one_by_one{}, mine::most_recent{}, mine::fnv{});
+    auto cache = kvcache::make_cache({.shape = shape, .limit = {.bytes = 1 << 20}}, mine::one_by_one{},
+                                     mine::most_recent{}, mine::fnv{});
     const auto sequence = cache.open();
     return broken == 0 && cache.check() ? 0 : 1;
 }

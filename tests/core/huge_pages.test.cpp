@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/huge_page_use.hpp>
 #include <kvcache/core/huge_pages.hpp>
 #include <kvcache/core/shared_memory.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 
 #include <cstddef>
 #include <cstdint>

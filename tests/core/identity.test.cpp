@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/core/identity.hpp>
-#include <kvcache/testing/hash_conformance.hpp>
+#include <kvcache/testing/role_conformance.hpp>
 
 #include <set>
 

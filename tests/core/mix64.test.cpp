@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/mix64.hpp>
+#include <kvcache/core/digest.hpp>
 
 #include <cstdint>
 #include <cstdlib>

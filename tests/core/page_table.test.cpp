@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/page_table.hpp>
+#include <kvcache/core/id.hpp>
 
 #include <type_traits>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/secure_zero.hpp>
+#include <kvcache/storage/zero_on_release.hpp>
 
 #include <algorithm>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/digest.hpp>
 #include <kvcache/core/sha256_builder.hpp>
-#include <kvcache/core/sha256_digest.hpp>
 
 #include <cstddef>
 #include <span>

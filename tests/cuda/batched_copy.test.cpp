@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cuda/batched_copy.hpp>
-#include <kvcache/cuda/emulated_block.hpp>
+#include <kvcache/testing/emulated_device.hpp>
 
 #include <algorithm>
 #include <random>
@@ -9,6 +9,7 @@
 #include <catch2/catch.hpp>
 
 namespace cuda = kvcache::cuda;
+namespace testing = kvcache::testing;
 
 TEST_CASE("pieces of any length are copied, and nothing next to them") {
     std::mt19937 random(1);
@@ -28,7 +29,7 @@ TEST_CASE("pieces of any length are copied, and nothing next to them") {
     }
     const auto kernel = cuda::batched_copy::make(pieces);
     CHECK(kernel.blocks() == 7 * 3);
-    cuda::run_emulated(kernel, 1);
+    testing::run_emulated(kernel, 1);
     CHECK(std::equal(to.begin(), to.end(), wanted.begin(),
                      [](const auto& a, const auto& b) { return std::ranges::equal(a.words, b.words); }));
     CHECK(cuda::batched_copy::takes(pieces[0]));

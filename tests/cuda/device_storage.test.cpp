@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cuda/device_storage.hpp>
-#include <kvcache/cuda/emulated_device.hpp>
+#include <kvcache/testing/emulated_device.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -12,10 +12,11 @@
 
 namespace kv = kvcache;
 namespace cuda = kv::cuda;
+namespace testing = kv::testing;
 
 namespace {
 
-using storage = cuda::device_storage<cuda::emulated_device>;
+using storage = cuda::device_storage<testing::emulated_device>;
 
 std::vector<std::byte> noise(std::size_t bytes, unsigned seed) {
     std::mt19937 random(seed);
@@ -27,7 +28,7 @@ std::vector<std::byte> noise(std::size_t bytes, unsigned seed) {
 } // namespace
 
 TEST_CASE("pages come in slabs when they are first used, and go when the storage closes") {
-    cuda::emulated_device device;
+    testing::emulated_device device;
     {
         auto one = storage{.device = &device}.open(10, 1000);
         CHECK(device.counts().bytes == 0);
@@ -52,7 +53,7 @@ TEST_CASE("pages come in slabs when they are first used, and go when the storage
 }
 
 TEST_CASE("there are never more slabs than a kernel can address") {
-    cuda::emulated_device device;
+    testing::emulated_device device;
     auto state = storage{.device = &device, .slab_bytes = 1}.open(1000, 256);
     for (std::uint32_t page = 0; page < 1000; ++page)
         REQUIRE(state.acquire(kv::page_id{page}));
@@ -65,7 +66,7 @@ TEST_CASE("there are never more slabs than a kernel can address") {
 }
 
 TEST_CASE("without memory a page is refused, typed, and nothing changes") {
-    cuda::emulated_device device({.bytes = 5000});
+    testing::emulated_device device({.bytes = 5000});
     auto state = storage{.device = &device, .slab_bytes = 2048}.open(8, 1000);
     REQUIRE(state.acquire(kv::page_id{0}));
     REQUIRE(state.acquire(kv::page_id{2}));
@@ -83,7 +84,7 @@ TEST_CASE("without memory a page is refused, typed, and nothing changes") {
 
 TEST_CASE("what is sent comes back, whatever the ring and the parts") {
     for (const std::size_t ring : {1u, 4096u, 1u << 20}) {
-        cuda::emulated_device device;
+        testing::emulated_device device;
         const auto stream = *device.open_stream();
         auto state = storage{.device = &device, .slab_bytes = 16384, .ring_bytes = ring}.open(20, 5000);
         for (std::uint32_t page = 0; page < 20; ++page)
@@ -105,7 +106,7 @@ TEST_CASE("what is sent comes back, whatever the ring and the parts") {
 }
 
 TEST_CASE("pinned memory goes to many pages and back in one call each") {
-    cuda::emulated_device device;
+    testing::emulated_device device;
     const auto stream = *device.open_stream();
     auto state = storage{.device = &device}.open(6, 512);
     REQUIRE(state.acquire(kv::page_id{0}));
@@ -128,7 +129,7 @@ TEST_CASE("pinned memory goes to many pages and back in one call each") {
 }
 
 TEST_CASE("pages move on the device in the order of the stream, as many as requested") {
-    cuda::emulated_device device;
+    testing::emulated_device device;
     const auto stream = *device.open_stream();
     auto state = storage{.device = &device}.open(4, 300);
     REQUIRE(state.acquire(kv::page_id{0}));
@@ -150,7 +151,7 @@ TEST_CASE("pages move on the device in the order of the stream, as many as reque
 TEST_CASE("a fault at any call is an error, and the next try goes well") {
     auto out = noise(3000, 9);
     for (std::uint64_t n = 1; n < 60; ++n) {
-        cuda::emulated_device device;
+        testing::emulated_device device;
         const auto stream = *device.open_stream();
         auto state = storage{.device = &device, .ring_bytes = 4096}.open(3, 3000);
         REQUIRE(state.acquire(kv::page_id{0}));
@@ -172,7 +173,7 @@ TEST_CASE("a fault at any call is an error, and the next try goes well") {
 }
 
 TEST_CASE("a page that was not acquired, and bytes outside one, are a caller's mistake") {
-    cuda::emulated_device device;
+    testing::emulated_device device;
     const auto stream = *device.open_stream();
     auto state = storage{.device = &device, .slab_bytes = 512}.open(4, 512);
     REQUIRE(state.acquire(kv::page_id{0}));

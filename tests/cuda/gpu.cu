@@ -6,11 +6,11 @@
 #pragma nv_diag_suppress 20011, 20014
 
 #include <kvcache/cuda/cuda_device.cuh>
-#include <kvcache/cuda/emulated_device.hpp>
-#include <kvcache/cuda/pinned_resource.hpp>
+#include <kvcache/cuda/device_memory.hpp>
 #include <kvcache/cuda/tiered.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/storage/heap.hpp>
+#include <kvcache/testing/emulated_device.hpp>
 
 #include <cstdio>
 #include <cstring>
@@ -22,6 +22,7 @@ namespace {
 
 namespace kv = kvcache;
 namespace cuda = kv::cuda;
+namespace testing = kv::testing;
 using cuda::row_format;
 
 struct report {
@@ -42,7 +43,7 @@ struct report {
 template <class Case>
 void both(report& to, const char* name, cuda::cuda_device& device, const Case& run) {
     cuda_cases::outcome here = run(device);
-    cuda::emulated_device emulated;
+    testing::emulated_device emulated;
     const cuda_cases::outcome there = run(emulated);
     for (const std::string& each : there.wrong)
         here.expect(false, "emulated: " + each);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cuda/emulated_device.hpp>
 #include <kvcache/cuda/page_csr.hpp>
+#include <kvcache/testing/emulated_device.hpp>
 
 #include <vector>
 
@@ -8,6 +8,7 @@
 
 namespace kv = kvcache;
 namespace cuda = kv::cuda;
+namespace testing = kv::testing;
 
 namespace {
 
@@ -44,7 +45,7 @@ TEST_CASE("what the table format cannot represent is refused") {
 }
 
 TEST_CASE("the tables go to the device and come again") {
-    cuda::emulated_device device;
+    testing::emulated_device device;
     const auto stream = *device.open_stream();
     cuda::device_csr on_device(device);
     for (const std::uint32_t pages : {1u, 300u, 7u}) {

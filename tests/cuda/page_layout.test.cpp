@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cuda/device_page_pool.hpp>
 #include <kvcache/cuda/page_layout.hpp>
 
 #include <cstddef>

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cuda/emulated_device.hpp>
+#include <kvcache/testing/emulated_device.hpp>
 
 #include "attention_cases.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
 namespace cuda = kv::cuda;
+namespace testing = kv::testing;
 using cuda::row_format;
 
 namespace {
@@ -14,7 +15,7 @@ template <row_format Format, unsigned Dim, unsigned Queries>
 void check(const cuda_cases::attention_case& of) {
     std::vector<std::byte> first;
     for (const std::uint64_t seed : {1u, 2u}) { // orders of threads and blocks
-        cuda::emulated_device device({.seed = seed});
+        testing::emulated_device device({.seed = seed});
         const auto out = cuda_cases::attention_is_right<Format, Dim, Queries>(device, of);
         INFO("order " << seed);
         CHECK(out.wrong == std::vector<std::string>{});
@@ -67,7 +68,7 @@ TEST_CASE("int8 pages are attended in integers") {
 TEST_CASE("a NaN stays in its own sequence and head") {
     cuda_cases::attention_case of{.rows = {40, 50}};
     for (const bool key : {true, false}) {
-        cuda::emulated_device device;
+        testing::emulated_device device;
         cuda_cases::outcome out;
         auto batch = cuda_cases::make_batch<row_format::bf16>(of, 64);
         const auto clean = cuda_cases::attend_on<row_format::bf16, 64, 4>(device, out, batch, of, {0, 1}, 0);
@@ -89,10 +90,10 @@ TEST_CASE("a NaN stays in its own sequence and head") {
 }
 
 TEST_CASE("a plan that cannot be is refused, and nothing is attended") {
-    cuda::emulated_device device;
+    testing::emulated_device device;
     const auto stream = *device.open_stream();
     const cuda::page_layout layout{{.kv_heads = 2, .head_dim = 64, .tokens = 16}};
-    cuda::paged_attention<cuda::emulated_device, row_format::bf16, 64, 1> attention(
+    cuda::paged_attention<testing::emulated_device, row_format::bf16, 64, 1> attention(
         device, {.layout = layout, .heads = 2, .scale = 1.0f, .steps = {}});
     const kv::page_entry entries[] = {{.page = kv::page_id{0}, .base = 0, .count = 16},
                                       {.page = kv::page_id{1}, .base = 7, .count = 16}};
@@ -104,15 +105,16 @@ TEST_CASE("a plan that cannot be is refused, and nothing is attended") {
     CHECK(table.rows.size() == 1);
 
     const std::vector<double> frequencies(32, 1.0);
-    cuda_cases::device_copy<cuda::turn, cuda::emulated_device> turns(device, cuda::rope_table::make(frequencies, 20));
-    cuda::paged_attention<cuda::emulated_device, row_format::bf16, 64, 1> turning(
+    cuda_cases::device_copy<cuda::turn, testing::emulated_device> turns(device,
+                                                                        cuda::rope_table::make(frequencies, 20));
+    cuda::paged_attention<testing::emulated_device, row_format::bf16, 64, 1> turning(
         device, {.layout = layout, .heads = 2, .scale = 1.0f, .steps = {turns.data(), 32, 1}});
     REQUIRE(turning.plan(stream, table));
     cuda::attention_table far;
     REQUIRE(far.add(entries, 256));
     CHECK(turning.plan(stream, far).error().code == kv::error_code::out_of_range);
 
-    CHECK_THROWS_AS((cuda::paged_attention<cuda::emulated_device, row_format::f16, 64, 1>(
+    CHECK_THROWS_AS((cuda::paged_attention<testing::emulated_device, row_format::f16, 64, 1>(
                         device, {.layout = layout, .heads = 2, .scale = 1.0f, .steps = {}})),
                     kv::contract_violation);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/core/number_format.hpp>
-#include <kvcache/cuda/emulated_device.hpp>
 #include <kvcache/kernel/hadamard.hpp>
+#include <kvcache/testing/emulated_device.hpp>
 
 #include <span>
 
@@ -10,6 +10,7 @@
 
 namespace kv = kvcache;
 namespace cuda = kv::cuda;
+namespace testing = kv::testing;
 using cuda::row_format;
 
 namespace {
@@ -18,7 +19,7 @@ template <row_format Format>
 void check(kv::page_shape shape, cuda::kv_layout order, row_format outside, std::uint32_t tokens) {
     std::vector<std::byte> first;
     for (const std::uint64_t seed : {1u, 2u}) {
-        cuda::emulated_device device({.seed = seed});
+        testing::emulated_device device({.seed = seed});
         const auto out = cuda_cases::rows_come_back<Format>(device, {shape, order, Format}, outside, tokens, 3);
         CHECK(out.wrong == std::vector<std::string>{});
         if (seed == 1)
@@ -64,11 +65,11 @@ TEST_CASE("codes and scales are those of the host's codecs, bit for bit") {
             slots.push_back({0, row});
         std::vector<cuda::vector16> keys(rows.size() / 4), values(rows.size() / 4);
         std::memcpy(keys.data(), rows.data(), rows.size() * 4);
-        cuda::run_emulated(cuda::quantize_rows<cuda::row_way::into_pages, Format>::make(
-                               layout, pool, 0, tokens, slots.data(),
-                               {reinterpret_cast<std::byte*>(keys.data()), reinterpret_cast<std::byte*>(values.data()),
-                                row_format::f32}),
-                           1);
+        testing::run_emulated(cuda::quantize_rows<cuda::row_way::into_pages, Format>::make(
+                                  layout, pool, 0, tokens, slots.data(),
+                                  {reinterpret_cast<std::byte*>(keys.data()),
+                                   reinterpret_cast<std::byte*>(values.data()), row_format::f32}),
+                              1);
         std::vector<std::byte> page(layout.page_bytes());
         std::memcpy(page.data(), memory.data(), page.size());
         return page;
@@ -145,15 +146,15 @@ TEST_CASE("powers of two are near, zero below their range, and nothing else is")
 }
 
 TEST_CASE("a NaN stays in its row") {
-    cuda::emulated_device device;
+    testing::emulated_device device;
     const cuda::page_layout layout{{.head_dim = 64, .tokens = 16}, nhd, row_format::int8};
     const auto stream = *device.open_stream();
-    auto storage = cuda::device_storage<cuda::emulated_device>{.device = &device}.open(1, layout.page_bytes());
+    auto storage = cuda::device_storage<testing::emulated_device>{.device = &device}.open(1, layout.page_bytes());
     REQUIRE(storage.acquire(kv::page_id{0}));
     std::vector<float> rows(2 * 64, 1.0f);
     rows[70] = NAN;
-    cuda_cases::device_copy<float, cuda::emulated_device> keys(device, rows), values(device, rows);
-    cuda_cases::device_copy<cuda::row_slot, cuda::emulated_device> slots(device, {{0, 0}, {0, 1}});
+    cuda_cases::device_copy<float, testing::emulated_device> keys(device, rows), values(device, rows);
+    cuda_cases::device_copy<cuda::row_slot, testing::emulated_device> slots(device, {{0, 0}, {0, 1}});
     const cuda::token_rows given{keys.bytes(), values.bytes(), row_format::f32};
     using in = cuda::quantize_rows<cuda::row_way::into_pages, row_format::int8>;
     using back = cuda::quantize_rows<cuda::row_way::out_of_pages, row_format::int8>;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cuda/emulated_device.hpp>
-#include <kvcache/cuda/pinned_resource.hpp>
+#include <kvcache/cuda/device_memory.hpp>
 #include <kvcache/cuda/tiered.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/eviction/s3_fifo.hpp>
 #include <kvcache/storage/heap.hpp>
+#include <kvcache/testing/emulated_device.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -17,6 +17,7 @@
 
 namespace kv = kvcache;
 namespace cuda = kv::cuda;
+namespace testing = kv::testing;
 
 namespace {
 
@@ -24,18 +25,18 @@ constexpr std::size_t page_bytes = 96;
 
 // A device, its pinned memory, and a compute stream that fills and reads pages.
 struct fixture {
-    cuda::emulated_device device;
-    cuda::pinned_resource<cuda::emulated_device> pinned{device};
+    testing::emulated_device device;
+    cuda::pinned_resource<testing::emulated_device> pinned{device};
     cuda::stream_id compute = *device.open_stream();
     std::byte* seen = *device.allocate_pinned(page_bytes);
 
     template <class Eviction>
     auto open(std::size_t pages, std::size_t device_pages, Eviction eviction) {
-        return cuda::tiered<cuda::emulated_device, kv::storage::heap, Eviction>{.device = &device,
-                                                                                .host = {.resource = &pinned},
-                                                                                .eviction = eviction,
-                                                                                .device_pages = device_pages,
-                                                                                .layers = 3}
+        return cuda::tiered<testing::emulated_device, kv::storage::heap, Eviction>{.device = &device,
+                                                                                   .host = {.resource = &pinned},
+                                                                                   .eviction = eviction,
+                                                                                   .device_pages = device_pages,
+                                                                                   .layers = 3}
             .open(pages, page_bytes);
     }
     template <class State>

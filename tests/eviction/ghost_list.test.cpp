@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/eviction/ghost_list.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
 #include <kvcache/testing/violations.hpp>
 
 #include <algorithm>

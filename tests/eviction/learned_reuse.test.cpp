@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/adapters/replay/prefix_replay.hpp>
 #include <kvcache/eviction/arc.hpp>
 #include <kvcache/eviction/learned_reuse.hpp>
 #include <kvcache/eviction/lru.hpp>
@@ -8,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "../../bench/replay/prefix_replay.hpp"
 #include "model.hpp"
 
 using namespace eviction_model;
@@ -78,7 +78,7 @@ constexpr auto anyone = [](kv::slot_id) { return true; };
 // The hit ratio of these prompts' blocks in a cache of `capacity` blocks with this policy.
 template <class Policy>
 double hit_ratio(const Policy& policy, std::size_t capacity, const std::vector<std::vector<std::uint64_t>>& prompts) {
-    kv::prefix_replay<Policy> replay(policy, capacity, 1, {});
+    bench::prefix_replay<Policy> replay(policy, capacity, 1, {});
     std::size_t hits = 0, all = 0;
     for (const auto& prompt : prompts) {
         hits += replay.run({.input_tokens = 16 * prompt.size(), .block_tokens = 16, .blocks = prompt});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A cache under the uses that the input spells, compared with a naive model of it.
-#include <kvcache/storage/fault_injecting.hpp>
+#include <kvcache/testing/fault_injecting.hpp>
 
 #include <cstdint>
 #include <cstdio>
@@ -42,7 +42,7 @@ private:
 
 template <class... Policies>
 void play(spelled choices, kv::page_shape shape, std::size_t pages, bool fails, Policies... policies) {
-    auto cache = kv::make_cache(shape, {pages * kv::codec::f32{}.open(shape).page_bytes()}, policies...);
+    auto cache = kv::make_cache({shape, {pages * kv::codec::f32{}.open(shape).page_bytes()}}, policies...);
     kvcache_test::cache_model<decltype(cache), spelled> model(cache, choices, {.longest = 40, .storage_fails = fails});
     try {
         model.run(200);
@@ -54,7 +54,7 @@ void play(spelled choices, kv::page_shape shape, std::size_t pages, bool fails, 
 
 void play_external(spelled choices, kv::page_shape shape, std::size_t pages, bool merge) {
     kvcache_test::host_tensor host(pages);
-    auto cache = kv::make_cache(shape, {.pages = pages}, host.blocks(merge));
+    auto cache = kv::make_cache({shape, {.pages = pages}}, host.blocks(merge));
     kvcache_test::cache_model<decltype(cache), spelled, kvcache_test::host_rows> model(cache, choices, {.longest = 40},
                                                                                        {&host, merge});
     try {
@@ -74,7 +74,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (kind > 3)
         play_external(choices, {1, 1, 1, kvcache_test::host_tensor::page_tokens}, pages, kind == 5);
     else if (kind > 0)
-        play(choices, shape, pages, true, kv::storage::fault_injecting<>{.every = kind});
+        play(choices, shape, pages, true, kv::testing::fault_injecting_storage<>{.every = kind});
     else
         play(choices, shape, pages, false);
     return 0;

@@ -8,7 +8,6 @@
 
 #include <kvcache/kernel/entropy_code.hpp>
 #include <kvcache/kernel/exponent_code.hpp>
-#include <kvcache/kernel/prefix_code.hpp>
 #include <kvcache/kernel/zstd_code.hpp>
 
 #include <algorithm>

@@ -36,7 +36,7 @@ void require(bool holds) {
 
 template <class Codec>
 auto made(const Codec& codec) {
-    return kv::make_cache(kv::identity{.weights = {1, 2}}, shape, {.bytes = 1 << 16}, codec);
+    return kv::make_cache({shape, {.bytes = 1 << 16}, kv::identity{.weights = {1, 2}}}, codec);
 }
 
 template <class Cache>

@@ -5,14 +5,6 @@
 //     clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -Iinclude tests/fuzz/traces.cpp -o fuzz -lz -lzstd
 //     ./fuzz -max_len=4096 -max_total_time=60 corpus/
 
-#include <kvcache/adapters/replay/object_replay.hpp>
-#include <kvcache/adapters/replay/prefix_replay.hpp>
-#include <kvcache/adapters/traces/bailian_trace.hpp>
-#include <kvcache/adapters/traces/csv_trace.hpp>
-#include <kvcache/adapters/traces/libcachesim_trace.hpp>
-#include <kvcache/adapters/traces/lirs_trace.hpp>
-#include <kvcache/adapters/traces/mooncake_trace.hpp>
-#include <kvcache/adapters/traces/weka_trace.hpp>
 #include <kvcache/eviction/lru.hpp>
 
 #include <cstddef>
@@ -21,13 +13,18 @@
 #include <string>
 #include <utility>
 
+#include "../../bench/replay/object_replay.hpp"
+#include "../../bench/replay/prefix_replay.hpp"
+#include "../../bench/traces/object_traces.hpp"
+#include "../../bench/traces/prompt_traces.hpp"
+
 namespace {
 
 constexpr std::size_t most_records = 100000; // a small input may decompress to a large trace
 
 template <class Trace, class Record, class Use>
 void read_all(std::string bytes, Use&& use) {
-    Trace trace(kvcache::byte_source::over(std::move(bytes), "fuzz"));
+    Trace trace(bench::byte_source::over(std::move(bytes), "fuzz"));
     Record record;
     for (std::size_t count = 0; count < most_records; ++count) {
         const auto more = trace.next(record);
@@ -43,8 +40,8 @@ void read_all(std::string bytes, Use&& use) {
 
 template <class Trace>
 void read_prompts(std::string bytes) {
-    kvcache::prefix_replay<kvcache::eviction::lru> replay({}, 7, 64, {});
-    read_all<Trace, kvcache::prefix_request>(std::move(bytes), [&](const kvcache::prefix_request& request) {
+    bench::prefix_replay<kvcache::eviction::lru> replay({}, 7, 64, {});
+    read_all<Trace, bench::prefix_request>(std::move(bytes), [&](const bench::prefix_request& request) {
         if (request.block_tokens == 0 || replay.run(request) > request.blocks.size())
             std::abort();
     });
@@ -52,8 +49,8 @@ void read_prompts(std::string bytes) {
 
 template <class Trace>
 void read_objects(std::string bytes) {
-    kvcache::object_replay<kvcache::eviction::lru> replay({}, 1 << 20, 7);
-    read_all<Trace, kvcache::object_access>(std::move(bytes), [&](const kvcache::object_access& access) {
+    bench::object_replay<kvcache::eviction::lru> replay({}, 1 << 20, 7);
+    read_all<Trace, bench::object_access>(std::move(bytes), [&](const bench::object_access& access) {
         if (access.bytes == 0)
             std::abort();
         replay.run(access);
@@ -68,22 +65,22 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::string bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
     switch (data[0] % 6) {
     case 0:
-        read_prompts<kvcache::mooncake_trace>(std::move(bytes));
+        read_prompts<bench::mooncake_trace>(std::move(bytes));
         break;
     case 1:
-        read_prompts<kvcache::bailian_trace>(std::move(bytes));
+        read_prompts<bench::bailian_trace>(std::move(bytes));
         break;
     case 2:
-        read_prompts<kvcache::weka_trace>(std::move(bytes));
+        read_prompts<bench::weka_trace>(std::move(bytes));
         break;
     case 3:
-        read_objects<kvcache::libcachesim_trace>(std::move(bytes));
+        read_objects<bench::libcachesim_trace>(std::move(bytes));
         break;
     case 4:
-        read_objects<kvcache::csv_trace>(std::move(bytes));
+        read_objects<bench::csv_trace>(std::move(bytes));
         break;
     default:
-        read_objects<kvcache::lirs_trace>(std::move(bytes));
+        read_objects<bench::lirs_trace>(std::move(bytes));
         break;
     }
     return 0;

@@ -169,7 +169,7 @@ struct model_digests {
 
 model_digests model(const kv::model_config& config, kv::dtype format) {
     const kv::transformer model = kv::make_random_model(config, 20, format);
-    auto cache = kv::make_cache(model.shape(32), {.bytes = 8_MiB});
+    auto cache = kv::make_cache({model.shape(32), {.bytes = 8_MiB}});
     kv::thread_pool threads(2);
     kv::pipeline pipeline(cache, model, threads);
     std::vector<kv::token_id> prompt;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/hash/sha256.hpp>
-#include <kvcache/testing/hash_conformance.hpp>
+#include <kvcache/testing/role_conformance.hpp>
 
 #include <string>
 #include <vector>

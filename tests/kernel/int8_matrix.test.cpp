@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/core/shared_memory.hpp>
-#include <kvcache/kernel/int8_matrix.hpp>
+#include <kvcache/kernel/int8_gemm.hpp>
 
 #include <algorithm>
 #include <cmath>

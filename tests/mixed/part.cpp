@@ -11,7 +11,7 @@
 // Whether committing more tokens than were reserved is refused.
 extern "C" bool NAME(PART, _checks)() {
     using namespace kvcache::literals;
-    auto cache = kvcache::make_cache({.layers = 1, .kv_heads = 1, .head_dim = 16, .tokens = 16}, {.bytes = 1_MiB});
+    auto cache = kvcache::make_cache({{.layers = 1, .kv_heads = 1, .head_dim = 16, .tokens = 16}, {.bytes = 1_MiB}});
     auto sequence = cache.open();
     auto lease = cache.reserve(sequence, 1);
     try {

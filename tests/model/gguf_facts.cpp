@@ -7,7 +7,7 @@
 //   tensors   for each tensor a line {"name", "format", "shape"}, then its weights as float32
 //   texts     reads lines {"text"} or {"messages"}, writes {"ids"} or {"prompt"}
 //   logits    reads lines {"ids"}, writes the logits of every position as float32: (ids, vocabulary)
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/model.hpp>
 #include <kvcache/model/gguf/checkpoint.hpp>
 #include <kvcache/text/chat_template.hpp>
@@ -92,7 +92,7 @@ void answer_logits(const std::string& path) {
         const kv::json asked = kv::json::parse(line);
         for (const auto& id : asked["ids"])
             prompt.push_back(kv::token_id{id.get<std::int32_t>()});
-        auto cache = kv::make_cache(loaded.model.shape(64), {.bytes = std::size_t{1} << 28});
+        auto cache = kv::make_cache({loaded.model.shape(64), {.bytes = std::size_t{1} << 28}});
         kv::pipeline pipeline(cache, loaded.model, threads);
         const auto filled = must(pipeline.prefill(prompt, kv::logits_mode::all));
         std::cout.write(reinterpret_cast<const char*>(filled.logits.data()),

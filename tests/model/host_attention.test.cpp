@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache.hpp>
-#include <kvcache/model/host_attention.hpp>
+#include <kvcache/model/transformer.hpp>
 
 #include <array>
 #include <vector>
@@ -11,7 +11,7 @@ namespace kv = kvcache;
 
 TEST_CASE("a batch whose leases are of two caches is refused") {
     const kv::page_shape shape{1, 1, 16, 16};
-    auto first = kv::make_cache(shape, {.bytes = 1u << 16}), second = kv::make_cache(shape, {.bytes = 1u << 16});
+    auto first = kv::make_cache({shape, {.bytes = 1u << 16}}), second = kv::make_cache({shape, {.bytes = 1u << 16}});
     auto a = first.open(), b = second.open();
     auto in_first = first.reserve(a, 1), in_second = second.reserve(b, 1);
     REQUIRE(in_first.has_value());

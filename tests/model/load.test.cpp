@@ -52,7 +52,7 @@ public:
 };
 
 std::vector<float> logits(const kv::transformer& model) {
-    auto cache = kv::make_cache(model.shape(16), {.bytes = 64u << 20});
+    auto cache = kv::make_cache({model.shape(16), {.bytes = 64u << 20}});
     kv::thread_pool threads(1);
     kv::pipeline pipeline(cache, model, threads, 32);
     std::vector<kv::token_id> prompt;

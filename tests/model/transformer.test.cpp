@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Reference results of the transformer: the logits of `transformers` for each architecture, and of llama2.c on real
 // weights.
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/kvcache.hpp>
 #include <kvcache/model/load.hpp>
 #include <kvcache/model/transformer.hpp>
@@ -50,7 +50,7 @@ std::vector<float> read_floats(const fs::path& file) {
 
 // Logits of every position.
 kv::matrix run(const kv::transformer& model, const tokens& prompt) {
-    auto cache = kv::make_cache(model.shape(16), {.bytes = 64u << 20});
+    auto cache = kv::make_cache({model.shape(16), {.bytes = 64u << 20}});
     kv::thread_pool threads(1);
     kv::pipeline pipeline(cache, model, threads, 32);
     auto done = pipeline.prefill(prompt, kv::logits_mode::all);
@@ -105,7 +105,7 @@ TEST_CASE("stories260k generates the 200 greedy tokens of llama2.c") {
     const auto golden = kv::read_json(*directory / "golden_llama2c.json");
     REQUIRE(golden.has_value());
     for (const auto& want : (*golden)["greedy"]) {
-        auto cache = kv::make_cache(loaded.model.shape(32), {.bytes = 64u << 20});
+        auto cache = kv::make_cache({loaded.model.shape(32), {.bytes = 64u << 20}});
         kv::thread_pool threads(1);
         kv::pipeline pipeline(cache, loaded.model, threads);
         const auto made = kv::generate(pipeline, ids_of(want["prompt_ids"]), kv::sampler{}, {.max_tokens = 200},

@@ -73,7 +73,7 @@ kv::transformer made(bool widened) {
 
 // Logits of 20 tokens, prefilled `split` at a time.
 std::vector<float> logits(const kv::transformer& model, std::size_t split) {
-    auto cache = kv::make_cache(model.shape(16), {.bytes = 16u << 20});
+    auto cache = kv::make_cache({model.shape(16), {.bytes = 16u << 20}});
     kv::thread_pool threads(2);
     kv::pipeline pipeline(cache, model, threads, split);
     std::vector<kv::token_id> prompt;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/observer/events.hpp>
 
 #include <map>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/matching.hpp"
 #include "cache/model.hpp"
 #include <catch2/catch.hpp>
 
@@ -58,16 +59,16 @@ kv::observer::events to(router& reader, bool routers_only) {
 
 TEST_CASE("a router knows the blocks of a cache from its events alone") {
     router reader;
-    auto cache = kv::make_cache(small, {8 * kv::codec::f32{}.open(small).page_bytes()}, to(reader, true));
+    auto cache = kv::make_cache({small, {8 * kv::codec::f32{}.open(small).page_bytes()}}, to(reader, true));
     for (int round = 0; round < 300; ++round) {
         auto tokens = counted(round % 3, 16 * (1 + static_cast<std::size_t>(round) % 3));
         tokens.push_back(kv::token_id{round});
-        auto found = cache.match(tokens);
-        const auto plan = cache.plan(found);
+        auto found = match_in(cache, tokens);
+        const auto plan = plan_of(cache, found);
         past known;
         for (std::size_t i = 0; i < plan.first; ++i)
             known.push(tokens[i]);
-        auto sequence = cache.open(std::move(found), plan);
+        auto sequence = open_at(cache, std::move(found), plan);
         REQUIRE(append(cache, sequence, known, std::span(tokens).subspan(plan.first)));
         if (round % 4 == 0) { // the same page from another sequence
             auto twin = cache.open();
@@ -86,7 +87,7 @@ TEST_CASE("a router knows the blocks of a cache from its events alone") {
                 at = reader.blocks.find(at->second.parent.get<std::uint64_t>());
                 REQUIRE(at != reader.blocks.end());
             }
-            REQUIRE(cache.match(prompt).tokens() == prompt.size());
+            REQUIRE(cache.lookup(prompt).cached_tokens == prompt.size());
         }
     }
     CHECK(reader.blocks.size() > 3);
@@ -95,14 +96,14 @@ TEST_CASE("a router knows the blocks of a cache from its events alone") {
 
 TEST_CASE("hits and copies are reported to observers that want them") {
     router reader;
-    auto cache = kv::make_cache(small, {8 * kv::codec::f32{}.open(small).page_bytes()}, to(reader, false));
+    auto cache = kv::make_cache({small, {8 * kv::codec::f32{}.open(small).page_bytes()}}, to(reader, false));
     past known;
     auto sequence = cache.open();
     REQUIRE(append(cache, sequence, known, counted(0, 40)));
     auto fork = sequence.fork(36);
     past forked = known.first(36);
     REQUIRE(append(cache, fork, forked, counted(9, 1)));
-    CHECK(cache.match(counted(0, 34)).tokens() == 34);
+    CHECK(match_in(cache, counted(0, 34)).tokens() == 34);
     REQUIRE(reader.others.size() == 2);
     CHECK(reader.others[0]["type"] == "BlockCopied");
     CHECK(reader.others[0]["tokens"] == 4);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/record/record.hpp>
-#include <kvcache/testing/hash_conformance.hpp>
+#include <kvcache/testing/role_conformance.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -150,7 +150,7 @@ TEST_CASE("beams part inside a page that is coded") {
     const auto& model = random_model();
     const auto shape = model.shape(16);
     kv::thread_pool pool(1);
-    const auto make = [&] { return kv::make_cache(shape, {.bytes = std::size_t{1} << 24}, kv::codec::int8{}); };
+    const auto make = [&] { return kv::make_cache({shape, {.bytes = std::size_t{1} << 24}}, kv::codec::int8{}); };
     auto store = make(), other = make();
     kv::pipeline pipeline(store, model, pool, 64), alone(other, model, pool, 64);
     const tokens prompt = some_tokens(model, 30, 4);

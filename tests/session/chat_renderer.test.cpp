@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/session/chat_renderer.hpp>
+#include <kvcache/session/chat_session.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/matching.hpp"
 #include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
@@ -86,9 +87,9 @@ struct host {
 
     explicit host(Policy policy = {}, std::size_t rows = 64, std::size_t threads = 1, std::size_t pages = 400)
         : pool(threads),
-          store(kv::make_cache(model().shape(16),
-                               {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()},
-                               kv::index::chunk{.least = 8}, std::move(policy))),
+          store(kv::make_cache(
+              {model().shape(16), {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()}},
+              kv::index::chunk{.least = 8}, std::move(policy))),
           pipeline(store, model(), pool, {.split = {.size = 48, .least = 8}, .rows = rows}) {}
     ~host() {
         const auto sound = store.check();
@@ -185,7 +186,7 @@ TEST_CASE("tokens cut from one prefill that move together are one run, and need 
 TEST_CASE("a reused chunk is its pages: nothing is copied, nothing is written") {
     host<kv::recompute::none> h;
     h.warm(c);
-    const auto known = h.store.match(c);
+    const auto known = kvcache_test::match_in(h.store, c);
     const std::size_t taken = h.store.stats().pages - h.store.stats().free;
     const auto filled = h.prefill(joined({gap, c, question}));
     std::size_t shared = 0;
@@ -311,7 +312,7 @@ TEST_CASE("a moved prefix keeps its own answers: only rotations differ") {
                                                               3);
     kv::thread_pool pool;
     auto store =
-        kv::make_cache(flat.shape(16), {.bytes = 1 << 22}, kv::index::chunk{.least = 8}, kv::recompute::none{});
+        kv::make_cache({flat.shape(16), {.bytes = 1 << 22}}, kv::index::chunk{.least = 8}, kv::recompute::none{});
     kv::chunk_pipeline<decltype(store), kv::transformer> pipeline(store, flat, pool, {.split = {.size = 48}});
     for (const tokens& one : {a, b, c})
         REQUIRE(pipeline.warm(one, {}).has_value());
@@ -331,7 +332,7 @@ TEST_CASE("approximate rows are never shared: not through the index, a fork, a c
     auto filled = h.prefill(prompt);
     const std::size_t exact = filled.sequence.exact();
     CHECK(exact == 45 + 7 + 4); // the tokens before the first recomputed ones are exact
-    CHECK(h.store.match(prompt).tokens() == exact);
+    CHECK(h.store.lookup(prompt).cached_tokens == exact);
     CHECK(same(h.prefill(prompt, kv::reuse_mode::prefix).logits, cold(prompt)));
 
     REQUIRE(h.pipeline.exact().extend(filled.sequence, more).has_value());
@@ -401,7 +402,7 @@ TEST_CASE("a model that does not state that its keys can move is refused chunks,
     static const stubborn still(model());
     kv::thread_pool pool;
     auto store =
-        kv::make_cache(still.shape(16), {.bytes = 1 << 22}, kv::index::chunk{.least = 8}, kv::recompute::none{});
+        kv::make_cache({still.shape(16), {.bytes = 1 << 22}}, kv::index::chunk{.least = 8}, kv::recompute::none{});
     kv::chunk_pipeline<decltype(store), stubborn> pipeline(store, still, pool, {});
     const auto refused = pipeline.prefill(a, kv::reuse_mode::chunks);
     REQUIRE_FALSE(refused.has_value());

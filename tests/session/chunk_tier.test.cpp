@@ -12,6 +12,7 @@
 #include <initializer_list>
 #include <vector>
 
+#include "cache/matching.hpp"
 #include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
@@ -36,10 +37,10 @@ tokens joined(std::initializer_list<tokens> parts) {
 TEST_CASE("a tier is given exact pages alone, and gives them back with the bits of a cold run") {
     const kv::transformer& model = small::model();
     kv::thread_pool pool(1);
-    auto store = kv::make_cache(model.id({1, 2}), model.shape(16),
-                                {.bytes = 40 * kv::codec::f32{}.open(model.shape(16)).page_bytes()},
-                                kv::index::chunk{.least = 8},
-                                kv::recompute::chunk_head{.rows = 4, .page_aligned = false}, kv::tier::memory<>{});
+    auto store = kv::make_cache(
+        {model.shape(16), {.bytes = 40 * kv::codec::f32{}.open(model.shape(16)).page_bytes()}, model.id({1, 2})},
+        kv::index::chunk{.least = 8}, kv::recompute::chunk_head{.rows = 4, .page_aligned = false},
+        kv::tier::memory<>{});
     kv::chunk_pipeline<cache, kv::transformer> pipeline(store, model, pool, {.split = {.size = 48, .least = 8}});
     const tokens a = some(45, 1), b = some(33, 2), c = some(48, 3), gap = some(7, 5), question = some(9, 4);
     for (const tokens& one : {a, b, c})
@@ -58,10 +59,10 @@ TEST_CASE("a tier is given exact pages alone, and gives them back with the bits 
     }
     for (unsigned seed = 20; seed < 26; ++seed) // other prompts, until all of its pages are evicted from memory
         REQUIRE(pipeline.prefill(some(200, seed), kv::reuse_mode::prefix).has_value());
-    REQUIRE(store.tier_stats().handed_over > 0);
+    REQUIRE(kv::tier_stats_of(store).handed_over > 0);
     {
-        const auto found = store.match(whole);
-        CHECK(found.loaded() == exact / 16 * 16);
+        const auto found = kvcache_test::match_in(store, whole);
+        CHECK(found.found.loaded_tokens == exact / 16 * 16);
         CHECK(found.tokens() == exact / 16 * 16);
     }
     const auto again = pipeline.prefill(whole, kv::reuse_mode::prefix),

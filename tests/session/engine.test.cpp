@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/tenant_cache.hpp>
+#include <kvcache/cache.hpp>
 #include <kvcache/session/engine.hpp>
 
 #include <algorithm>
@@ -366,21 +366,21 @@ TEST_CASE("the sequence a request continues from is shared only as far as it is 
 
 TEST_CASE("requests of different tenants run together and reuse nothing of each other") {
     const auto& model = random_model();
-    auto tenants = kv::make_tenant_cache(2, {}, model.shape(16), {.bytes = 512 * host::bytes(model, 16)});
-    using view = decltype(tenants)::tenant;
-    view shared = tenants.shared();
-    const std::vector<view> whose{shared, *tenants.open(kv::tenant_salt("a"), 512),
-                                  *tenants.open(kv::tenant_salt("b"), 512)};
+    auto tenants =
+        kv::make_cache({.shape = model.shape(16), .limit = {.bytes = 512 * host::bytes(model, 16)}, .tenants = 2});
+    using cache = decltype(tenants);
+    const std::vector<kv::tenant> whose{tenants.open_tenant(), *tenants.open_tenant(kv::tenant_salt("a"), 512),
+                                        *tenants.open_tenant(kv::tenant_salt("b"), 512)};
     kv::thread_pool pool(1);
-    kv::pipeline<view, kv::transformer> pipeline(shared, model, pool, 64);
-    kv::engine<view, kv::transformer> runs(shared, model, pipeline, {.rows = 32});
+    kv::pipeline<cache, kv::transformer> pipeline(tenants, model, pool, 64);
+    kv::engine<cache, kv::transformer> runs(tenants, model, pipeline, {.rows = 32});
     const tokens prompt = some_tokens(model, 70, 1);
     const told wanted = plainly(model, {.prompt = prompt, .until = {.max_tokens = 8}});
     for (int round = 0; round < 2; ++round) {
-        std::vector<kv::engine_outcome<view>> ends(2 * whose.size());
+        std::vector<kv::engine_outcome<cache>> ends(2 * whose.size());
         for (std::size_t i = 0; i < ends.size(); ++i)
             REQUIRE(runs.submit({.prompt = prompt,
-                                 .tenant = i == 0 ? std::nullopt : std::optional(whose[i % whose.size()]),
+                                 .tenant = whose[i % whose.size()],
                                  .until = {.max_tokens = 8},
                                  .done = [&ends, i](auto&& end) { ends[i] = std::move(end); }}));
         while (runs.step(at{})) {

@@ -40,9 +40,9 @@ const kv::transformer& model() {
 struct host {
     explicit host(std::size_t pages = 200)
         : pool(1),
-          store(kv::make_cache(model().shape(16),
-                               {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()},
-                               kv::index::chunk{.least = 8}, kv::recompute::full{})),
+          store(kv::make_cache(
+              {model().shape(16), {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()}},
+              kv::index::chunk{.least = 8}, kv::recompute::full{})),
           pipeline(store, model(), pool, {.split = {.size = 32, .least = 8}, .rows = 64}) {}
     ~host() {
         CHECK(store.check().has_value());
@@ -162,7 +162,7 @@ TEST_CASE("no token after the cacheable ones is published") {
             REQUIRE(h.pipeline.exact().extend(fork, some(40, 3)).has_value());
         }
         INFO(cacheable << " of 100");
-        const std::size_t known = h.store.match(prompt).tokens();
+        const std::size_t known = h.store.lookup(prompt).cached_tokens;
         CHECK(known <= cacheable);
         CHECK(known >= cacheable / 16 * 16);
         tokens moved = some(5, 77);

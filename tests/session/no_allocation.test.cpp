@@ -79,7 +79,7 @@ constexpr std::size_t page = 64, warm = 90, measured = 30; // tokens [90, 120) b
 // The number of allocations in each of the measured steps.
 std::vector<std::size_t> allocations_of_steps(const kv::transformer& model, std::size_t threads) {
     kv::thread_pool pool(threads);
-    auto cache = kv::make_cache(model.shape(page), {.bytes = 16 * page * 4096});
+    auto cache = kv::make_cache({model.shape(page), {.bytes = 16 * page * 4096}});
     kv::pipeline pipeline(cache, model, pool);
     auto filled = pipeline.prefill(std::vector<kv::token_id>(10, kv::token_id{1}));
     REQUIRE(filled.has_value());
@@ -134,7 +134,7 @@ TEST_CASE("a page used before begins without an allocation, a new one takes its 
     } caches[] = {{4, 0}, {32, 1}, {256, 0}};
     for (const auto& [pages, of_new] : caches) {
         kv::thread_pool pool;
-        auto cache = kv::make_cache(small.shape(page), {.bytes = pages * page_bytes});
+        auto cache = kv::make_cache({small.shape(page), {.bytes = pages * page_bytes}});
         kv::pipeline pipeline(cache, small, pool);
         auto sequence = cache.open();
         kv::matrix logits;
@@ -193,7 +193,7 @@ TEST_CASE("a batch whose n-th allocation fails is committed whole or not at all"
     std::size_t taken = 0, n = 0;
     for (attempt last{.ran = false, .asked = ~std::size_t{}}; last.asked >= n;) {
         ++n;
-        auto cache = kv::make_cache(small::model().shape(16), {.bytes = 1 << 20});
+        auto cache = kv::make_cache({small::model().shape(16), {.bytes = 1 << 20}});
         kv::pipeline pipeline(cache, small::model(), pool);
         auto a = pipeline.prefill(counted(0, 20)), b = pipeline.prefill(counted(40, 30)),
              c = pipeline.prefill(counted(80, 15));

@@ -64,7 +64,7 @@ struct host {
     explicit host(const kv::transformer& model, std::uint32_t page = 16, std::size_t threads = 1,
                   std::size_t split = 64, std::size_t pages = 4096)
         : pool(threads),
-          store(kv::make_cache(model.shape(page), {.bytes = pages * bytes(model, page)})),
+          store(kv::make_cache({model.shape(page), {.bytes = pages * bytes(model, page)}})),
           pipeline(store, model, pool, split) {}
     ~host() {
         const auto sound = store.check();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/session/prompt_lookup.hpp>
+#include <kvcache/session/engine_schedule.hpp>
 
 #include <cstdint>
 #include <vector>

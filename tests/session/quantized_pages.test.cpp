@@ -41,8 +41,9 @@ struct quantized_host {
         : quantized_host(*any::named(codec), page, threads, split, pages) {}
     quantized_host(const any& codec, std::uint32_t page, std::size_t threads, std::size_t split, std::size_t pages)
         : pool(threads),
-          store(kv::make_cache(random_model().shape(page),
-                               {.bytes = pages * codec.open(random_model().shape(page)).page_bytes()}, codec)),
+          store(kv::make_cache(
+              {random_model().shape(page), {.bytes = pages * codec.open(random_model().shape(page)).page_bytes()}},
+              codec)),
           pipeline(store, random_model(), pool, split) {}
     ~quantized_host() {
         const auto sound = store.check();

@@ -88,7 +88,7 @@ void come_and_go(const kv::transformer& model, const tokens& prompt, const kv::m
         CHECK(same_bits(elsewhere.extend(restored->sequence, rest), want));
     }
     const std::size_t bytes = (prompt.size() / 16 + 4) * host::bytes(model, 16);
-    auto store = kv::make_cache(model.id({1, 2}), model.shape(16), {.bytes = bytes},
+    auto store = kv::make_cache({model.shape(16), {.bytes = bytes}, model.id({1, 2})},
                                 kv::tier::memory<>{.bytes = 5 * bytes}); // all four prompts
     kv::pipeline<decltype(store), kv::transformer> pipeline(store, model, here.pool, 64);
     for (unsigned seed = 0; seed < 3; ++seed) { // the cache has room for one of the prompts
@@ -100,7 +100,7 @@ void come_and_go(const kv::transformer& model, const tokens& prompt, const kv::m
         }
         REQUIRE(pipeline.prefill(some_tokens(model, prompt.size(), 10 + seed)));
     }
-    CHECK(store.tier_stats().loaded_tokens > 0);
+    CHECK(kv::tier_stats_of(store).loaded_tokens > 0);
 }
 
 } // namespace

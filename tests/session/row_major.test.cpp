@@ -70,7 +70,7 @@ struct row_host {
 
     explicit row_host(std::size_t which, std::uint32_t page = 16, std::size_t threads = 1, std::size_t split = 64)
         : pool(threads),
-          store(kv::make_cache(random_model().shape(page), {.bytes = 4 << 20}, any_rows{which})),
+          store(kv::make_cache({random_model().shape(page), {.bytes = 4 << 20}}, any_rows{which})),
           pipeline(store, random_model(), pool, split) {}
     ~row_host() { CHECK(store.check().has_value()); }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/cache.hpp>
 #include <kvcache/cache/any_codec.hpp>
 #include <kvcache/cache/compose.hpp>
-#include <kvcache/cache/tenant_cache.hpp>
 #include <kvcache/codec/all.hpp>
 #include <kvcache/index/chunk.hpp>
 #include <kvcache/locking/mutex.hpp>
@@ -10,9 +10,9 @@
 #include <kvcache/session/generate.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/snapshot.hpp>
-#include <kvcache/storage/fault_injecting.hpp>
-#include <kvcache/testing/hash_conformance.hpp>
+#include <kvcache/testing/fault_injecting.hpp>
 #include <kvcache/testing/random_weights.hpp>
+#include <kvcache/testing/role_conformance.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -72,8 +72,9 @@ struct host {
 
     explicit host(Policies... policies) : host(own_identity(), 60, std::move(policies)...) {}
     host(kv::identity id, std::size_t pages, Policies... policies)
-        : store(kv::make_cache(std::move(id), model().shape(page),
-                               {.bytes = pages * kv::codec::f32{}.open(model().shape(page)).page_bytes()},
+        : store(kv::make_cache({model().shape(page),
+                                {.bytes = pages * kv::codec::f32{}.open(model().shape(page)).page_bytes()},
+                                std::move(id)},
                                std::move(policies)...)) {}
     ~host() {
         const auto sound = store.check();
@@ -281,10 +282,10 @@ TEST_CASE("wrong neighbours are refused by the field that differs") {
     CHECK(refusal(other_codec, snapshot) == "codec");
     const auto filled = other_codec.prefill(some(75, 1));
     CHECK(refusal(other_options, other_codec.saved(filled.sequence)) == "codec");
-    auto small = kv::make_cache(own_identity(), model().shape(16), {.bytes = 1 << 20});
+    auto small = kv::make_cache({model().shape(16), {.bytes = 1 << 20}, own_identity()});
     CHECK(kv::read_snapshot(small, snapshot).error().field == "page_tokens");
     auto groups =
-        kv::make_cache(own_identity(), model().shape(page), {.bytes = 1 << 20}, kv::codec::int8_grouped{.group = 16});
+        kv::make_cache({model().shape(page), {.bytes = 1 << 20}, own_identity()}, kv::codec::int8_grouped{.group = 16});
     CHECK(kv::read_snapshot(groups, other_codec.saved(filled.sequence)).error().field == "codec");
     bytes older = snapshot;
     older[kv::record_layout::format] = {};
@@ -295,7 +296,7 @@ TEST_CASE("wrong neighbours are refused by the field that differs") {
 
 TEST_CASE("an approximate sequence is not saved, and its exact beginning is") {
     kv::thread_pool pool(1);
-    auto cache = kv::make_cache(own_identity(), model().shape(16), {.bytes = 4 << 20}, kv::index::chunk{.least = 8},
+    auto cache = kv::make_cache({model().shape(16), {.bytes = 4 << 20}, own_identity()}, kv::index::chunk{.least = 8},
                                 kv::recompute::none{});
     kv::chunk_pipeline pipeline(cache, model(), pool, {.split = {.size = 48, .least = 8}, .rows = 64});
     const tokens text = some(48, 8);
@@ -342,7 +343,8 @@ TEST_CASE("full pools and failing storage refuse a snapshot and leak nothing") {
     const auto filled = small.prefill(some(60, 20)); // holds two
     CHECK(refusal(small, snapshot) == "pages");
     for (std::uint64_t every = 1; every <= 7; ++every) {
-        host<kv::storage::fault_injecting<>> to(own_identity(), 6, kv::storage::fault_injecting<>{.every = every});
+        host<kv::testing::fault_injecting_storage<>> to(own_identity(), 6,
+                                                        kv::testing::fault_injecting_storage<>{.every = every});
         for (int i = 0; i < 4; ++i) {
             const auto read = kv::read_snapshot(to.store, snapshot);
             CHECK((read || read.error().code == kv::error_code::out_of_memory));
@@ -354,22 +356,21 @@ TEST_CASE("full pools and failing storage refuse a snapshot and leak nothing") {
 
 TEST_CASE("a tenant's snapshot is that tenant's alone") {
     kv::thread_pool pool(1);
-    auto all = kv::make_tenant_cache(2, own_identity(), model().shape(page), {.bytes = 4 << 20});
-    const auto alice = all.open(kv::tenant_salt("alice"), 20), bob = all.open(kv::tenant_salt("bob"), 20);
+    auto all =
+        kv::make_cache({.shape = model().shape(page), .limit = {.bytes = 4 << 20}, .id = own_identity(), .tenants = 2});
+    const auto alice = all.open_tenant(kv::tenant_salt("alice"), 20), bob = all.open_tenant(kv::tenant_salt("bob"), 20);
     REQUIRE((alice && bob));
-    auto hers = *alice;
-    auto his = *bob;
-    kv::pipeline pipeline(hers, model(), pool);
-    const auto filled = pipeline.prefill(some(75, 1));
+    kv::pipeline pipeline(all, model(), pool);
+    const auto filled = pipeline.prefill(some(75, 1), kv::logits_mode::last, *alice);
     REQUIRE(filled);
     bytes snapshot;
-    REQUIRE(kv::write_snapshot(hers, filled->sequence, {}, "", [&](auto pieces) -> kv::result<void> {
+    REQUIRE(kv::write_snapshot(all, filled->sequence, {}, "", [&](auto pieces) -> kv::result<void> {
         for (const auto piece : pieces)
             snapshot.insert(snapshot.end(), piece.begin(), piece.end());
         return {};
     }));
-    CHECK(kv::read_snapshot(his, snapshot).error().field == "tenant");
-    CHECK(kv::read_snapshot(hers, snapshot));
-    CHECK(his.match(some(75, 1)).tokens() == 0);
+    CHECK(kv::read_snapshot(all, snapshot, {}, *bob).error().field == "tenant");
+    CHECK(kv::read_snapshot(all, snapshot, {}, *alice));
+    CHECK(all.lookup(some(75, 1), *bob).cached_tokens == 0);
     CHECK(all.check());
 }

@@ -2,7 +2,7 @@
 // Files with one fault, and calls that fail while they are read: each is refused with its field's name, and no row of
 // a cache is wrong.
 #include <kvcache/session/snapshot.hpp>
-#include <kvcache/storage/fault_injecting.hpp>
+#include <kvcache/testing/fault_injecting.hpp>
 #include <kvcache/testing/violations.hpp>
 
 #include <algorithm>
@@ -64,7 +64,7 @@ void strike(std::uint64_t faults) {
     const tokens said = some(45, 1); // two pages and a part
     const std::string sound = saved(said), others = saved(some(45, 2));
     auto cache = made(6);
-    auto short_of = made(6, kv::storage::fault_injecting<>{.every = 2});
+    auto short_of = made(6, kv::testing::fault_injecting_storage<>{.every = 2});
     kv::testing::detail::choices choose(11);
     std::map<std::string, std::uint64_t> refused;
     const auto before = cache.stats();

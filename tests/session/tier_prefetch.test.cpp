@@ -95,8 +95,9 @@ struct told {
 // A new process: its own cache and engine.
 struct room {
     explicit room(gated::place& from, std::size_t pages = 60, kv::engine_limits limits = {.rows = 64})
-        : store(kv::make_cache(model().id({1, 2}), model().shape(16),
-                               {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()},
+        : store(kv::make_cache({model().shape(16),
+                                {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()},
+                                model().id({1, 2})},
                                kv::locking::mutex{}, gated{&from})),
           pipeline(store, model(), pool, 64),
           runs(std::in_place, store, model(), pipeline, limits) {}
@@ -172,10 +173,10 @@ TEST_CASE("who waits for the tier is passed, and is answered with the bits of a 
     here.run();
     check_same(first, wanted);
     CHECK(first.reused == 144);
-    CHECK(here.store.tier_stats().loaded_tokens == 144);
-    CHECK(here.store.tier_stats().hits == 1);
-    check_same(here.answer(known), wanted);    // from memory
-    CHECK(here.store.tier_stats().asked == 2); // the other prompt, absent from the tier, was requested once
+    CHECK(kv::tier_stats_of(here.store).loaded_tokens == 144);
+    CHECK(kv::tier_stats_of(here.store).hits == 1);
+    check_same(here.answer(known), wanted);          // from memory
+    CHECK(kv::tier_stats_of(here.store).asked == 2); // the other prompt, absent from the tier, was requested once
 }
 
 TEST_CASE("who is cancelled, or late, does not wait for the tier") {
@@ -206,7 +207,7 @@ TEST_CASE("a tier that fails leaves the prompt to be computed") {
     const told made = here.answer(known);
     check_same(made, wanted);
     CHECK(made.reused == 0);
-    CHECK(here.store.tier_stats().failed == 1);
+    CHECK(kv::tier_stats_of(here.store).failed == 1);
 }
 
 TEST_CASE("a crowd whose pages are all in the tier finds room, one after the other") {
@@ -229,6 +230,6 @@ TEST_CASE("a crowd whose pages are all in the tier finds room, one after the oth
             CAPTURE(i);
             check_same(made[i], wanted[i]);
         }
-        CHECK(here.store.tier_stats().hits > 0);
+        CHECK(kv::tier_stats_of(here.store).hits > 0);
     }
 }

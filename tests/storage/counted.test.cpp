@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/storage/counted.hpp>
-#include <kvcache/storage/fault_injecting.hpp>
+#include <kvcache/testing/fault_injecting.hpp>
 
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
 
 TEST_CASE("what is given, refused and taken back is counted") {
-    auto state = kv::storage::counted<kv::storage::fault_injecting<>>{.inner = {.every = 3}}.open(8, 64);
+    auto state = kv::storage::counted<kv::testing::fault_injecting_storage<>>{.inner = {.every = 3}}.open(8, 64);
     for (std::uint32_t page = 0; page < 6; ++page)
         CHECK(state.acquire(kv::page_id{page}) == (page % 3 != 2));
     state.release(kv::page_id{0});

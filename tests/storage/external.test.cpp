@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cache/host_rows.hpp"
+#include "cache/matching.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -25,7 +26,8 @@ constexpr kv::page_shape shape{.layers = 2, .kv_heads = 1, .head_dim = 4, .token
 
 template <class... Policies>
 auto cache_of(std::size_t pages, host_tensor& host, bool merge, Policies... policies) {
-    return kv::make_cache(shape, {.pages = pages}, host.blocks(merge), policies...);
+    return kv::make_cache({.shape = shape, .limit = {.pages = pages}, .merge_equal_pages = merge}, host.blocks(),
+                          policies...);
 }
 
 template <class Cache>
@@ -86,9 +88,9 @@ TEST_CASE("two prompts that are computed at once keep their blocks, and later pr
     auto longer = prompt;
     const auto more = counted(100, 30);
     longer.insert(longer.end(), more.begin(), more.end());
-    auto found = cache.match(longer);
+    auto found = match_in(cache, longer);
     REQUIRE(found.tokens() == 70);
-    auto three = cache.open(std::move(found), {.first = 64, .count = 6});
+    auto three = open_at(cache, std::move(found), {.first = 64, .count = 6});
     CHECK(three.table()[0].page == one.table()[0].page);
     CHECK(three.table()[1].page == one.table()[1].page);
     CHECK(three.table()[2].page == two.table()[2].page);
@@ -96,7 +98,7 @@ TEST_CASE("two prompts that are computed at once keep their blocks, and later pr
     CHECK(cache.check());
     { const auto gone = std::move(two); }
     CHECK(cache.check());
-    CHECK(cache.match(longer).tokens() == 70);
+    CHECK(cache.lookup(longer).cached_tokens == 70);
 }
 
 TEST_CASE("merged blocks are reported, and freed") {
@@ -125,7 +127,7 @@ TEST_CASE("evicted blocks are reported once, and a copy that fails refuses the r
         host.copy(from, to);
         return !fails;
     };
-    auto cache = kv::make_cache(shape, {.pages = 4}, blocks, kv::eviction::lru{});
+    auto cache = kv::make_cache({shape, {.pages = 4}}, blocks, kv::eviction::lru{});
     {
         auto one = cache.open();
         append(cache, one, counted(0, 50)); // 4 pages
@@ -153,16 +155,20 @@ TEST_CASE("evicted blocks are reported once, and a copy that fails refuses the r
 TEST_CASE("a page's size and layout are the host's, and the limit may be in bytes or pages") {
     const auto copy = [](kv::page_id, kv::page_id) { return true; };
     const kv::codec::external large{.page_bytes = 1000, .layout = "(2, 16, 1, 4)"};
-    auto cache = kv::make_cache(shape, {.bytes = 5500}, kv::storage::external{.copy = copy}, large);
+    auto cache = kv::make_cache({.shape = shape, .limit = {.bytes = 5500}, .merge_equal_pages = false},
+                                kv::storage::external{.copy = copy}, large);
     CHECK(cache.stats().pages == 5);
     CHECK(cache.stats().page_bytes == 1000);
     CHECK(cache.id().layout == "(2, 16, 1, 4)");
-    CHECK(
-        kv::make_cache(shape, {.bytes = 5500, .pages = 3}, kv::storage::external{.copy = copy}, large).stats().pages ==
-        3);
-    CHECK(kv::make_cache(shape, {.pages = 3}, kv::storage::external{.copy = copy}).stats().page_bytes ==
-          2 * 2 * 1 * 4 * 16 * 2);
-    CHECK_THROWS_AS(kv::make_cache(shape, {.pages = 3}, kv::storage::external{}), kv::contract_violation);
+    CHECK(kv::make_cache({.shape = shape, .limit = {.bytes = 5500, .pages = 3}, .merge_equal_pages = false},
+                         kv::storage::external{.copy = copy}, large)
+              .stats()
+              .pages == 3);
+    CHECK(kv::make_cache({.shape = shape, .limit = {.pages = 3}, .merge_equal_pages = false},
+                         kv::storage::external{.copy = copy})
+              .stats()
+              .page_bytes == 2 * 2 * 1 * 4 * 16 * 2);
+    CHECK_THROWS_AS(kv::make_cache({shape, {.pages = 3}}, kv::storage::external{}), kv::contract_violation);
 }
 
 TEST_CASE("block tables are compressed rows") {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/storage/mapped.hpp>
-#include <kvcache/testing/storage_conformance.hpp>
+#include <kvcache/testing/role_conformance.hpp>
 
 #include <algorithm>
 #include <csignal>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/tokenizer.hpp>
 #include <kvcache/text/unicode.hpp>

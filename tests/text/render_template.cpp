@@ -6,7 +6,7 @@
 //
 // where `now` is [year, month, day, hour, minute, second], and writes one line for each: {"text"}, {"error"} if the
 // rendering fails, or {"refused"} if the template is not opened.
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/text/chat_template.hpp>
 
 #include <ctime>

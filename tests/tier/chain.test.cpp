@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/testing/fault_injecting.hpp>
 #include <kvcache/testing/tier_conformance.hpp>
 #include <kvcache/tier/all.hpp>
 
@@ -137,10 +138,12 @@ TEST_CASE("a run is read wherever its records are, and the first tier gets what 
 }
 
 TEST_CASE("a tier that fails is passed over") {
-    auto broken_first = kv::tier::chain{kv::tier::fault_injecting<>{.disconnect = 1}, kv::tier::memory<>{}}.open();
+    auto broken_first =
+        kv::tier::chain{kv::testing::fault_injecting_tier<>{.disconnect = 1}, kv::tier::memory<>{}}.open();
     CHECK_FALSE(conformance::put_record(broken_first, 1));
     CHECK(conformance::read_record(broken_first, 1) == answer::right);
-    auto broken_second = kv::tier::chain{kv::tier::memory<>{}, kv::tier::fault_injecting<>{.disconnect = 1}}.open();
+    auto broken_second =
+        kv::tier::chain{kv::tier::memory<>{}, kv::testing::fault_injecting_tier<>{.disconnect = 1}}.open();
     CHECK_FALSE(conformance::put_record(broken_second, 1));
     CHECK(conformance::read_record(broken_second, 1) == answer::right);
     CHECK(conformance::read_record(broken_second, 2) == answer::miss);

@@ -44,18 +44,18 @@ TEST_CASE("a tier that is slower than computing is left alone, counted, and trie
     };
     prefill_all();
     prefill_all();
-    CHECK(cache.tier_stats().slower == 0);
-    CHECK(cache.tier_stats().hits > 0);
-    const auto [asked, hits] = std::pair(cache.tier_stats().asked, cache.tier_stats().hits);
+    CHECK(kv::tier_stats_of(cache).slower == 0);
+    CHECK(kv::tier_stats_of(cache).hits > 0);
+    const auto [asked, hits] = std::pair(kv::tier_stats_of(cache).asked, kv::tier_stats_of(cache).hits);
     cache.tier().took(1, 1e15);
     for (int i = 0; i < 20; ++i)
         prefill_all();
-    CHECK(cache.tier_stats().slower == cache.tier_stats().asked - asked);
-    CHECK(cache.tier_stats().slower > 0);
-    CHECK(cache.tier_stats().hits == hits);
+    CHECK(kv::tier_stats_of(cache).slower == kv::tier_stats_of(cache).asked - asked);
+    CHECK(kv::tier_stats_of(cache).slower > 0);
+    CHECK(kv::tier_stats_of(cache).hits == hits);
     for (int i = 0; i < 2000; ++i)
         static_cast<void>(cache.tier().worth(1, 0.0));
     prefill_all();
-    CHECK(cache.tier_stats().hits > hits);
+    CHECK(kv::tier_stats_of(cache).hits > hits);
     CHECK(cache.check());
 }

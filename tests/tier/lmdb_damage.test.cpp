@@ -76,7 +76,7 @@ bool use_store(const std::filesystem::path& directory, std::uint64_t seed) {
     prefill(cache, last);
     REQUIRE(cache.tier().flush());
     REQUIRE(cache.check());
-    REQUIRE(cache.tier_stats().failed == 0);
+    REQUIRE(kv::tier_stats_of(cache).failed == 0);
     return cache.tier().damage().has_value();
 }
 
@@ -191,20 +191,20 @@ TEST_CASE(
             const auto store = [&](unsigned first, ::rlim_t bytes) {
                 limit.rlim_cur = bytes;
                 REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
-                const auto before = cache.tier_stats();
+                const auto before = kv::tier_stats_of(cache);
                 bool fine = true;
                 for (unsigned i = first; i < first + 20; ++i) {
                     prefill(cache, some(whole + 5, i));
                     fine = cache.tier().flush().has_value() && fine;
                 }
-                const auto now = cache.tier_stats();
+                const auto now = kv::tier_stats_of(cache);
                 REQUIRE(now.handed_over - before.handed_over == 20 * pages_each);
                 REQUIRE(now.stored - before.stored + now.store_failures - before.store_failures == 20 * pages_each);
                 REQUIRE(fine == (now.store_failures == before.store_failures));
                 return fine;
             };
             REQUIRE_FALSE(store(0, 300000));
-            const auto full = cache.tier_stats();
+            const auto full = kv::tier_stats_of(cache);
             REQUIRE(full.stored > 0);
             REQUIRE(store(100, limit.rlim_max));
             REQUIRE(cache.check());
@@ -261,7 +261,7 @@ TEST_CASE("a store opens on a disk without room if it exists, and else fails wit
             for (unsigned i = 2; i < 60; ++i)
                 prefill(cache, some(whole + 5, i));
             REQUIRE_FALSE(cache.tier().flush());
-            REQUIRE(cache.tier_stats().store_failures > 0);
+            REQUIRE(kv::tier_stats_of(cache).store_failures > 0);
             REQUIRE(cache.check());
         } catch (...) {
             ::_exit(1);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Damaged records on disk, and failing calls of the store: each is refused or recomputed and counted, no row is
 // wrong, and the store is consistent afterwards.
+#include <kvcache/testing/fault_injecting.hpp>
 #include <kvcache/testing/violations.hpp>
-#include <kvcache/tier/fault_injecting.hpp>
 #include <kvcache/tier/lmdb.hpp>
 
 #include <algorithm>
@@ -98,10 +98,10 @@ void strike(std::uint64_t faults) {
         const kv::sha256_digest& name = names[i][page];
         const auto kind = choose.below(8);
         if (kind == 7) { // a call: each of the cache's calls in turn is the first to fail
-            auto cache = made(8, kv::tier::fault_injecting<shared>{.disconnect = 1 + choose.below(3 * pages_each),
-                                                                   .inner = {&store}});
+            auto cache = made(8, kv::testing::fault_injecting_tier<shared>{
+                                     .disconnect = 1 + choose.below(3 * pages_each), .inner = {&store}});
             const auto found = prefill(cache, said[i]);
-            const auto now = cache.tier_stats();
+            const auto now = kv::tier_stats_of(cache);
             REQUIRE(now.refused == 0);
             REQUIRE((now.failed > 0 || found.loaded == 16 * pages_each)); // it needs fewer calls
             failed += now.failed > 0;
@@ -132,7 +132,7 @@ void strike(std::uint64_t faults) {
             replace(store, name, bad);
         auto cache = made(8, shared{&store});
         const auto found = prefill(cache, said[i]); // checks every row
-        const auto now = cache.tier_stats();
+        const auto now = kv::tier_stats_of(cache);
         REQUIRE(found.loaded == 16 * page);
         REQUIRE(now.failed == 0);
         REQUIRE(now.refused == (kind != 6));

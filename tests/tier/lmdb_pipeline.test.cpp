@@ -43,7 +43,7 @@ template <class Codec>
 said prefill(const Codec& codec, const std::string& key, const std::filesystem::path& directory, const tokens& prompt) {
     const auto shape = model().shape(32);
     kv::thread_pool pool(1);
-    auto cache = kv::make_cache(model().id({1, 2}), shape, {.bytes = 40 * kv::codec::f32{}.open(shape).page_bytes()},
+    auto cache = kv::make_cache({shape, {.bytes = 40 * kv::codec::f32{}.open(shape).page_bytes()}, model().id({1, 2})},
                                 codec, kv::hash::sha256{.key = key},
                                 kv::tier::lmdb<>{.directory = directory, .sync = kv::tier::sync_policy::by_the_system});
     kv::pipeline pipeline(cache, model(), pool, 64);
@@ -51,7 +51,7 @@ said prefill(const Codec& codec, const std::string& key, const std::filesystem::
     REQUIRE(filled);
     REQUIRE(cache.tier().flush());
     REQUIRE(cache.check());
-    return {std::move(filled->logits), filled->reused, cache.tier_stats()};
+    return {std::move(filled->logits), filled->reused, kv::tier_stats_of(cache)};
 }
 
 template <class Codec>

@@ -200,7 +200,7 @@ TEST_CASE("values of a wrong type and damaged values are replaced after the firs
         const auto found = prefill(cache, prompt);
         REQUIRE(cache.tier().flush());
         REQUIRE(cache.check());
-        return std::pair(found.loaded, cache.tier_stats());
+        return std::pair(found.loaded, kv::tier_stats_of(cache));
     };
     for (const bool list : {false, true}) {
         CHECK(server.ask({"FLUSHALL"}) == "OK");

@@ -136,7 +136,7 @@ void strike(std::uint64_t wanted) {
         CHECK(cache.stats().in_use == 0);
         const std::lock_guard guard(lock);
         faults += server.faults;
-        refused += cache.tier_stats().refused;
+        refused += kv::tier_stats_of(cache).refused;
         failed += cache.tier().counts().failures;
     }
     CHECK(refused > wanted / 10);

@@ -32,17 +32,19 @@ template <class Tier>
 class host {
 public:
     explicit host(const Tier& tier)
-        : cache_(kv::make_cache(model().id({1, 2}), model().shape(16),
-                                {.bytes = 40 * kv::codec::f32{}.open(model().shape(16)).page_bytes()}, tier)),
+        : cache_(kv::make_cache({model().shape(16),
+                                 {.bytes = 40 * kv::codec::f32{}.open(model().shape(16)).page_bytes()},
+                                 model().id({1, 2})},
+                                tier)),
           through_(cache_, model(), threads_, 64) {}
     ~host() { CHECK(cache_.check()); }
 
     // Returns whether the logits are those of a cold run. loaded() is the number of tokens from the tier.
     [[nodiscard]] bool right(const tokens& prompt, const kv::matrix& cold) {
-        const auto before = cache_.tier_stats().loaded_tokens;
+        const auto before = kv::tier_stats_of(cache_).loaded_tokens;
         auto filled = through_.prefill(prompt, kv::logits_mode::all);
         REQUIRE(filled);
-        loaded_ = cache_.tier_stats().loaded_tokens - before;
+        loaded_ = kv::tier_stats_of(cache_).loaded_tokens - before;
         const auto& rows = filled->logits;
         return rows.size() > 0 && std::memcmp(rows.data(), cold.data() + (cold.size() - rows.size()),
                                               static_cast<std::size_t>(rows.size()) * sizeof(float)) == 0;
@@ -51,7 +53,7 @@ public:
     [[nodiscard]] auto& tier() { return cache_.tier(); }
 
 private:
-    using cache = decltype(kv::make_cache(kv::identity{}, kv::page_shape{}, kv::cache_limits{}, std::declval<Tier>()));
+    using cache = decltype(kv::make_cache({kv::page_shape{}, kv::cache_limits{}}, std::declval<Tier>()));
     kv::thread_pool threads_{1};
     cache cache_;
     kv::pipeline<cache, kv::transformer> through_;
@@ -60,7 +62,7 @@ private:
 
 kv::matrix cold(const tokens& prompt) {
     kv::thread_pool pool(1);
-    auto cache = kv::make_cache(model().id({1, 2}), model().shape(16), {.bytes = 8 << 20});
+    auto cache = kv::make_cache({model().shape(16), {.bytes = 8 << 20}, model().id({1, 2})});
     kv::pipeline pipeline(cache, model(), pool, 64);
     auto filled = pipeline.prefill(prompt, kv::logits_mode::all);
     REQUIRE(filled);

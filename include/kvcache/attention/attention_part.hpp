@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/codec/concept.hpp>
-#include <kvcache/codec/sequence_pages.hpp>
+#include <kvcache/codec/residual_page.hpp>
 #include <kvcache/storage/concept.hpp>
 
 #include <cstddef>

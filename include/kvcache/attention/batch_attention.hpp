@@ -5,7 +5,7 @@
 #include <kvcache/attention/attention_plan.hpp>
 #include <kvcache/attention/attention_worker.hpp>
 #include <kvcache/attention/softmax_state.hpp>
-#include <kvcache/core/aligned.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/aligned.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/kernel/column_dot.hpp>
 #include <kvcache/kernel/largest.hpp>
 

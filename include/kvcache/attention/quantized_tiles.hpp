@@ -7,8 +7,8 @@
 #include <kvcache/attention/weighted_tile.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/quantized_operand.hpp>
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
 
 #include <algorithm>

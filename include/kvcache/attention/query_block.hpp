@@ -1,20 +1,166 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/attention/packed_queries.hpp>
 #include <kvcache/attention/quantized_tiles.hpp>
 #include <kvcache/attention/query_states.hpp>
+#include <kvcache/attention/softmax_state.hpp>
 #include <kvcache/attention/tile_kernels.hpp>
-#include <kvcache/attention/tile_softmax.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/quantized_operand.hpp>
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/kernel/largest.hpp>
+#include <kvcache/kernel/math.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <span>
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+// Scores of queries become weights, in place, and enter each query's running softmax. Earlier sums are rescaled where a
+// larger score appears.
+
+/// End of the lanes of a tile that a query with this limit sees.
+[[nodiscard]] inline std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
+    return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
+}
+
+/// Returns whether all lanes of a tile are in use.
+[[nodiscard]] inline bool is_full(const attention_tile& tile) noexcept {
+    return tile.first == 0 && tile.last == tile_tokens && tile.mask == nullptr;
+}
+
+/// Softmax of most_tiles full tiles that `count` queries see to their ends. Branch-free, since whether a score exceeds
+/// all earlier ones is unpredictable: first the differences of all queries, then the exponentials. `state(i)`: running
+/// softmax of query i. `meanwhile` is called once a query, amid the exponentials.
+template <class State, class Meanwhile>
+KVCACHE_INLINE inline void softmax_full_tile(tile_weights& weights, std::size_t count, const State& state,
+                                             const Meanwhile& meanwhile) noexcept {
+    static_assert(most_tiles == 4);
+    float tops[max_queries][most_tiles];                          // the largest score up to each tile
+    alignas(64) float falls[tile_weights::rows][most_tiles] = {}; // from one to the next
+    for (std::size_t i = 0; i < count; ++i) {
+        f32x16 scores[most_tiles];
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) scores[t] = f32x16::load(weights.lanes[i][t]);
+        float& top = state(i).largest();
+        top = rising(scores, top, tops[i], falls[i]); // the differences are NaN as long as all scores are -inf
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        meanwhile();
+        f32x16 each[most_tiles];
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) each[t] =
+            f32x16::load(weights.lanes[i][t]) - f32x16::broadcast(tops[i][t]);
+        exp_of_differences(each);
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) each[t].store(weights.lanes[i][t]);
+    }
+    f32x16 least = f32x16::broadcast(1.0f);
+    for (std::size_t i = 0; i < count; i += 16 / most_tiles) {
+        f32x16 each[] = {f32x16::load(falls[i])};
+        exp_of_differences(each);
+        each[0].store(weights.rescale[i]);
+        least = min(each[0], least);
+    }
+    float kept[16];
+    least.store(kept);
+    for (std::size_t t = 0; t < most_tiles; ++t) {
+        float all = kept[t];
+        for (std::size_t more = t + most_tiles; more < 16; more += most_tiles)
+            all = kept[more] < all ? kept[more] : all;
+        weights.rescaled[t] = all < 1.0f;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        f32x16 weight = state(i).weight();
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) weight =
+            fma(weight, f32x16::broadcast(weights.rescale[i][t]), f32x16::load(weights.lanes[i][t]));
+        state(i).set_weight(weight);
+    }
+}
+
+/// Softmax of tile t, some of whose lanes may be unused or unseen.
+inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t, const attention_tile& tile,
+                         std::size_t limit, const softmax_state& state) noexcept {
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    float* const lanes = weights.lanes[query][t];
+    float& rescale = weights.rescale[query][t];
+    rescale = 1.0f;
+    const std::size_t last = seen(tile, limit);
+    if (last == tile.first)
+        return;
+    f32x16 each[] = {f32x16::load(lanes)};
+    if (tile.mask != nullptr)
+        each[0] = each[0] + f32x16::load(tile.mask);
+    if (tile.first != 0 || last != tile_tokens)
+        each[0] = within(each[0], tile.first, last, none);
+    const float before = state.largest();
+    if (any_above(each[0], before))
+        if (const float most = largest(each[0]); most > before) {
+            rescale = exp_one(before - most);
+            weights.rescaled[t] = true;
+            state.largest() = most;
+        }
+    each[0] = each[0] - f32x16::broadcast(state.largest());
+    exp_of_differences(each);
+    state.set_weight(fma(state.weight(), f32x16::broadcast(rescale), each[0]));
+    each[0].store(lanes);
+}
+
+/// The selected queries of a block in the layout of the kernels: in groups of nearly equal size (8 as 4 + 4, not 6 +
+/// 2), so that the values of a group at one element of head_dim are contiguous.
+class packed_queries {
+public:
+    /// Memory for up to `capacity` queries.
+    packed_queries(std::size_t head_dim, std::size_t capacity) : head_dim_(head_dim), numbers_(capacity * head_dim) {}
+
+    /// Selects the queries [first, last). Each has to be placed before it is used.
+    void select(std::size_t first, std::size_t last) noexcept {
+        first_ = first;
+        last_ = last;
+        groups_ = (last - first + max_queries - 1) / max_queries;
+        each_ = groups_ == 0 ? 0 : (last - first) / groups_;
+        longer_ = last - first - groups_ * each_;
+    }
+
+    [[nodiscard]] std::size_t first() const noexcept { return first_; }
+    [[nodiscard]] std::size_t last() const noexcept { return last_; }
+    [[nodiscard]] std::size_t groups() const noexcept { return groups_; }
+
+    /// Queries [begin, end) of the selected ones.
+    struct range {
+        std::size_t begin, end;
+    };
+    [[nodiscard]] range group(std::size_t g) const noexcept {
+        const std::size_t begin = g * each_ + std::min(g, longer_);
+        return {begin, begin + each_ + (g < longer_ ? 1 : 0)};
+    }
+    /// Queries of the group that begins at `begin`. (head_dim, queries of the group)
+    [[nodiscard]] const float* numbers(std::size_t begin) const noexcept { return numbers_.data() + begin * head_dim_; }
+
+    /// Sets the values of a selected query, times `scale`. (head_dim)
+    void place(std::size_t q, std::span<const float> numbers, float scale) noexcept {
+        const std::size_t selected = q - first_, of_longer = longer_ * (each_ + 1);
+        const std::size_t size = selected < of_longer ? each_ + 1 : each_; // of its group
+        const std::size_t place = (selected < of_longer ? selected : selected - of_longer) % size;
+        float* to = numbers_.data() + (selected - place) * head_dim_ + place;
+        const float* from = numbers.data();
+        for (std::size_t d = 0, dim = head_dim_; d < dim; ++d)
+            to[d * size] = from[d] * scale;
+    }
+
+private:
+    std::size_t head_dim_;
+    std::size_t first_ = 0; // first selected query
+    std::size_t last_ = 0;
+    std::size_t groups_ = 0;
+    std::size_t each_ = 0;          // queries of a group
+    std::size_t longer_ = 0;        // number of groups with one query more
+    aligned_vector<float> numbers_; // by group: (head_dim, queries of the group)
+};
+
+}}} // namespace kvcache::detail
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 

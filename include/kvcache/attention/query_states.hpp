@@ -3,8 +3,8 @@
 
 #include <kvcache/attention/softmax_state.hpp>
 #include <kvcache/attention/tile_kernels.hpp>
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 
 #include <algorithm>
 #include <cstddef>

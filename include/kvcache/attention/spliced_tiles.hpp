@@ -4,9 +4,7 @@
 #include <kvcache/attention/attention_plan.hpp>
 #include <kvcache/attention/query_block.hpp>
 #include <kvcache/attention/tile_kernels.hpp>
-#include <kvcache/attention/work_item.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/page_table.hpp>
 #include <kvcache/core/shape.hpp>
 
 #include <algorithm>

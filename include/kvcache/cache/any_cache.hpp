@@ -3,17 +3,131 @@
 
 #include <kvcache/cache/any_policy.hpp>
 #include <kvcache/cache/compose.hpp>
+#include <kvcache/core/type_name.hpp>
 #include <kvcache/eviction/all.hpp>
 #include <kvcache/hash/all.hpp>
 #include <kvcache/index/all.hpp>
 #include <kvcache/storage/all.hpp>
 
-#include <memory>
+#include <cstddef>
+#include <optional>
+#include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
+
+namespace detail {
+
+// The states of policies that are chosen at run time: each call goes to the state that was opened.
+
+template <class List>
+struct any_storage_state : opened_choice<List, std::size_t, std::size_t> {
+    using role = storage_role;
+    static constexpr const char* role_name = "storage";
+    using opened_choice<List, std::size_t, std::size_t>::opened_choice;
+
+    [[nodiscard]] bool acquire(page_id page) {
+        return this->visit([&](auto& one) -> bool { return one.acquire(page); });
+    }
+    void release(page_id page) noexcept {
+        this->visit([&](auto& one) { one.release(page); });
+    }
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
+        return this->visit([&](const auto& one) -> std::span<std::byte> { return one.bytes(page); });
+    }
+};
+
+template <class List>
+struct any_hash_state : opened_choice<List, identity> {
+    using role = hash_role;
+    static constexpr const char* role_name = "hash";
+    using opened_choice<List, identity>::opened_choice;
+
+    [[nodiscard]] digest root() const {
+        return this->visit([](const auto& one) -> digest { return one.root(); });
+    }
+    [[nodiscard]] digest chain(digest before, std::span<const token_id> run) const {
+        return this->visit([&](const auto& one) -> digest { return one.chain(before, run); });
+    }
+};
+
+template <class List>
+struct any_index_state : opened_choice<List, page_shape, std::size_t> {
+    using role = index_role;
+    static constexpr const char* role_name = "index";
+    using opened_choice<List, page_shape, std::size_t>::opened_choice;
+
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+        return this->visit([&](const auto& one) { return one.match(tokens); });
+    }
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        return this->visit([&](auto& one) { return one.insert(parent, tokens, page); });
+    }
+    void erase(page_id page) {
+        this->visit([&](auto& one) { one.erase(page); });
+    }
+    [[nodiscard]] bool contains(page_id page) const {
+        return this->visit([&](const auto& one) { return one.contains(page); });
+    }
+    [[nodiscard]] bool leaf(page_id page) const {
+        return this->visit([&](const auto& one) { return one.leaf(page); });
+    }
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const {
+        return this->visit([&](const auto& one) { return one.parent(page); });
+    }
+    [[nodiscard]] std::span<const token_id> run(page_id page) const {
+        return this->visit([&](const auto& one) { return one.run(page); });
+    }
+};
+
+template <class List>
+struct any_eviction_state : opened_choice<List, eviction_capacity> {
+    using role = eviction_role;
+    static constexpr const char* role_name = "eviction";
+    using opened_choice<List, eviction_capacity>::opened_choice;
+
+    void admit(slot_id slot, const eviction_entry& newcomer) {
+        this->visit([&](auto& one) { one.admit(slot, newcomer); });
+    }
+    void touch(slot_id slot) {
+        this->visit([&](auto& one) { one.touch(slot); });
+    }
+    void erase(slot_id slot) {
+        this->visit([&](auto& one) { one.erase(slot); });
+    }
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+        return this->visit([&](auto& one) { return one.victim(is_evictable); });
+    }
+    void on_miss(const eviction_entry& newcomer) {
+        this->visit([&](auto& one) { kvcache::on_miss(one, newcomer); });
+    }
+    void evict(slot_id slot) {
+        this->visit([&](auto& one) { kvcache::evict(one, slot); });
+    }
+    void on_released(slot_id slot) {
+        this->visit([&](auto& one) { kvcache::on_released(one, slot); });
+    }
+    void on_child_added(slot_id slot) {
+        this->visit([&](auto& one) { kvcache::on_child_added(one, slot); });
+    }
+    void on_last_child_removed(slot_id slot) {
+        this->visit([&](auto& one) { kvcache::on_last_child_removed(one, slot); });
+    }
+};
+
+} // namespace detail
+
+/// A policy of each role that is chosen by its name at run time. `List` may be a tuple of your own policies.
+template <class List>
+using any_storage = any_policy<List, detail::any_storage_state>;
+template <class List>
+using any_hash = any_policy<List, detail::any_hash_state>;
+template <class List>
+using any_index = any_policy<List, detail::any_index_state>;
+template <class List>
+using any_eviction = any_policy<List, detail::any_eviction_state>;
 
 /// Names of policies, as type_name() gives them.
 struct policy_names {
@@ -32,8 +146,8 @@ using any_cache = cache<any_storage<storage_policies>, any_hash<hash_policies>, 
 /// Opens a cache with the policies of these names, each with its standard options.
 /// Errors: not_found, with the role as its field and the available names in its message; those of open_cache.
 template <policy... Others>
-[[nodiscard]] result<std::unique_ptr<any_cache<Others...>>>
-make_any_cache(const policy_names& names, identity id, page_shape shape, cache_limits limit, Others... others) {
+[[nodiscard]] result<any_cache<Others...>> open_any_cache(const policy_names& names, cache_config config,
+                                                          Others... others) {
     const auto storage = any_storage<storage_policies>::named(names.storage);
     const auto hash = any_hash<hash_policies>::named(names.hash);
     const auto index = any_index<index_policies>::named(names.index);
@@ -46,14 +160,7 @@ make_any_cache(const policy_names& names, identity id, page_shape shape, cache_l
         return index.error();
     if (!eviction)
         return eviction.error();
-    using made = any_cache<Others...>;
-    const cache_config config{shape, limit, std::move(id)};
-    const std::tuple given(*storage, *hash, *index, *eviction, std::move(others)...);
-    auto cache = detail::try_open<made>(config, detail::opener<made>::codec(given),
-                                        [&] { return detail::opener<made>::open(config, given); });
-    if (!cache)
-        return cache.error();
-    return std::make_unique<made>(*std::move(cache));
+    return open_cache(std::move(config), *storage, *hash, *index, *eviction, std::move(others)...);
 }
 
 }} // namespace kvcache

@@ -3,7 +3,6 @@
 
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/page_table.hpp>
 
 #include <cstddef>
 #include <cstdint>

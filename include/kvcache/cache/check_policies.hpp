@@ -64,15 +64,15 @@ struct state_of<P, Arguments...> {
     using type = opened_by<P, Arguments...>;
 };
 
-struct the_fields_are_layers_kv_heads_head_dim_tokens_and_bytes;
+struct
+    the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_and_merge_equal_pages;
 
 /// Arguments that make_cache does not take.
 template <class Fields>
 struct unknown_arguments : standard_cache<Fields>::type {
-    static_assert(
-        holds_for<false, Fields>,
-        "make_cache takes {.layers, .kv_heads, .head_dim, .tokens}, {.bytes, .pages} and policies, or the same after "
-        "an identity");
+    static_assert(holds_for<false, Fields>, "make_cache takes {.shape = {.layers, .kv_heads, .head_dim, .tokens}, "
+                                            ".limit = {.bytes, .pages}, .id, .tenants, "
+                                            ".merge_equal_pages} and policies");
 };
 
 /// A type without a role, or with an unknown one.

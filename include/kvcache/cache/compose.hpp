@@ -2,11 +2,12 @@
 #pragma once
 
 #include <kvcache/cache/basic_cache.hpp>
-#include <kvcache/cache/cache_policies.hpp>
 #include <kvcache/cache/check_policies.hpp>
-#include <kvcache/cache/try_open.hpp>
+#include <kvcache/cache/config.hpp>
 #include <kvcache/codec/external.hpp>
 #include <kvcache/codec/f32.hpp>
+#include <kvcache/core/exceptions.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/eviction/learned_reuse.hpp>
 #include <kvcache/hash/xxh3.hpp>
 #include <kvcache/index/radix.hpp>
@@ -17,9 +18,15 @@
 #include <kvcache/tier/none.hpp>
 
 #include <concepts>
+#include <cstddef>
+#include <new>
+#include <optional>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+
+#include <unistd.h>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -85,22 +92,51 @@ template <class Wanted, class... Given>
         return Wanted{};
 }
 
+// Checks what a cache is opened for. Errors: those of open_cache, except a failed allocation.
+template <class Cache, class Codec, class Storage>
+[[nodiscard]] result<void> check_config(const cache_config& config, const Codec& codec,
+                                        [[maybe_unused]] const Storage& storage) {
+    if (!config.shape.valid())
+        return error{error_code::out_of_range, "shape",
+                     "a page shape has no extent that is zero or too large, and tokens is a multiple of 16"};
+    if (Cache::has_tier && config.id == identity{})
+        return error{error_code::mismatched, "identity", "a cache with a tier has an identity"};
+    const std::size_t page_bytes = codec.open(config.shape).page_bytes(), pages = config.limit.pages_of(page_bytes);
+    if (pages == 0)
+        return error{error_code::out_of_range, "limit",
+                     joined({"a limit of ", std::to_string(config.limit.bytes),
+                             " bytes is less than one page, which has ", std::to_string(page_bytes)})};
+    if constexpr (requires { static_cast<bool>(storage.on_move); })
+        if (config.merge_equal_pages && !storage.on_move)
+            return error{error_code::mismatched, "merge_equal_pages",
+                         "external memory has on_move, or the cache has merge_equal_pages = false"};
+    constexpr std::size_t records_bytes = 256; // what the cache remembers of a page
+    const auto machine =
+        static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    if (pages > machine / records_bytes)
+        return error{error_code::out_of_memory, "limit",
+                     joined({"the records of ", std::to_string(pages), " pages do not fit into the machine's ",
+                             std::to_string(machine), " bytes"})};
+    return {};
+}
+
 // Only declared for a misuse.
 template <class Cache>
 struct opener {
     template <class... Given>
     [[nodiscard]] static Cache open(cache_config config, const std::tuple<Given...>& given);
 };
-template <class Codec, class... Roles>
-struct opener<basic_cache<cache_policies<Codec, Roles...>>> {
+template <class Codec, class Storage, class... Roles>
+struct opener<basic_cache<cache_policies<Codec, Storage, Roles...>>> {
+    using opened = basic_cache<cache_policies<Codec, Storage, Roles...>>;
+
     template <class... Given>
-    [[nodiscard]] static Codec codec(const std::tuple<Given...>& given) {
-        return take<Codec>(given);
+    [[nodiscard]] static result<void> check(const cache_config& config, const std::tuple<Given...>& given) {
+        return check_config<opened>(config, take<Codec>(given), take<Storage>(given));
     }
     template <class... Given>
-    [[nodiscard]] static basic_cache<cache_policies<Codec, Roles...>> open(cache_config config,
-                                                                           const std::tuple<Given...>& given) {
-        return {std::move(config), {take<Codec>(given), take<Roles>(given)...}};
+    [[nodiscard]] static opened open(cache_config config, const std::tuple<Given...>& given) {
+        return {std::move(config), {take<Codec>(given), take<Storage>(given), take<Roles>(given)...}};
     }
 };
 
@@ -143,45 +179,34 @@ public:
 template <class... Ps>
 using cache = typename detail::compose<Ps...>::type;
 
-/// Opens a cache for pages of this shape, within a memory limit, from policies given by value in any order. Requires:
-/// the shape is valid, the limit is at least one page, and a tier is only given with an identity; where these come from
-/// data, use open_cache. Throws: bad_alloc.
-template <class... Ps>
-    requires(!std::same_as<Ps, cache_limits> && ...) // a third argument is the limit where the first is an identity
-[[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, cache_limits limit, Ps... policies) {
-    return detail::opener<cache<Ps...>>::open({shape, limit}, std::tuple(std::move(policies)...));
-}
-
-/// The same with an identity, which names everything that determines a page's bits.
-template <class... Ps>
-[[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, cache_limits limit,
-                                                               Ps... policies) {
-    return detail::opener<cache<Ps...>>::open({shape, limit, std::move(id)}, std::tuple(std::move(policies)...));
-}
-
-/// As make_cache, for a shape and a limit that come from data. Errors: out_of_range, for a shape that is not valid or a
+/// Opens a cache from policies given by value in any order. Errors: out_of_range, for a shape that is not valid or a
 /// limit below one page; out_of_memory, if the records of so many pages do not fit into memory; mismatched, for a tier
 /// without an identity. The field is "shape", "limit" or "identity".
 template <class... Ps>
-[[nodiscard]] result<typename detail::compose<Ps...>::type> open_cache(identity id, page_shape shape,
-                                                                       cache_limits limit, Ps... policies) {
-    using opened = typename detail::compose<Ps...>::type;
-    const cache_config config{shape, limit, std::move(id)};
+[[nodiscard]] result<typename detail::compose<Ps...>::type> open_cache(cache_config config, Ps... policies) {
+    using opened = cache<Ps...>;
     const std::tuple given(std::move(policies)...);
-    return detail::try_open<opened>(config, detail::opener<opened>::codec(given),
-                                    [&] { return detail::opener<opened>::open(config, given); });
-}
-/// The same without an identity.
-template <class... Ps>
-    requires(!std::same_as<Ps, cache_limits> && ...)
-[[nodiscard]] result<typename detail::compose<Ps...>::type> open_cache(page_shape shape, cache_limits limit,
-                                                                       Ps... policies) {
-    return open_cache(identity{}, shape, limit, std::move(policies)...);
+    if (const auto right = detail::opener<opened>::check(config, given); !right)
+        return right.error();
+    std::optional<opened> made;
+    if (!detail::completes<std::bad_alloc>(
+            [&] { made.emplace(detail::opener<opened>::open(std::move(config), given)); }))
+        return error{error_code::out_of_memory, "limit", "there is no memory for the records of the cache's pages"};
+    return std::move(*made);
 }
 
-/// Arguments that fit neither form, as a field that page_shape lacks. GCC converts arguments before it looks at the
-/// result's type, and an initializer list has no type; it names a deleted function first.
-template <class Fields = detail::the_fields_are_layers_kv_heads_head_dim_tokens_and_bytes>
+/// The same for a program that knows its values. Requires: the configuration is one that open_cache takes.
+/// Throws: bad_alloc.
+template <class... Ps>
+[[nodiscard]] typename detail::compose<Ps...>::type make_cache(cache_config config, Ps... policies) {
+    return detail::opener<cache<Ps...>>::open(std::move(config), std::tuple(std::move(policies)...));
+}
+
+/// Arguments that do not fit, as a field that cache_config or page_shape lacks. GCC converts arguments before it looks
+/// at the result's type, and an initializer list has no type; it names a deleted function first.
+template <
+    class Fields = detail::
+        the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_and_merge_equal_pages>
 [[nodiscard]] detail::unknown_arguments<Fields> make_cache(...)
 #ifdef __clang__
     ;

@@ -14,7 +14,7 @@ template <class Cache>
 [[nodiscard]] std::string metrics_text(const Cache& cache) {
     observer::exposition::labels labels;
     std::string text;
-    cache.ask_observer([&](const observer::metrics::state& observer) {
+    cache.with_observer([&](const observer::metrics::state& observer) {
         labels = observer.labels();
         text = observer.text();
     });

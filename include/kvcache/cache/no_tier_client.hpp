@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/cache_access.hpp>
 #include <kvcache/cache/sequence_state.hpp>
-#include <kvcache/cache/tier_stats.hpp>
+#include <kvcache/cache/stats.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/tier/none.hpp>
@@ -19,7 +18,7 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 template <tier_state Tier>
 class tier_client;
 
-/// The client of a cache without a tier: it looks prompts up in memory alone, and makes no records.
+/// The client of a cache without a tier: it makes no records.
 template <>
 class tier_client<tier::none::state> {
 public:
@@ -31,20 +30,12 @@ public:
     void set(std::size_t, const identity&) {}
     [[nodiscard]] tier_stats stats() const { return {}; }
 
-    template <class Cache>
-    [[nodiscard]] auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
-        return cache_access::match_resident(cache, tenant, tokens, true, 0);
-    }
-    template <class Cache>
-    [[nodiscard]] bool may_know(Cache&, std::uint32_t, std::span<const token_id>) {
-        return false;
-    }
-    template <class Cache>
-    std::size_t prefetch(Cache&, std::uint32_t, std::span<const token_id>) {
+    template <class Core>
+    std::size_t prefetch(Core&, std::uint32_t, std::span<const token_id>) {
         return 0;
     }
-    template <class Cache>
-    void store(const Cache&, sequence_state&) noexcept {}
+    template <class Core>
+    void store(const Core&, sequence_state&) noexcept {}
 
 private:
     tier::none::state none_;

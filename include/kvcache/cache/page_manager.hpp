@@ -1,33 +1,144 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/config.hpp>
 #include <kvcache/cache/page_eviction.hpp>
-#include <kvcache/cache/page_pool.hpp>
-#include <kvcache/cache/pool_config.hpp>
-#include <kvcache/cache/residual_pool.hpp>
-#include <kvcache/cache/tenant_index.hpp>
-#include <kvcache/cache/tenant_quotas.hpp>
+#include <kvcache/cache/residual.hpp>
+#include <kvcache/codec/concept.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/exceptions.hpp>
-#include <kvcache/core/page_table.hpp>
+#include <kvcache/core/id.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/hash/concept.hpp>
 #include <kvcache/index/concept.hpp>
 #include <kvcache/observer/concept.hpp>
+#include <kvcache/storage/concept.hpp>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// The state of every page: free, in use (referenced by sequences), or idle (unreferenced, and kept in the index until
-/// space is needed). The children of an idle page are idle too, because a sequence that references a page references
-/// all its ancestors. `Coded`: whether the codec encodes whole pages.
+/// A fixed number of pages of one storage, each free or reference-counted.
+template <storage_state Storage>
+class page_pool {
+public:
+    page_pool(std::size_t pages, Storage storage) : storage_(std::move(storage)), holders_(pages, 0) {
+        free_.reserve(pages);
+        for (std::size_t page = pages; page > 0; --page)
+            free_.push_back(page_id{static_cast<std::uint32_t>(page - 1)});
+    }
+
+    [[nodiscard]] std::size_t pages() const noexcept { return holders_.size(); }
+    [[nodiscard]] std::span<const page_id> free() const noexcept { return free_; }
+    [[nodiscard]] std::uint32_t holders(page_id page) const { return holders_[index_of(page)]; }
+    [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
+
+    /// Copies the first rows of a page to another. Returns false if the storage refuses.
+    template <class Codec>
+    [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
+        if constexpr (device_storage_state<Storage>)
+            return detail::copy_rows(storage_, from, to, rows);
+        else if constexpr (row_writer<Codec>)
+            codec.copy(bytes(from), bytes(to), rows);
+        return true;
+    }
+    /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
+    void clear(page_id page) const {
+        if constexpr (host_storage_state<Storage>)
+            std::ranges::fill(bytes(page), std::byte{});
+    }
+
+    /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.
+    [[nodiscard]] std::optional<page_id> take() {
+        if (free_.empty() || !storage_.acquire(free_.back()))
+            return std::nullopt;
+        const page_id page = free_.back();
+        free_.pop_back();
+        holders_[index_of(page)] = 1;
+        return page;
+    }
+
+    void hold(page_id page) noexcept { ++holders_[index_of(page)]; }
+
+    /// Releases one reference. Returns the number left. The page stays allocated, even at zero, until `reclaim`.
+    std::uint32_t drop(page_id page) {
+        expects(holders(page) > 0, "a dropped page was held");
+        return --holders_[index_of(page)];
+    }
+
+    /// Frees a page. Requires: the page has no references.
+    void reclaim(page_id page) {
+        expects(holders(page) == 0, "a page that is given back has no holder");
+        storage_.release(page);
+        free_.push_back(page);
+    }
+
+private:
+    Storage storage_;
+    std::vector<std::uint32_t> holders_;
+    std::vector<page_id> free_;
+};
+
+/// The owner of each page. Tenants are numbered from one; number zero stands for a cache without tenants.
+class tenant_quotas {
+public:
+    tenant_quotas(std::size_t pages, std::size_t most) : owners_(pages, 0), accounts_(1) {
+        accounts_.reserve(most + 1);
+    }
+
+    [[nodiscard]] std::size_t size() const noexcept { return accounts_.size() - 1; }
+    [[nodiscard]] const tenant_usage& usage(std::uint32_t tenant) const { return accounts_[tenant]; }
+
+    /// Adds a tenant and returns its number. Requires: fewer tenants than the maximum.
+    std::uint32_t add(std::size_t quota) {
+        expects(accounts_.size() < accounts_.capacity(), "there are fewer tenants than the maximum");
+        accounts_.push_back({.quota = quota});
+        return static_cast<std::uint32_t>(size());
+    }
+    void set_quota(std::uint32_t tenant, std::size_t quota) { accounts_[tenant].quota = quota; }
+
+    void take(page_id page, std::uint32_t tenant) noexcept {
+        owners_[index_of(page)] = tenant;
+        ++accounts_[tenant].pages;
+    }
+    void reclaim(page_id page) noexcept { --account(page).pages; }
+    void mark_evictable(page_id page) noexcept { ++account(page).evictable; }
+    void mark_in_use(page_id page) noexcept { --account(page).evictable; }
+
+    /// Returns whether the tenant's quota is used up.
+    [[nodiscard]] bool full(std::uint32_t tenant) const noexcept {
+        return accounts_[tenant].pages >= accounts_[tenant].quota;
+    }
+    [[nodiscard]] bool owns(std::uint32_t tenant, page_id page) const noexcept {
+        return owners_[index_of(page)] == tenant;
+    }
+
+    /// The number of available pages that the tenant may allocate. Its evictable pages count as available.
+    [[nodiscard]] std::size_t available(std::uint32_t tenant, std::size_t available) const noexcept {
+        const tenant_usage& own = accounts_[tenant];
+        const std::size_t in_use = own.pages - own.evictable;
+        return std::min(available, own.quota - std::min(own.quota, in_use));
+    }
+
+private:
+    [[nodiscard]] tenant_usage& account(page_id page) noexcept { return accounts_[owners_[index_of(page)]]; }
+
+    std::vector<std::uint32_t> owners_; // by page
+    std::vector<tenant_usage> accounts_;
+};
+
+/// The state of every page: free, in use (referenced by sequences), or evictable (unreferenced, and kept in the index
+/// until space is needed). The children of an evictable page are evictable too, because a sequence that references a
+/// page references all its ancestors. `Coded`: whether the codec encodes whole pages.
 template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer,
           bool Coded>
 class page_manager {
@@ -43,9 +154,15 @@ public:
           index_(policies.index, of.shape, of.pages, of.tenants),
           eviction_(of, id, policies.hash, policies.eviction),
           observer_(policies.observer.open()),
-          tenants_(of.pages, of.tenants) {}
+          tenants_(of.pages, of.tenants),
+          merges_(of.merge_equal_pages) {
+        if constexpr (requires { pool_.storage().follows_moves(); })
+            require(!merges_ || pool_.storage().follows_moves(),
+                    "external memory has on_move, or the cache has merge_equal_pages = false");
+    }
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
+    [[nodiscard]] tenant_index<Index>& index() noexcept { return index_; }
     [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
     /// The longest cached prefix of a tenant's tokens, until the next call.
     [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
@@ -53,29 +170,42 @@ public:
         return found_;
     }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
-    [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
+    [[nodiscard]] std::size_t evictable() const noexcept { return evictable_; }
     /// Whether a page has a rank among those that may be evicted.
     [[nodiscard]] bool ranked(page_id page) const noexcept { return eviction_.ranked(page); }
 
     [[nodiscard]] residual_pool<Coded>& residual() noexcept { return residual_; }
     [[nodiscard]] const residual_pool<Coded>& residual() const noexcept { return residual_; }
 
-    /// Pages that can be allocated: free and idle ones, minus those set aside for residual rows.
+    /// Pages that can be allocated: free and evictable ones, minus those set aside for residual rows.
     [[nodiscard]] std::size_t available() const noexcept {
-        const std::size_t all = pool_.free().size() + idle_;
+        const std::size_t all = pool_.free().size() + evictable_;
         return all - std::min(all, residual_.aside());
     }
 
     [[nodiscard]] const tenant_quotas& tenants() const noexcept { return tenants_; }
     void set_quota(std::uint32_t tenant, std::size_t quota) { tenants_.set_quota(tenant, quota); }
     /// The number of available pages that a tenant may allocate.
-    [[nodiscard]] std::size_t room(std::uint32_t tenant) const noexcept { return tenants_.room(tenant, available()); }
+    [[nodiscard]] std::size_t available(std::uint32_t tenant) const noexcept {
+        return tenants_.available(tenant, available());
+    }
 
-    /// Evicts the idle pages of a tenant. Returns whether it has no pages left.
+    /// Evicts the evictable pages of a tenant; of the cache, if it has no tenants. Returns whether no page is left.
     [[nodiscard]] bool clear(std::uint32_t tenant) {
-        while (evict(tenant)) {
+        while (evict_any(tenant)) {
         }
         return tenants_.usage(tenant).pages == 0;
+    }
+    /// Evicts those of the pages that are evictable and have no child in the index, the last first. Returns their
+    /// number.
+    std::size_t evict(std::span<const page_id> pages) {
+        std::size_t evicted = 0;
+        for (std::size_t i = pages.size(); i-- > 0;)
+            if (is_evictable(pages[i])) {
+                evict(pages[i], [&] { eviction_.unrank(pages[i]); });
+                ++evicted;
+            }
+        return evicted;
     }
     /// Gives the number of a tenant without pages to another one.
     void replace_tenant(std::uint32_t tenant, const digest& root, std::size_t quota) {
@@ -93,7 +223,7 @@ public:
     }
 
     /// Notifies the observer; its exceptions are ignored.
-    void tell(event what) noexcept {
+    void emit(event what) noexcept {
         what.names = eviction_.prefixes();
         what.page_tokens = shape_.tokens;
         detail::ignore_exceptions([&] { observer_.on(what); });
@@ -104,12 +234,12 @@ public:
     /// nothing is evictable or the storage refuses again.
     [[nodiscard]] std::optional<page_id> allocate(std::uint32_t tenant) {
         while (tenants_.full(tenant))
-            if (!evict(tenant))
+            if (!evict_any(tenant))
                 return std::nullopt;
         if (!keep_free(residual_.aside() + 1))
             return std::nullopt;
         auto page = pool_.take();
-        if (!page && evict(0))
+        if (!page && evict_any(0))
             page = pool_.take();
         if (page)
             tenants_.take(*page, tenant);
@@ -119,7 +249,7 @@ public:
     /// Evicts until `pages` pages are free. Returns false if nothing more is evictable.
     [[nodiscard]] bool keep_free(std::size_t pages) {
         while (pool_.free().size() < pages)
-            if (!evict(0))
+            if (!evict_any(0))
                 return false;
         return true;
     }
@@ -127,37 +257,29 @@ public:
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
 
     /// Whether a page stays in its sequence when it fills and another page has the same content.
-    [[nodiscard]] bool keeps_twins() const noexcept {
-        if constexpr (requires { pool_.storage().merges(); })
-            return !pool_.storage().merges();
-        else
-            return false;
-    }
+    [[nodiscard]] bool keeps_duplicates() const noexcept { return !merges_; }
     /// Tells the storage of an entry that a commit changed, if it wants to know.
     void report_move([[maybe_unused]] const moved_entry& moved) {
         if constexpr (requires { pool_.storage().on_move(moved); })
             pool_.storage().on_move(moved);
     }
 
-    /// The index, for registering chunks.
-    [[nodiscard]] tenant_index<Index>& chunks() noexcept { return index_; }
-
     void hold(page_id page) noexcept {
         if (pool_.holders(page) == 0)
-            wake(page);
+            mark_in_use(page);
         pool_.hold(page);
     }
 
-    /// Releases one reference. Without references the page becomes idle if it is in the index, and free otherwise.
+    /// Releases one reference. Without references the page becomes evictable if it is in the index, and free otherwise.
     void drop(page_id page) noexcept {
         if (pool_.drop(page) > 0)
             return;
-        if (index_.contains(page) && may_idle(page)) {
-            ++idle_;
-            tenants_.rest(page);
+        if (index_.contains(page) && make_evictable(page)) {
+            ++evictable_;
+            tenants_.mark_evictable(page);
             eviction_.on_released(page);
         } else {
-            give_back(page);
+            reclaim(page);
         }
     }
 
@@ -183,8 +305,9 @@ public:
 
     /// Publishes a page that is in use as `run` after `parent`, of a request of `length` full pages. Returns the page
     /// that represents the run from now on. If another full page already holds the run, the caller's reference moves to
-    /// that page, and its own page is released; where twins are kept, the caller references both. Throws: bad_alloc, if
-    /// the index or the eviction policy has no memory; the index entry of the page is then removed or unchanged.
+    /// that page, and its own page is released; where pages are not merged, the caller references both. Throws:
+    /// bad_alloc, if the index or the eviction policy has no memory; the index entry of the page is then removed or
+    /// unchanged.
     [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page,
                                   std::size_t length) {
         const bool full = run.size() == shape_.tokens;
@@ -194,7 +317,7 @@ public:
                 return page;
             hold(*done.other);
             touch(*done.other);
-            if (keeps_twins())
+            if (keeps_duplicates())
                 return *done.other;
             residual_.pass_on(page, *done.other);
             if (index_.contains(page) && pool_.holders(page) == 1)
@@ -207,7 +330,7 @@ public:
         eviction_.unrank(page); // its run has grown, so its name changes
         eviction_.follow(index_, index_.parent(page));
         if (full) {
-            detail::scope_guard undo([&] { leave_index(page); });
+            detail::scope_guard undo([&] { remove_from_index(page); });
             eviction_.rank(index_, page, length);
             undo.dismiss();
             emit_page_event(event_kind::published, page);
@@ -216,36 +339,37 @@ public:
     }
 
 private:
-    void wake(page_id page) noexcept {
-        --idle_;
-        tenants_.wake(page);
+    void mark_in_use(page_id page) noexcept {
+        --evictable_;
+        tenants_.mark_in_use(page);
     }
-    void give_back(page_id page) {
+    void reclaim(page_id page) {
         residual_.drop(page);
-        tenants_.give_back(page);
-        pool_.give_back(page);
+        tenants_.reclaim(page);
+        pool_.reclaim(page);
     }
 
     void emit_page_event(event_kind what, page_id page) noexcept {
         const auto run = index_.run(page);
-        tell({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
+        emit({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
     }
 
-    // Whether an indexed page can become idle: it is ranked, or can be. Otherwise it is removed from the index.
-    [[nodiscard]] bool may_idle(page_id page) noexcept {
+    // Whether an indexed page can become evictable: it is ranked, or can be. Otherwise it is removed from the index.
+    [[nodiscard]] bool make_evictable(page_id page) noexcept {
         const bool ranked = detail::completes<std::bad_alloc>([&] { eviction_.rank(index_, page, 0); });
         if (!ranked)
-            leave_index(page); // full pages are ranked when published, so this page is partial and therefore a leaf
+            remove_from_index(
+                page); // full pages are ranked when published, so this page is partial and therefore a leaf
         return ranked;
     }
 
     // Removes a page that is in use from the index.
     void forget(page_id page) {
         eviction_.unrank(page);
-        leave_index(page);
+        remove_from_index(page);
     }
 
-    void leave_index(page_id page) {
+    void remove_from_index(page_id page) {
         const auto parent = index_.parent(page);
         index_.erase(page);
         eviction_.follow(index_, parent);
@@ -255,26 +379,35 @@ private:
     void unlist(page_id page) {
         eviction_.unrank(page);
         if (pool_.holders(page) == 0) {
-            wake(page);
-            give_back(page);
+            mark_in_use(page);
+            reclaim(page);
         }
     }
 
-    // Evicts an idle page; one of this tenant's, if `tenant` is not zero.
-    [[nodiscard]] bool evict(std::uint32_t tenant) {
+    [[nodiscard]] bool is_evictable(page_id page) const {
+        return pool_.holders(page) == 0 && index_.contains(page) && index_.leaf(page);
+    }
+
+    // Evicts an evictable page; one of this tenant's, if `tenant` is not zero.
+    [[nodiscard]] bool evict_any(std::uint32_t tenant) {
         const auto page = eviction_.victim([this, tenant](page_id candidate) {
             return pool_.holders(candidate) == 0 && index_.leaf(candidate) &&
                    (tenant == 0 || tenants_.owns(tenant, candidate));
         });
-        if (!page)
-            return false;
-        emit_page_event(event_kind::evicted, *page);
-        eviction_.evict(*page);
-        leave_index(*page);
-        unlist(*page);
-        if constexpr (requires { pool_.storage().on_evict(*page); })
-            pool_.storage().on_evict(*page);
-        return true;
+        if (page)
+            evict(*page, [&] { eviction_.evict(*page); });
+        return page.has_value();
+    }
+
+    // Evicts a page. `unrank` removes it from the eviction policy.
+    template <class Unrank>
+    void evict(page_id page, Unrank&& unrank) {
+        emit_page_event(event_kind::evicted, page);
+        unrank();
+        remove_from_index(page);
+        unlist(page);
+        if constexpr (requires { pool_.storage().on_evict(page); })
+            pool_.storage().on_evict(page);
     }
 
     page_shape shape_;
@@ -285,7 +418,8 @@ private:
     page_eviction<Hash, Eviction> eviction_;
     Observer observer_;
     tenant_quotas tenants_;
-    std::size_t idle_ = 0;
+    std::size_t evictable_ = 0;
+    bool merges_;
 };
 
 }} // namespace kvcache

@@ -1,25 +1,21 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/invariant_checker.hpp>
-#include <kvcache/cache/page_check.hpp>
-#include <kvcache/cache/reserve_options.hpp>
-#include <kvcache/cache/residual_leases.hpp>
-#include <kvcache/cache/row_allocator.hpp>
-#include <kvcache/cache/row_demand.hpp>
+#include <kvcache/cache/config.hpp>
+#include <kvcache/cache/invariants.hpp>
+#include <kvcache/cache/residual.hpp>
 #include <kvcache/cache/sequence_state.hpp>
-#include <kvcache/cache/spare_sequences.hpp>
 #include <kvcache/codec/concept.hpp>
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/joined.hpp>
-#include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/observer/concept.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <new>
 #include <optional>
@@ -29,6 +25,16 @@
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// What a reservation of rows takes.
+struct row_demand {
+    std::uint32_t used = 0;           ///< Rows of the sequence's last page that are in use.
+    std::size_t in_tail = 0;          ///< Rows that go into it.
+    bool copies = false;              ///< It is shared, so it is copied first.
+    std::size_t fresh = 0;            ///< Pages after it.
+    std::size_t max_batch_tokens = 0; ///< Rows that are written and attended at a time.
+    std::size_t pages = 0;            ///< Pages in all, with those set aside for residual rows.
+};
 
 /// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
 /// released tail first, so that a parent was always used more recently than its children.
@@ -41,7 +47,6 @@ public:
           page_tokens_(page_tokens),
           whole_(quantized.has_value()),
           residual_(pages, page_tokens, quantized),
-          rows_(pages, page_tokens),
           spare_(pages.pool().pages()) {
         ring_.previous = ring_.next = &ring_;
     }
@@ -70,17 +75,17 @@ public:
     [[nodiscard]] const residual_leases<PageManager>& residual() const noexcept { return residual_; }
 
     /// Adds a sequence, and references the pages of its table.
-    void enter(sequence_state& state) noexcept {
+    void add(sequence_state& state) noexcept {
         for (const page_id page : state.pinned_sources)
             pages_.hold(page);
         for (const page_entry& entry : state.table)
             pages_.hold(entry.page);
-        for (const sequence_state::twin& twin : state.twins)
-            pages_.hold(twin.page);
-        auto twin = state.twins.rbegin();
+        for (const sequence_state::duplicate& duplicate : state.duplicates)
+            pages_.hold(duplicate.page);
+        auto duplicate = state.duplicates.rbegin();
         for (std::size_t entry = state.table.size(); entry-- > 0;) {
-            const bool has_twin = twin != state.twins.rend() && twin->entry == entry;
-            pages_.touch(has_twin ? (twin++)->page : state.table[entry].page);
+            const bool has_duplicate = duplicate != state.duplicates.rend() && duplicate->entry == entry;
+            pages_.touch(has_duplicate ? (duplicate++)->page : state.table[entry].page);
         }
         state.previous = &ring_;
         state.next = std::exchange(ring_.next, &state);
@@ -89,7 +94,7 @@ public:
     }
 
     /// Removes a sequence and releases its pages.
-    void leave(std::unique_ptr<sequence_state> state) noexcept {
+    void remove(std::unique_ptr<sequence_state> state) noexcept {
         undo(*state);
         drop_pages(*state, 0);
         forget_sources(*state);
@@ -103,8 +108,8 @@ public:
     void truncate(sequence_state& state, std::size_t tokens) noexcept {
         state.tokens.truncate(tokens);
         drop_pages(state, state.cut(tokens));
-        if (!state.twins.empty() && state.twins.back().entry >= state.full_entries(page_tokens_))
-            drop_twin(state); // its page is not full any more
+        if (!state.duplicates.empty() && state.duplicates.back().entry >= state.full_entries(page_tokens_))
+            drop_duplicate(state); // its page is not full any more
         state.published_pages = std::min(state.published_pages, state.full_entries(page_tokens_));
         if (state.offloaded.pages > state.published_pages)
             state.offloaded.pages = 0; // pages after the cut get other names
@@ -120,15 +125,15 @@ public:
     [[nodiscard]] result<void> reserve(sequence_state& state, const Codec& codec, std::size_t rows,
                                        reserve_options options) {
         const row_demand wanted = demand(state, rows, options);
-        if (wanted.pages > pages_.room(state.tenant))
+        if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
-        state.reserve(wanted.fresh, rows, pages_.keeps_twins());
+        state.reserve(wanted.fresh, rows, pages_.keeps_duplicates());
         if constexpr (row_writer<Codec> || page_writer<Codec>)
             state.lease.written.begin(rows, pages_.shape().layers);
         state.lease.begin(rows, state.table, state.open_rows(page_tokens_).has_value());
         const bool taken = [&] {
             detail::scope_guard undone([&] { undo(state); });
-            if (!rows_.take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.at_once))
+            if (!take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.max_batch_tokens))
                 return false;
             undone.dismiss();
             return true;
@@ -149,20 +154,54 @@ public:
         return most / page_tokens_ * page_tokens_;
     }
 
-    /// What a reservation would take.
+    /// What a reservation of `rows` rows would take now. Cost: O(1).
     [[nodiscard]] row_demand demand(const sequence_state& state, std::size_t rows, reserve_options options) const {
-        return rows_.demand(state, residual_, rows, options);
+        row_demand made;
+        const auto open_rows = state.open_rows(page_tokens_);
+        made.used = open_rows.value_or(static_cast<std::uint32_t>(page_tokens_));
+        made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
+        made.in_tail = std::min<std::size_t>(rows, page_tokens_ - made.used);
+        const std::size_t in_new = rows - made.in_tail;
+        made.fresh = in_new / page_tokens_ + (in_new % page_tokens_ > 0 ? 1 : 0);
+        made.max_batch_tokens = std::min(std::max<std::size_t>(options.max_batch_tokens, 1), rows);
+        const std::size_t exact = residual_.needed(made.copies, state.table.size(), made.fresh, made.max_batch_tokens);
+        made.pages = made.fresh + (made.copies ? 1 : 0) + pages_.residual().more_aside(exact);
+        return made;
     }
-    /// Appends copies of rows to a sequence (see row_allocator).
+
+    /// Appends copies of rows to a sequence. `entries` are the rows' current locations, and give the rows and RoPE
+    /// offsets of the copies. Returns false if the storage refuses, with some rows appended. Requires: the table has
+    /// spare capacity for them.
     template <class Codec>
     [[nodiscard]] bool copy_rows(sequence_state& state, const Codec& codec, std::span<const page_entry> entries) {
-        return rows_.copy(state, codec, entries);
+        for (const page_entry& entry : entries) {
+            const auto own = pages_.allocate(state.tenant);
+            if (!own)
+                return false;
+            pages_.pool().clear(*own);
+            if (!pages_.pool().copy(codec, entry.page, *own, entry.first + entry.count)) {
+                pages_.drop(*own);
+                return false;
+            }
+            const page_id pair[] = {entry.page, *own};
+            pages_.emit({event_kind::copied, entry.count, 0, 1, pair});
+            state.table.push_back({*own, entry.base, entry.first, entry.count});
+        }
+        return true;
     }
+
     /// Reports rows for which there are no pages. Returns the error.
     [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
                                std::size_t page_bytes) {
-        return rows_.refuse(state, rows, pages, page_bytes);
+        pages_.emit({event_kind::refused, 0, rows, pages});
+        const bool over_quota = pages_.available(state.tenant) < pages_.available();
+        const std::size_t all = over_quota ? pages_.tenants().usage(state.tenant).quota : pages_.pool().pages();
+        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
+                detail::joined({std::to_string(rows), " tokens need ", std::to_string(pages), " pages of ",
+                                std::to_string(page_bytes), " bytes; ", std::to_string(pages_.available(state.tenant)),
+                                " of ", std::to_string(all), " can be had"})};
     }
+
     /// The same where there was room for them, and the storage refused. If it says why, that is the error.
     [[nodiscard]] error refuse_storage(const sequence_state& state, std::size_t rows, std::size_t pages,
                                        std::size_t page_bytes) {
@@ -226,6 +265,38 @@ public:
     }
 
 private:
+    // Appends `rows` rows, in the last page and in new ones. If the last page is shared it is copied first. Returns
+    // false if the storage refuses, with some pages appended. Requires: the table has capacity for them.
+    template <class Codec>
+    [[nodiscard]] bool take(sequence_state& state, const Codec& codec, const row_demand& wanted, std::size_t rows) {
+        if (wanted.copies && !copy_tail(state, codec, wanted.used))
+            return false;
+        if (wanted.in_tail > 0)
+            state.table.back().count += static_cast<std::uint32_t>(wanted.in_tail);
+        for (std::size_t after = rows - wanted.in_tail; after > 0;) {
+            const auto page = pages_.allocate(state.tenant);
+            if (!page)
+                return false;
+            const std::size_t count = std::min<std::size_t>(after, page_tokens_);
+            state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
+            after -= count;
+        }
+        return true;
+    }
+
+    template <class Codec>
+    [[nodiscard]] bool copy_tail(sequence_state& state, const Codec& codec, std::size_t rows) {
+        const auto own = pages_.allocate(state.tenant);
+        if (!own)
+            return false;
+        const page_id shared = std::exchange(state.table.back().page, *own);
+        if (!pages_.pool().copy(codec, shared, *own, rows))
+            return false;
+        const page_id pair[] = {shared, *own};
+        pages_.emit({event_kind::copied, rows, 0, 1, pair});
+        return true;
+    }
+
     // Publishes the pages of a sequence that are not in the index yet. If the index has no memory left, later pages of
     // the sequence stay private, and a later match finds less.
     void publish(sequence_state& state) {
@@ -243,8 +314,8 @@ private:
             page_id known = entry.page;
             state.publishable =
                 detail::completes<std::bad_alloc>([&] { known = pages_.publish(parent, run, entry.page, length); });
-            if (known != entry.page && pages_.keeps_twins())
-                state.twins.push_back({i, known});
+            if (known != entry.page && pages_.keeps_duplicates())
+                state.duplicates.push_back({i, known});
             else if (const page_id before = std::exchange(entry.page, known); before != known)
                 pages_.report_move({i, before, known});
             if (state.publishable && entry.count == page_tokens_)
@@ -257,17 +328,17 @@ private:
         while (state.table.size() > kept) {
             pages_.drop(state.table.back().page);
             state.table.pop_back();
-            if (!state.twins.empty() && state.twins.back().entry == state.table.size())
-                drop_twin(state);
+            if (!state.duplicates.empty() && state.duplicates.back().entry == state.table.size())
+                drop_duplicate(state);
         }
     }
     void end_lease(sequence_state& state) noexcept {
         prompts_ended_ += !state.lease.prompt.empty();
         state.lease.end();
     }
-    void drop_twin(sequence_state& state) noexcept {
-        pages_.drop(state.twins.back().page);
-        state.twins.pop_back();
+    void drop_duplicate(sequence_state& state) noexcept {
+        pages_.drop(state.duplicates.back().page);
+        state.duplicates.pop_back();
     }
 
     void forget_sources(sequence_state& state) noexcept {
@@ -279,7 +350,6 @@ private:
     std::size_t page_tokens_;
     bool whole_; // whether the codec codes whole pages: only those are shared
     residual_leases<PageManager> residual_;
-    row_allocator<PageManager> rows_;
     sequence_state ring_;
     std::size_t size_ = 0;
     std::uint64_t prompts_ended_ = 0;

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/cache_access.hpp>
+#include <kvcache/cache/handle.hpp>
 #include <kvcache/cache/no_tier_client.hpp>
 #include <kvcache/cache/sequence_state.hpp>
-#include <kvcache/cache/tier_records.hpp>
-#include <kvcache/cache/tier_stats.hpp>
+#include <kvcache/cache/stats.hpp>
+#include <kvcache/core/abi.hpp>
+#include <kvcache/core/digest.hpp>
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
-#include <kvcache/core/movable_mutex.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/core/sha256_digest.hpp>
+#include <kvcache/record/page_records.hpp>
+#include <kvcache/record/record.hpp>
+#include <kvcache/record/record_writer.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/run.hpp>
 
@@ -20,17 +22,161 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <span>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// The tier operations of a cache. After a commit, full pages are handed over. If a prompt is not wholly in memory,
+/// A mutex for members of classes that are moved before threads share them: the new object gets a mutex of its own.
+class movable_mutex : public std::mutex {
+public:
+    movable_mutex() = default;
+    movable_mutex(movable_mutex&&) noexcept : std::mutex() {}
+    movable_mutex& operator=(movable_mutex&&) = delete;
+    ~movable_mutex() = default;
+};
+
+/// A contiguous part of a run of pages, filled by one thread.
+struct placed_part {
+    std::size_t first = 0;   ///< First page, counted from the start of the run.
+    std::size_t pages = 0;   ///< Number of pages to read.
+    std::size_t placed = 0;  ///< Number of leading pages that are in place and sound.
+    result<void> read = {};  ///< Error of the tier, if any.
+    result<void> sound = {}; ///< Error of the record after those placed, if any.
+    std::exception_ptr thrown = {};
+};
+
+/// The pages of a cache as records of a tier. Writing: records are named, authenticated and handed over. Reading:
+/// records are copied into a lease and verified there.
+template <tier_state Tier>
+class tier_records {
+public:
+    tier_records(Tier tier, const identity& id, const std::string& secret)
+        : tier_(std::move(tier)), secret_(secret), seal_(secret) {
+        set(0, id);
+    }
+
+    [[nodiscard]] Tier& tier() noexcept { return tier_; }
+    [[nodiscard]] const Tier& tier() const noexcept { return tier_; }
+
+    /// Sets the identity of a tenant; of the cache itself for 0. Throws: bad_alloc.
+    void set(std::size_t tenant, const identity& id) {
+        auto names = std::make_unique<record_names>(id, secret_);
+        const std::lock_guard guard(lock_);
+        names_.resize(std::max(names_.size(), tenant + 1));
+        names_[tenant] = std::move(names);
+    }
+    [[nodiscard]] const record_names& names_of(std::uint32_t tenant) const {
+        const std::lock_guard guard(lock_);
+        return *names_[tenant];
+    }
+
+    /// Hands over a page of a sequence of `end` exact tokens. Errors: the tier's. Throws: bad_alloc.
+    template <class Core>
+    [[nodiscard]] result<void> hand_over(const Core& core, const page_entry& entry, std::size_t end,
+                                         const prompt_page& page, const record_names& names) {
+        page_parts<Core> parts(core);
+        parts.add(entry, page.index, end, 0);
+        const record_writer made({record_kind::page, page.first(), page.tokens, page.before, page.name, parts.parts()},
+                                 names, seal_);
+        return tier_.put({.name = page.name,
+                          .cost = core.prefill_seconds(page.first(), page.tokens.size()),
+                          .depth = static_cast<std::uint32_t>(page.index)},
+                         made.pieces());
+    }
+
+    /// Copies the pages of a run into a lease. A long run is divided among as many threads as the tier can use; each
+    /// copies contiguous pages until one is missing or not sound. Throws: bad_alloc.
+    template <class Core>
+    [[nodiscard]] std::vector<placed_part> place(const open_lease<Core>& lease, const record_names& names,
+                                                 const page_run& run) {
+        const std::size_t pages = run.pages();
+        const std::size_t enough = pages * lease.core.codec().page_bytes() / worth_a_thread;
+        const std::size_t count =
+            std::clamp<std::size_t>(enough, 1, std::max<std::size_t>(max_parallel_reads(tier_), 1));
+        std::vector<placed_part> parts(std::min(count, pages));
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+            parts[i].first = pages * i / parts.size();
+            parts[i].pages = pages * (i + 1) / parts.size() - parts[i].first;
+        }
+        const auto fill = [&](placed_part& part) noexcept {
+            part.thrown = detail::exception_of([&] { place<typename Core::codec_type>(part, lease, names, run); });
+        };
+        {
+            std::vector<std::jthread> helpers;
+            helpers.reserve(parts.size() - 1);
+            bool more = true; // whether more threads can be started
+            while (more && helpers.size() + 1 < parts.size())
+                more = detail::completes<std::system_error>(
+                    [&] { helpers.emplace_back([&fill, &part = parts[helpers.size() + 1]] { fill(part); }); });
+            fill(parts.front());
+            for (std::size_t i = helpers.size() + 1; i < parts.size(); ++i)
+                fill(parts[i]);
+        }
+        for (const placed_part& part : parts)
+            if (part.thrown)
+                std::rethrow_exception(part.thrown);
+        return parts;
+    }
+
+private:
+    // Starting a thread takes tens of microseconds; reading and verifying this many bytes takes a millisecond.
+    static constexpr std::size_t worth_a_thread = std::size_t{4} << 20;
+
+    template <class Codec, class Lease>
+    void place(placed_part& part, const Lease& lease, const record_names& names, const page_run& run) {
+        const auto read = tier::read_run(tier_, run.names(part.first, part.pages),
+                                         [&](std::size_t i, std::span<const std::byte> bytes) {
+                                             const std::size_t at = part.first + i;
+                                             part.sound = put_in_place<Codec>(lease, at, names, bytes, run.page(at));
+                                             part.placed += part.sound.has_value();
+                                             return part.sound.has_value();
+                                         });
+        if (!read)
+            part.read = read.error();
+    }
+
+    // Copies a record into page `at` of a lease, if it is the record of `page`.
+    template <class Codec, class Lease>
+    [[nodiscard]] result<void> put_in_place(const Lease& lease, std::size_t at, const record_names& names,
+                                            std::span<const std::byte> bytes, const prompt_page& page) const {
+        const auto read = record::parse(bytes, seal_);
+        if (!read)
+            return read.error();
+        if (auto own = read->made_under(names); !own)
+            return own;
+        const struct {
+            const char* field;
+            bool holds;
+        } facts[] = {{"kind", read->kind() == record_kind::page},
+                     {"name", read->name() == page.name},
+                     {"before", read->before() == page.before},
+                     {"first_token", read->first() == page.first()},
+                     {"tokens", std::ranges::equal(read->tokens(), page.tokens)}};
+        for (const auto& [field, holds] : facts)
+            if (!holds)
+                return error{error_code::mismatched, field,
+                             std::string(field) + ": the record is not the one that was asked for"};
+        return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(page.tokens.size()), seal_);
+    }
+
+    Tier tier_;
+    std::string secret_;
+    record_authenticator seal_;
+    mutable movable_mutex lock_;                       // guards names_
+    std::vector<std::unique_ptr<record_names>> names_; // by tenant
+};
+
+/// The tier operations of a core. After a commit, full pages are handed over. If a prompt is not wholly in memory,
 /// records are copied into a lease, verified there and committed. A failure is counted, and is a miss. A refused record
 /// is erased with those after it in its prompt, which may have the same fault; the prompt's pages are computed then,
 /// and handed over anew. A null tier is never called.
@@ -54,47 +200,42 @@ public:
         return now;
     }
 
-    /// The cached prefix of a prompt, after loading from the tier the pages that are not in memory.
-    template <class Cache>
-    [[nodiscard]] auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
-        if (is_null(tier()))
-            return cache_access::match_resident(cache, tenant, tokens, true, 0);
-        auto known = cache_access::match_resident(cache, tenant, tokens, false, 0);
-        if (complete(cache, known.tokens(), tokens.size()))
-            return cache_access::emit_match(cache, std::move(known));
-        const std::size_t loaded = load_behind(cache, std::move(known), tenant, tokens);
-        return cache_access::match_resident(cache, tenant, tokens, true, loaded);
-    }
-
-    /// Returns whether match would read the tier for more of a prompt than is in memory.
-    template <class Cache>
-    [[nodiscard]] bool may_know(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
-        return !is_null(tier()) &&
-               !complete(cache, cache_access::match_resident(cache, tenant, tokens, false, 0).tokens(), tokens.size());
+    /// A sequence that shares the cached prefix of a prompt, after loading from the tier the pages that are not in
+    /// memory. `plans`: see match_options. Requires: the tier is not null.
+    template <class Core>
+    [[nodiscard]] typename Core::match find(Core& core, std::uint32_t tenant, std::span<const token_id> tokens,
+                                            bool plans) {
+        auto known = core.match_in_memory(tenant, tokens, {.emits = false});
+        if (complete(core, known.found.cached_tokens, tokens.size())) {
+            core.complete(known, plans);
+            return known;
+        }
+        const std::size_t loaded = load_after(core, std::move(known.sequence), tenant, tokens);
+        return core.match_in_memory(tenant, tokens, {.plans = plans, .loaded = loaded});
     }
 
     /// Loads the part of a prompt that the tier has and memory lacks. Returns the number of tokens, whose pages are
-    /// then idle.
-    template <class Cache>
-    std::size_t prefetch(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
-        return is_null(tier())
-                   ? 0
-                   : load_behind(cache, cache_access::match_resident(cache, tenant, tokens, false, 0), tenant, tokens);
+    /// then evictable.
+    template <class Core>
+    std::size_t prefetch(Core& core, std::uint32_t tenant, std::span<const token_id> tokens) {
+        if (is_null(tier()))
+            return 0;
+        return load_after(core, core.match_in_memory(tenant, tokens, {.emits = false}).sequence, tenant, tokens);
     }
 
     /// Hands over the pages that a sequence has published since the last call, which are full and exact, unless the
     /// tier has them. If memory runs out, the rest waits for a later call.
-    template <class Cache>
-    void store(const Cache& cache, sequence_state& state) noexcept {
+    template <class Core>
+    void store(const Core& core, sequence_state& state) noexcept {
         if (state.offloaded.pages < state.published_pages && !is_null(tier()))
-            hand_over(cache, state);
+            hand_over(core, state);
     }
 
 private:
-    template <class Cache>
-    void hand_over(const Cache& cache, sequence_state& state) noexcept {
+    template <class Core>
+    void hand_over(const Core& core, sequence_state& state) noexcept {
         const record_names& names = records_.names_of(state.tenant);
-        const std::size_t page_tokens = cache.shape().tokens;
+        const std::size_t page_tokens = core.shape().tokens;
         const bool done = detail::completes<std::bad_alloc>([&] {
             for (; state.offloaded.pages < state.published_pages; ++state.offloaded.pages) {
                 prompt_page page{.index = state.offloaded.pages};
@@ -103,7 +244,7 @@ private:
                 page.name = names.chain(page.before, page.tokens);
                 if (!tier().contains(page.name)) {
                     const auto taken =
-                        records_.hand_over(cache, state.table[page.index], state.tokens.size(), page, names);
+                        records_.hand_over(core, state.table[page.index], state.tokens.size(), page, names);
                     if (!taken)
                         fail(taken.error());
                     else
@@ -126,68 +267,66 @@ private:
     }
 
     // Whether all whole pages of a prompt are in memory.
-    template <class Cache>
-    [[nodiscard]] static bool complete(const Cache& cache, std::size_t known, std::size_t tokens) {
-        return known / cache.shape().tokens == tokens / cache.shape().tokens;
+    template <class Core>
+    [[nodiscard]] static bool complete(const Core& core, std::size_t known, std::size_t tokens) {
+        return known / core.shape().tokens == tokens / core.shape().tokens;
     }
 
-    template <class Cache>
-    [[nodiscard]] std::size_t load_behind(Cache& cache, typename Cache::match_type known, std::uint32_t tenant,
-                                          std::span<const token_id> tokens) {
-        const std::size_t page_tokens = cache.shape().tokens;
-        const std::size_t whole = known.tokens() / page_tokens * page_tokens;
-        auto behind = cache.open(std::move(known), {whole, 0});
-        return load(cache, behind, tenant, tokens) * page_tokens;
+    template <class Core>
+    [[nodiscard]] std::size_t load_after(Core& core, typename Core::sequence known, std::uint32_t tenant,
+                                         std::span<const token_id> tokens) {
+        const std::size_t page_tokens = core.shape().tokens;
+        known.truncate(known.size() / page_tokens * page_tokens);
+        return load(core, known, tenant, tokens) * page_tokens;
     }
 
     // Appends the pages of `tokens` that the tier has to a sequence that is a prefix of them and ends at a page
     // boundary. Whole pages only. Returns the number of pages.
-    template <class Cache>
-    [[nodiscard]] std::size_t load(Cache& cache, typename Cache::sequence& behind, std::uint32_t tenant,
+    template <class Core>
+    [[nodiscard]] std::size_t load(Core& core, typename Core::sequence& after, std::uint32_t tenant,
                                    std::span<const token_id> tokens) {
-        const std::size_t page_tokens = cache.shape().tokens;
-        const std::size_t first = behind.size() / page_tokens, most = tokens.size() / page_tokens;
+        const std::size_t page_tokens = core.shape().tokens;
+        const std::size_t first = after.size() / page_tokens, most = tokens.size() / page_tokens;
         if (first >= most)
             return 0;
         note([](tier_stats& s) { ++s.asked; });
         std::size_t loaded = 0;
-        if (!detail::completes<std::bad_alloc>([&] { loaded = load_run(cache, behind, tenant, tokens, first, most); }))
+        if (!detail::completes<std::bad_alloc>([&] { loaded = load_run(core, after, tenant, tokens, first, most); }))
             note([](tier_stats& s) { ++s.failed; });
         return loaded;
     }
 
     // The same for pages [first, most).
-    template <class Cache>
-    [[nodiscard]] std::size_t load_run(Cache& cache, typename Cache::sequence& behind, std::uint32_t tenant,
+    template <class Core>
+    [[nodiscard]] std::size_t load_run(Core& core, typename Core::sequence& after, std::uint32_t tenant,
                                        std::span<const token_id> tokens, std::size_t first, std::size_t most) {
-        const std::size_t page_tokens = cache.shape().tokens;
+        const std::size_t page_tokens = core.shape().tokens;
         const record_names& names = records_.names_of(tenant);
         std::vector<sha256_digest> chain = {names.root()}; // by page: the name of the prefix before it
         for (std::size_t page = 0; page < most; ++page)
             chain.push_back(names.chain(chain.back(), tokens.subspan(page * page_tokens, page_tokens)));
         std::size_t pages = tier::count_prefix_hits(tier(), std::span<const sha256_digest>(chain).subspan(first + 1));
-        if (pages > 0 &&
-            !worth_loading(pages, cache_access::prefill_seconds(cache, first * page_tokens, pages * page_tokens))) {
+        if (pages > 0 && !worth_loading(pages, core.prefill_seconds(first * page_tokens, pages * page_tokens))) {
             note([](tier_stats& s) { ++s.slower; });
             return 0;
         }
         while (pages > 0) {
             const auto run = tokens.subspan(first * page_tokens, pages * page_tokens);
             const auto began = std::chrono::steady_clock::now();
-            auto lease = cache.reserve(behind, run.size(), {.at_once = 1});
+            auto lease = core.reserve(after.state_in(core), run.size(), {.max_batch_tokens = 1});
             if (!lease) {
                 note([](tier_stats& s) { ++s.no_room; });
                 pages /= 2;
                 continue;
             }
             const std::size_t placed =
-                record_results(records_.place(*lease, cache, names, {first, page_tokens, run, chain}),
+                record_results(records_.place(lease->opened(), names, {first, page_tokens, run, chain}),
                                std::span<const sha256_digest>(chain).subspan(first + 1, pages));
             if (placed < pages) {
                 pages = placed; // the residual rows of a shorter run differ, so it is read again
                 continue;
             }
-            lease->commit_in_place(run);
+            lease->opened().commit_in_place(run);
             const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
             if constexpr (requires { tier().took(pages, took.count()); })
                 tier().took(pages, took.count());

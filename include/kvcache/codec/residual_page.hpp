@@ -3,8 +3,9 @@
 
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/f32.hpp>
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -13,7 +14,8 @@
 #include <span>
 #include <vector>
 
-namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
+namespace kvcache { inline namespace KVCACHE_ABI {
+namespace codec {
 
 /// Rows of one page in full precision, transformed by its codec. They are kept until the page is quantized and no query
 /// reads them any more. `Rows` defines their layout.
@@ -77,4 +79,13 @@ private:
 /// Residual rows in the layout of the f32 codec.
 using residual_page = basic_residual_page<f32::state>;
 
-}}} // namespace kvcache::codec
+} /// The pages of one sequence, as attention reads them.
+struct sequence_pages {
+    std::span<const page_entry> table = {};
+    /// Residual pages by table entry, for a codec of whole pages: the full-precision rows where a query of this
+    /// sequence may read them. Null elsewhere; entries past its end count as null.
+    std::span<const codec::residual_page* const> residual = {};
+    bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
+};
+
+}} // namespace kvcache::codec

@@ -1,13 +1,28 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/contract.hpp>
 
 #include <concepts>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// Concatenates strings. A chain of string additions takes several times as long to compile.
+[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
+    std::string whole;
+    for (const std::string_view piece : pieces)
+        whole += piece;
+    return whole;
+}
+
+}}} // namespace kvcache::detail
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/digest.hpp>
 #include <kvcache/core/little_endian.hpp>
-#include <kvcache/core/sha256_digest.hpp>
 
 #include <algorithm>
 #include <array>

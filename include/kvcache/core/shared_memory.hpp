@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/huge_pages.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 
 #include <cstddef>
 #include <memory>

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cuda/attention_arguments.hpp>
+#include <kvcache/cuda/attention_table.hpp>
 #include <kvcache/cuda/device_math.hpp>
-#include <kvcache/cuda/device_page_pool.hpp>
 #include <kvcache/cuda/page_layout.hpp>
-#include <kvcache/cuda/row_numbers.hpp>
 
 #include <bit>
 #include <cmath>

@@ -30,7 +30,7 @@ struct copy_piece {
 enum class copy_way { to_device, to_host, within_device };
 
 /// Kernel: `blocks()` blocks of `threads` threads that share `shared_bytes()` of memory. Each block calls the kernel
-/// with its group; emulated_block.hpp documents the interface of a group.
+/// with its group; testing::emulated_block documents the interface of a group.
 template <class K>
 concept device_kernel = std::copyable<K> && requires(const K kernel) {
     { kernel.blocks() } -> std::convertible_to<std::uint64_t>;

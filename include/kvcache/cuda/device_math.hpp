@@ -2,14 +2,30 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/cuda/host_device.hpp>
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
 
+/// Qualifiers for functions that run on the host and, under nvcc, on the device: arithmetic and kernel bodies. With
+/// other compilers they are just `inline`. KVCACHE_DEVICE_UNROLL marks loops whose arrays have to stay in registers.
+#if defined(__CUDACC__)
+#define KVCACHE_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define KVCACHE_HOST_DEVICE inline
+#endif
+
+#if defined(__CUDA_ARCH__)
+#define KVCACHE_DEVICE_UNROLL _Pragma("unroll")
+#define KVCACHE_DEVICE_UNROLL_4 _Pragma("unroll 4")
+#else
+#define KVCACHE_DEVICE_UNROLL
+#define KVCACHE_DEVICE_UNROLL_4
+#endif
+
 /// Arithmetic with the same bits on the host and on a device: every operation rounds once and nothing is contracted,
 /// whatever the compiler options. The 16-bit formats round as in core/number_format.hpp.
+
 namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
 
 /// x * y + z, rounded once.

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/page_table.hpp>
+#include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/cuda/device_array.hpp>
-#include <kvcache/cuda/device_page_pool.hpp>
+#include <kvcache/cuda/device_memory.hpp>
 #include <kvcache/cuda/page_layout.hpp>
 
 #include <cstdint>

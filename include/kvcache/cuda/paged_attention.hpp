@@ -1,18 +1,209 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/cuda/attention_table.hpp>
 #include <kvcache/cuda/decode_attention.hpp>
-#include <kvcache/cuda/device_array.hpp>
-#include <kvcache/cuda/merge_splits.hpp>
-#include <kvcache/cuda/prepare_queries.hpp>
+#include <kvcache/cuda/device_math.hpp>
+#include <kvcache/cuda/device_memory.hpp>
+#include <kvcache/cuda/page_layout.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace cuda {
+
+/// Cosine and sine of an angle.
+struct turn {
+    double cosine = 1.0;
+    double sine = 0.0;
+};
+
+/// RoPE angles as tables that the host computes once: angles of positions 0 to 255 and of every 256th position. Complex
+/// multiplication of two entries gives any angle, accurate to the last bits of a double. A device's own sine gives
+/// different bits. (Su et al. 2021, RoPE)
+struct rope_table {
+    static constexpr std::uint32_t fine = 256;
+
+    const turn* turns = nullptr; ///< (fine + coarse, half): the fine ones first; null: no rotation
+    std::uint32_t half = 0;      ///< Rotated pairs: elements (i, i + half).
+    std::uint32_t coarse = 0;
+
+    /// Computes the table for rotations by up to `most` positions in either direction. (fine + coarse, half)
+    [[nodiscard]] static std::vector<turn> make(std::span<const double> frequencies, std::uint32_t most) {
+        return make(frequencies, most, [](double angle) { return turn{std::cos(angle), std::sin(angle)}; });
+    }
+    /// The same from `cosine_sine`, which gives the cosine and sine of an angle: those above are the C library's, whose
+    /// last bits another machine need not have.
+    template <class CosineSine>
+    [[nodiscard]] static std::vector<turn> make(std::span<const double> frequencies, std::uint32_t most,
+                                                CosineSine cosine_sine) {
+        std::vector<turn> all;
+        all.reserve((fine + rows(most)) * frequencies.size());
+        const auto add = [&](std::uint64_t position) {
+            for (const double frequency : frequencies)
+                all.push_back(cosine_sine(static_cast<double>(position) * frequency));
+        };
+        for (std::uint32_t step = 0; step < fine; ++step)
+            add(step);
+        for (std::uint32_t step = 0; step < rows(most); ++step)
+            add(std::uint64_t{step} * fine);
+        return all;
+    }
+    /// Coarse rows of a table for rotations by up to `most`.
+    [[nodiscard]] static constexpr std::uint32_t rows(std::uint32_t most) noexcept { return most / fine + 1; }
+    /// Largest rotation in either direction.
+    [[nodiscard]] constexpr std::uint64_t reach() const noexcept {
+        return turns == nullptr ? std::numeric_limits<std::uint64_t>::max() : std::uint64_t{coarse} * fine - 1;
+    }
+
+    /// Cosine and sine of pair `i` for a rotation by `positions`, in either direction.
+    [[nodiscard]] KVCACHE_HOST_DEVICE turn at(std::int32_t positions, std::uint32_t i) const noexcept {
+        const std::uint32_t size =
+            positions < 0 ? 0u - static_cast<std::uint32_t>(positions) : static_cast<std::uint32_t>(positions);
+        const turn near = turns[size % fine * half + i], far = turns[(fine + size / fine) * half + i];
+        const double cosine = fused(near.cosine, far.cosine, -times_exactly(near.sine, far.sine));
+        const double sine = fused(near.sine, far.cosine, times_exactly(near.cosine, far.sine));
+        return {cosine, positions < 0 ? -sine : sine};
+    }
+
+private:
+    // Rounds the product before the sum that it feeds, by a fused multiply-add with zero, which cannot be contracted.
+    [[nodiscard]] KVCACHE_HOST_DEVICE static double times_exactly(double x, double y) noexcept {
+        return fused(x, y, 0.0);
+    }
+};
+
+/// Rotates each query by its position minus the base of the keys that it reads, once for each run of entries with one
+/// base, and scales it for attention. For int8 keys it also writes the query as int16 with a scale; a query that
+/// contains NaN gets a NaN scale. A block processes one query head of one run.
+struct prepare_queries {
+    static constexpr unsigned threads = 64;
+
+    const std::byte* queries = nullptr;  ///< (sequences, heads, head_dim), of `format`
+    row_format format = row_format::f32; ///< f32, f16 or bf16
+    const rotation_run* runs = nullptr;  ///< (runs)
+    rope_table steps = {};
+    std::uint32_t run_count = 0;
+    std::uint32_t heads = 1;
+    std::uint32_t head_dim = 0;
+    float multiplier = 1.0f;       ///< The scale of scores, over log(2).
+    float* transformed = nullptr;  ///< (runs, heads, head_dim)
+    std::int16_t* codes = nullptr; ///< The same, or null
+    float* scales = nullptr;       ///< (runs, heads), or null
+
+    [[nodiscard]] std::uint64_t blocks() const noexcept { return std::uint64_t{run_count} * heads; }
+    [[nodiscard]] std::size_t shared_bytes() const noexcept { return (head_dim + threads) * sizeof(float); }
+
+    /// Largest integer of a quantized query: head_dim products of 127 and it fit an int32.
+    [[nodiscard]] static KVCACHE_HOST_DEVICE float largest_code(std::uint32_t head_dim) noexcept {
+        const std::uint32_t fits = 2147483647u / 127u / (head_dim + 1);
+        return static_cast<float>(fits < 32767u ? fits : 32767u);
+    }
+
+    template <class Group>
+    KVCACHE_HOST_DEVICE void operator()(Group& group) const {
+        const std::uint64_t row = group.block(); // index of the rotated query
+        const rotation_run run = runs[row / heads];
+        const std::uint64_t from = (std::uint64_t{run.sequence} * heads + row % heads) * head_dim;
+        float* const own = group.template shared<float>(0, head_dim);
+        float* const most = group.template shared<float>(head_dim * sizeof(float), threads);
+
+        group.each([&](unsigned thread) {
+            float largest = 0.0f;
+            const std::uint32_t pairs = steps.turns == nullptr ? 0 : steps.half;
+            for (std::uint32_t i = thread; i < head_dim; i += threads) {
+                if (i >= pairs && i < 2 * pairs)
+                    continue; // rotated with its partner
+                const float x = number(from + i);
+                if (i >= pairs) {
+                    own[i] = times(x, multiplier);
+                } else {
+                    const turn by = steps.at(run.turn, i);
+                    const float y = number(from + i + pairs);
+                    const auto cosine = static_cast<float>(by.cosine), sine = static_cast<float>(by.sine);
+                    own[i] = times(fused(x, cosine, -times(y, sine)), multiplier);
+                    own[i + pairs] = times(fused(y, cosine, times(x, sine)), multiplier);
+                    largest = larger_or_none(size_of(own[i + pairs]), largest);
+                }
+                largest = larger_or_none(size_of(own[i]), largest);
+            }
+            most[thread] = largest;
+        });
+
+        group.alone([&](unsigned thread) {
+            for (std::uint32_t i = thread; i < head_dim; i += threads)
+                transformed[row * head_dim + i] = own[i];
+            if (codes == nullptr)
+                return;
+            float largest = 0.0f;
+            for (unsigned i = 0; i < threads; ++i)
+                largest = larger_or_none(most[i], largest);
+            const float whole = largest_code(head_dim);
+            const float inverse = largest > 1e-30f ? divided(whole, largest) : 0.0f; // smaller magnitudes count as zero
+            for (std::uint32_t i = thread; i < head_dim; i += threads) {
+                const float code = nearest(times(own[i], inverse));
+                codes[row * head_dim + i] =
+                    code >= -whole && code <= whole ? static_cast<std::int16_t>(code) : std::int16_t{0};
+            }
+            if (thread == 0)
+                scales[row] = divided(largest, whole);
+        });
+    }
+
+private:
+    [[nodiscard]] KVCACHE_HOST_DEVICE float number(std::uint64_t at) const noexcept {
+        if (format == row_format::f32)
+            return reinterpret_cast<const float*>(queries)[at];
+        const std::uint16_t bits = reinterpret_cast<const std::uint16_t*>(queries)[at];
+        return format == row_format::bf16 ? from_bf16(bits) : from_f16(bits);
+    }
+};
+
+/// Merges the splits of each query in ascending order: weighted sums divided by the sum of the weights. A sequence
+/// without rows gets zeros. A block processes one query head of one sequence.
+struct merge_splits {
+    static constexpr unsigned threads = 128;
+
+    const std::uint32_t* split_begin = nullptr; ///< (sequences + 1), in splits
+    const float* sums = nullptr;                ///< (splits, heads, head_dim)
+    const float* largest = nullptr;             ///< (splits, heads)
+    const float* totals = nullptr;              ///< (splits, heads)
+    std::uint32_t sequences = 0;
+    std::uint32_t heads = 1;
+    std::uint32_t head_dim = 0;
+    float* out = nullptr; ///< (sequences, heads, head_dim)
+
+    [[nodiscard]] std::uint64_t blocks() const noexcept { return std::uint64_t{sequences} * heads; }
+    [[nodiscard]] std::size_t shared_bytes() const noexcept { return 0; }
+
+    template <class Group>
+    KVCACHE_HOST_DEVICE void operator()(Group& group) const {
+        const std::uint64_t sequence = group.block() / heads, head = group.block() % heads;
+        const std::uint32_t begin = split_begin[sequence], end = split_begin[sequence + 1];
+        group.alone([&](unsigned thread) {
+            float most = -INFINITY;
+            for (std::uint32_t split = begin; split < end; ++split)
+                most = larger_or_none(largest[std::uint64_t{split} * heads + head], most);
+            for (std::uint32_t d = thread; d < head_dim; d += threads) {
+                float total = 0.0f, sum = 0.0f;
+                for (std::uint32_t split = begin; split < end; ++split) {
+                    const std::uint64_t at = std::uint64_t{split} * heads + head;
+                    const float weight = power_of_two(plus(largest[at], -most));
+                    total = fused(weight, totals[at], total);
+                    sum = fused(weight, sums[at * head_dim + d], sum);
+                }
+                out[group.block() * head_dim + d] = begin == end ? 0.0f : divided(sum, total);
+            }
+        });
+    }
+};
 
 /// Options of attention over a device's pages.
 struct attention_options {

@@ -4,7 +4,6 @@
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/prefetch.hpp>
 #include <kvcache/eviction/concept.hpp>
-#include <kvcache/eviction/ghost_list.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
 
 #include <algorithm>

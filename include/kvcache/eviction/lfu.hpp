@@ -2,7 +2,6 @@
 #pragma once
 
 #include <kvcache/eviction/concept.hpp>
-#include <kvcache/eviction/ghost_list.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
 
 #include <algorithm>

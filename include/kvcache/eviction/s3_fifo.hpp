@@ -3,7 +3,6 @@
 
 #include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
-#include <kvcache/eviction/ghost_list.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
 
 #include <algorithm>

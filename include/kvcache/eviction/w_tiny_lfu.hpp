@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/mix64.hpp>
+#include <kvcache/core/digest.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
 

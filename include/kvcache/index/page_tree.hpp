@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/prefetch.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/index/concept.hpp>
 
 #include <algorithm>

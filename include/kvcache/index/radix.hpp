@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/prefetch.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/index/concept.hpp>
 #include <kvcache/index/page_tree.hpp>
 

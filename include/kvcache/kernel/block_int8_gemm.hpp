@@ -2,15 +2,182 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/kernel/block_int8.hpp>
+#include <kvcache/core/prefetch.hpp>
+#include <kvcache/kernel/block_codes.hpp>
+#include <kvcache/kernel/block_dot.hpp>
 #include <kvcache/kernel/block_matrix.hpp>
+#include <kvcache/kernel/block_widen.hpp>
 #include <kvcache/kernel/gemm_microkernel.hpp>
 #include <kvcache/kernel/int8_block_rows.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
+#include <kvcache/kernel/tile_sums.hpp>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+/// Products of packed blocks with int8 activations. For each group of weights with one scale, by ascending inputs:
+/// y = fma(sum, scale * s, y), where `sum` is the exact integer sum of the products of levels, `scale` the exact scale
+/// of the weights, and s the scale of the activations; then, for formats with offsets, y = fma(offset, s * t, y), where
+/// t is the sum of the levels of the activations. This order is the same on every target and for every number of rows.
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// Inputs of a block, so that its unpacked panel stays in the L1 cache.
+inline constexpr std::size_t unpacked_inputs = 640;
+
+/// A block of inputs of a panel with its codes unpacked for add_dot().
+struct unpacked_panel {
+    alignas(64) std::byte operands[unpacked_inputs * 16]; // (inputs / 4, 16, 4)
+    alignas(64) float scales[unpacked_inputs / 16 * 16];  // (groups, 16)
+    alignas(64) float offsets[unpacked_inputs / 16 * 16]; // (groups, 16)
+};
+
+/// Unpacks the inputs [k, k + inputs) of a panel. Requires: both are multiples of 32, and `inputs` at most
+/// unpacked_inputs.
+template <block_format Format>
+void unpack_panel(const std::byte* panel, std::size_t k, std::size_t inputs, unpacked_panel& to) {
+    constexpr block_layout layout = layout_of(Format);
+    std::byte* operands = to.operands;
+    float *scale = to.scales, *offset = to.offsets;
+    for (const std::size_t end = k + inputs; k < end; k += 32) {
+        const std::byte* block = panel + k / layout.weights() * layout.packed_bytes();
+        const std::size_t index = k % layout.weights() / 32;
+        const std::byte* codes = block + layout.head_bytes() + index * layout.step_bytes();
+        KVCACHE_UNROLL for (std::size_t quad = 0; quad < 8; ++quad) {
+            KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
+                const code_quad four = operands_of<Format>(codes_of<Format>(codes, quad, part));
+                std::memcpy(operands + part * sizeof four, &four, sizeof four);
+            }
+            operands += 64;
+        }
+        const block_scales<Format> scales(block);
+        for (std::size_t g = 0; g < 32 / layout.group; ++g, scale += 16, offset += 16) {
+            const group_scales by = scales.group(index * 32 / layout.group + g);
+            by.scale.store(scale);
+            if constexpr (layout.offset)
+                by.offset.store(offset);
+        }
+    }
+}
+
+/// What the integer sums of a tile begin at: the sums of its activations times -zero_of_operands(). (groups, rows)
+class sums_begin {
+public:
+    void set(const std::int32_t* sums, std::size_t count, std::int32_t zero) noexcept {
+        if (zero == 0) {
+            if (zero_ != 0 || count > zeros_)
+                std::fill_n(numbers_, zeros_ = count, 0);
+        } else {
+            for (std::size_t i = 0; i < count; ++i)
+                numbers_[i] = -zero * sums[i];
+            zeros_ = 0;
+        }
+        zero_ = zero;
+    }
+    [[nodiscard]] const std::int32_t* data() const noexcept { return numbers_; }
+
+private:
+    std::size_t zeros_ = 0;
+    std::int32_t zero_ = 0;
+    alignas(64) std::int32_t numbers_[unpacked_inputs / 16 * int8_block_rows::tile_rows];
+};
+
+/// Products of the first `inputs` of a tile of Rows rows with an unpacked panel, written to y or added. y: (Rows,
+/// outputs)
+/// More than six parameters: it is called for each register tile, as packed_microkernel() is.
+template <std::size_t Rows, std::size_t Group, bool Offset>
+[[gnu::noinline]] void multiply_tile(const int8_block_rows::tile& x, const std::int32_t* begin, const unpacked_panel& w,
+                                     std::size_t inputs, const rows_out& y, std::size_t outputs, bool first) {
+    constexpr std::size_t vectors = Rows * native_parts;
+    tile_sums<Rows, 1> totals;
+    begin_sums<Rows, 1>(totals, y.data, y.stride, outputs, first);
+    const std::int8_t* levels = x.levels;
+    const std::byte* operands = w.operands;
+    const float *scale = w.scales, *offset = w.offsets, *scale_of_row = x.scales;
+    const float* sum_of_row = Group == 32 ? x.of_32.scaled : x.of_16.scaled;
+    for (std::size_t k = 0; k < inputs; k += 32, scale_of_row += Rows) {
+        KVCACHE_UNROLL for (std::size_t g = 0; g < 32 / Group; ++g) {
+            dot_sums sums[vectors];
+            KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = dot_sums{} + begin[v / native_parts];
+            KVCACHE_UNROLL for (std::size_t quad = 0; quad < Group / 4; ++quad) {
+                code_quad four[native_parts];
+                KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) four[part] =
+                    load_quad(operands + part * sizeof(code_quad));
+                KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v)
+                    add_dot(sums[v], four[v % native_parts], levels + v / native_parts * 4);
+                operands += 64;
+                levels += 4 * Rows;
+                keep(operands), keep(levels);
+            }
+            const f32x16 by = f32x16::load(scale);
+            KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) {
+                const native_floats both = by.part[v % native_parts] * native_floats(scale_of_row[v / native_parts]);
+                totals[v] = fused(floats_of(sums[v]), both, totals[v]);
+            }
+            if constexpr (Offset) {
+                const f32x16 shift = f32x16::load(offset);
+                KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) totals[v] =
+                    fused(shift.part[v % native_parts], native_floats(sum_of_row[v / native_parts]), totals[v]);
+            }
+            scale += 16, offset += 16, begin += Rows, sum_of_row += Rows;
+            keep(scale), keep(offset), keep(begin), keep(sum_of_row);
+        }
+    }
+    end_sums<Rows, 1>(totals, y.data, y.stride, outputs);
+}
+
+/// Products of one row with Panels panels of a strip, from panel `panel` on. y: (last - first) of the strip
+template <block_format Format, std::size_t Panels>
+void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip, std::size_t panel, std::size_t inputs,
+                       float* y) {
+    constexpr block_layout layout = layout_of(Format);
+    constexpr std::size_t vectors = Panels * native_parts, group = layout.group;
+    tile_sums<1, Panels> totals;
+    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) totals[v] = native_floats(0.0f);
+    const std::byte* block = strip.panel(panel);
+    const std::size_t next = strip.panel_bytes;
+    const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
+    const int8_block_rows::group_sums of = group == 32 ? x.of_32 : x.of_16;
+    for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
+        for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
+            const std::byte* codes = block + layout.head_bytes() + step * layout.step_bytes();
+            const std::int8_t* levels = x.levels + k + step * 32;
+            const native_floats row_scale(x.scales[k / 32 + step]);
+            KVCACHE_UNROLL for (std::size_t g = 0; g < 32 / group; ++g) {
+                const std::size_t index = (k + step * 32) / group + g;
+                dot_sums sums[vectors];
+                KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] =
+                    dot_sums{} - zero_of_operands(layout) * of.sums[index];
+                KVCACHE_UNROLL for (std::size_t i = 0; i < group / 4; ++i) {
+                    const std::size_t quad = g * group / 4 + i;
+                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) {
+                        const auto four = codes_of<Format>(codes + v / native_parts * next, quad, v % native_parts);
+                        add_dot(sums[v], operands_of<Format>(four), levels + quad * 4);
+                    }
+                }
+                const native_floats row_sum(of.scaled[index]);
+                KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                    const group_scales by = block_scales<Format>(block + p * next).group(step * 32 / group + g);
+                    KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
+                        native_floats& total = totals[p * native_parts + part];
+                        total = fused(floats_of(sums[p * native_parts + part]), by.scale.part[part] * row_scale, total);
+                        if constexpr (layout.offset)
+                            total = fused(by.offset.part[part], row_sum, total);
+                    }
+                }
+            }
+            for (std::size_t p = 0; p < Panels; ++p)
+                for (std::size_t line = 0; line < layout.step_bytes(); line += 64)
+                    prefetch_soon(codes + p * next, ahead + line);
+        }
+    }
+    end_sums<1, Panels>(totals, y + panel * 16, 0, strip.last - strip.first - panel * 16);
+}
+
+}}} // namespace kvcache::detail
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/kernel/block_format.hpp>
 #include <kvcache/kernel/block_packing.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/aligned.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/kernel/simd.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
 #include <kvcache/kernel/thread_pool.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/aligned.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/kernel/int8_dot.hpp>
 #include <kvcache/kernel/int8_words.hpp>
 #include <kvcache/kernel/math.hpp>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/intrinsics.hpp>
 #include <kvcache/core/prefetch.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/kernel/native.hpp>
 #include <kvcache/kernel/pack_a.hpp>
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/aligned.hpp>
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -238,5 +240,16 @@ private:
     std::vector<std::thread> workers_;
     aligned_vector<float> scratch_;
 };
+
+/// Opens a thread pool of this many threads, the caller included; 0: all hardware threads. It has one thread where
+/// the system has no more.
+KVCACHE_LAZY [[nodiscard]] inline thread_pool open_threads(std::size_t threads) {
+    const std::size_t wanted = threads != 0 ? threads : std::max<std::size_t>(std::thread::hardware_concurrency(), 1);
+    try {
+        return thread_pool(wanted);
+    } catch (const std::system_error&) { // the system has no more threads
+        return thread_pool(1);
+    }
+}
 
 }} // namespace kvcache

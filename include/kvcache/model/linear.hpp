@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/shared_memory.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/kernel/block_gemm.hpp>
 #include <kvcache/kernel/block_int8_gemm.hpp>
 #include <kvcache/kernel/gemm.hpp>

@@ -3,7 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/gguf_path.hpp>
+#include <kvcache/formats/gguf_path.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/model/transformer.hpp>
 

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <kvcache/core/id.hpp>
-#include <kvcache/record/record_authenticator.hpp>
-#include <kvcache/record/record_layout.hpp>
-#include <kvcache/record/record_names.hpp>
+#include <kvcache/record/record.hpp>
 
 #include <algorithm>
 #include <array>

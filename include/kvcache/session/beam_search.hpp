@@ -5,9 +5,9 @@
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/session/decode_state.hpp>
-#include <kvcache/session/finite_logits.hpp>
 #include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/pipeline.hpp>
+#include <kvcache/session/sampler.hpp>
 
 #include <algorithm>
 #include <cmath>

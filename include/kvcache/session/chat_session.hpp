@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/session/chat_overflow.hpp>
-#include <kvcache/session/chat_renderer.hpp>
-#include <kvcache/session/chat_text.hpp>
 #include <kvcache/session/chat_transcript.hpp>
-#include <kvcache/session/chat_turn.hpp>
 #include <kvcache/session/generate.hpp>
+#include <kvcache/session/stop_strings.hpp>
 #include <kvcache/text/chat_template.hpp>
+#include <kvcache/text/stream_decoder.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
 #include <algorithm>
@@ -22,6 +22,109 @@
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
+/// Messages as the tokens of a prompt.
+struct chat_prompt {
+    std::vector<chat_message> messages;
+    rendered_chat chat;
+    chat_transcript::prompt tokens;
+};
+
+/// Renders and encodes conversations so that they take at most `most` tokens. Requires: format, transcript and overflow
+/// policy outlive it.
+template <chat_overflow_policy Overflow>
+class chat_renderer {
+public:
+    chat_renderer(const chat_format& with, const chat_transcript& known, const Overflow& overflow, std::size_t most)
+        : with_(with), known_(known), overflow_(overflow), most_(most) {}
+
+    [[nodiscard]] bool fits(const chat_prompt& prompt) const noexcept { return prompt.tokens.ids.size() <= most_; }
+
+    /// Returns the messages as a prompt. If that is too long, drops the fewest oldest turns with which it fits, or, if
+    /// it never fits, all that the policy allows. Errors: those of the template and the tokenizer; malformed if there
+    /// is no token. Cost: beyond one rendering of all messages, O(log turns) renderings of about `most` tokens.
+    [[nodiscard]] result<chat_prompt> fit(std::vector<chat_message> messages) const {
+        auto whole = render(std::move(messages));
+        if (!whole || fits(*whole))
+            return whole;
+        std::size_t enough = overflow_.droppable_turns(whole->messages);
+        if (enough == 0)
+            return whole;
+        auto best = without(*whole, enough);
+        std::size_t step = 1; // the shortest prompts are tried first
+        for (std::size_t too_few = 0; best && fits(*best) && enough - too_few > 1; step *= 2) {
+            const std::size_t turns = enough - std::min(step, (enough - too_few) / 2);
+            auto longer = without(*whole, turns);
+            if (!longer)
+                return longer;
+            if (fits(*longer)) {
+                best = std::move(longer);
+                enough = turns;
+            } else
+                too_few = turns;
+        }
+        return best;
+    }
+
+private:
+    [[nodiscard]] result<chat_prompt> render(std::vector<chat_message> messages) const {
+        auto chat = with_.form.render(messages, with_.rendering);
+        if (!chat)
+            return chat.error();
+        auto tokens = known_.tokens_of(with_.words, *chat, with_.rendering.stop);
+        if (!tokens)
+            return tokens.error();
+        if (tokens->ids.empty())
+            return error{error_code::malformed, "messages", "the messages render to no token"};
+        return chat_prompt{std::move(messages), std::move(*chat), std::move(*tokens)};
+    }
+
+    [[nodiscard]] result<chat_prompt> without(const chat_prompt& whole, std::size_t turns) const {
+        return render(overflow_.without_turns(whole.messages, turns));
+    }
+
+    const chat_format& with_;
+    const chat_transcript& known_;
+    const Overflow& overflow_;
+    std::size_t most_;
+};
+
+/// Decodes the tokens of an answer into text. Special tokens are left out, code points are whole, and the text ends
+/// at the first stop string. Only bytes that may still become a stop string are held back.
+class chat_text {
+public:
+    /// The text follows `prompt`: its last token, if any, is the left context of the first decoded token.
+    KVCACHE_LAZY chat_text(const tokenizer& words, std::span<const token_id> prompt,
+                           const std::vector<std::string>& stops)
+        : decoder_(words, {.skip_special = true}), stops_(stops) {
+        if (!prompt.empty())
+            (void)decoder_.push(prompt.back());
+    }
+
+    /// Returns: the text that can no longer be part of a stop string, often empty.
+    KVCACHE_LAZY [[nodiscard]] std::string push(token_id token) { return keep(stops_.push(decoder_.push(token))); }
+
+    /// Ends the answer. Returns: the text held back.
+    KVCACHE_LAZY [[nodiscard]] std::string flush() {
+        std::string rest = stops_.push(decoder_.flush());
+        return keep(rest + stops_.flush());
+    }
+
+    /// Returns whether a stop string ended the text.
+    [[nodiscard]] bool stopped() const noexcept { return stops_.stopped(); }
+    /// Returns the text so far, without the bytes held back.
+    [[nodiscard]] const std::string& text() const noexcept { return text_; }
+
+private:
+    [[nodiscard]] std::string keep(std::string piece) {
+        text_ += piece;
+        return piece;
+    }
+
+    stream_decoder decoder_;
+    stop_strings stops_;
+    std::string text_;
+};
+
 /// A conversation over a cache. It owns the sampled tokens of the conversation with their keys and values, so the
 /// next turn computes only new tokens. Where a rendering differs (an edit, a template that rewrites earlier turns),
 /// it continues from the last common token. Validity is decided by tokens alone; the logits are those of a fresh
@@ -31,8 +134,14 @@ template <class Cache, chat_overflow_policy Overflow = refuse_overflow>
 class chat_session {
 public:
     /// `context` is the maximum number of tokens of prompt and answer together, at most the positions of the model.
-    chat_session(Cache& cache, chat_format with, std::size_t context, std::string system, Overflow overflow = {})
-        : cache_(cache), with_(std::move(with)), context_(context), overflow_(std::move(overflow)) {
+    /// `of` is whose conversation it is, in a cache with tenants.
+    chat_session(Cache& cache, chat_format with, std::size_t context, std::string system, Overflow overflow = {},
+                 tenant of = {})
+        : cache_(cache),
+          with_(std::move(with)),
+          context_(context),
+          overflow_(std::move(overflow)),
+          tenant_(std::move(of)) {
         if (!system.empty())
             messages_.push_back({.role = "system", .content = std::move(system)});
         system_ = messages_.size();
@@ -82,7 +191,7 @@ public:
             return prefix.error();
         if (prefix->empty() || !transcript_.empty())
             return {};
-        auto ran = pipeline.prefill(*prefix);
+        auto ran = pipeline.prefill(*prefix, logits_mode::last, tenant_);
         if (!ran)
             return ran.error();
         sequence_ = std::move(ran->sequence);
@@ -208,16 +317,15 @@ private:
     // Returns the longest cached prefix of a prompt, without its last token, which has to run. It comes from the
     // session's own sequence or from the cache.
     [[nodiscard]] typename Cache::sequence known_of(std::span<const token_id> prompt) {
-        auto found = cache_.match(prompt);
-        const compute_range plan = cache_.plan(found);
+        auto cached = cache_.open(prompt, tenant_);
         if (sequence_) {
             const auto mine = sequence_->tokens();
             const auto same = static_cast<std::size_t>(std::ranges::mismatch(mine, prompt).in1 - mine.begin());
             auto own = sequence_->fork(std::min(same, prompt.size() - 1));
-            if (own.size() > plan.first)
+            if (own.size() > cached.size())
                 return own;
         }
-        return cache_.open(std::move(found), plan);
+        return cached;
     }
 
     struct dropped_tokens {
@@ -287,6 +395,7 @@ private:
     chat_format with_;
     std::size_t context_;
     Overflow overflow_;
+    tenant tenant_;
     std::vector<chat_message> messages_;
     std::size_t system_ = 0; // messages that clear() keeps
     chat_transcript transcript_;

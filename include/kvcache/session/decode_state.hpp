@@ -4,9 +4,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/session/finite_logits.hpp>
 #include <kvcache/session/sampler.hpp>
-#include <kvcache/session/token_counts.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -6,7 +6,6 @@
 #include <kvcache/session/engine_schedule.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/tier_prefetch.hpp>
-#include <kvcache/session/token_check.hpp>
 
 #include <algorithm>
 #include <chrono>

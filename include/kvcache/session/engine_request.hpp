@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/tenant.hpp>
+#include <kvcache/cache/config.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/session/generate.hpp>
@@ -69,8 +69,7 @@ struct engine_outcome {
 template <class Cache>
 struct engine_request {
     std::vector<token_id> prompt = {};
-    /// The tenant whose pages it reuses and stores; by default what the engine's cache is a view of.
-    std::optional<tenant_of<Cache>> tenant = {};
+    kvcache::tenant tenant = {}; ///< Whose pages it reuses and stores; required by a cache with tenants.
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};

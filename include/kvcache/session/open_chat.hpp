@@ -10,12 +10,11 @@
 #include <kvcache/core/identity.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/shape.hpp>
-#include <kvcache/kernel/open_threads.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/load.hpp>
 #include <kvcache/session/chat_overflow.hpp>
 #include <kvcache/session/chat_session.hpp>
-#include <kvcache/session/chat_turn.hpp>
+#include <kvcache/session/chat_transcript.hpp>
 #include <kvcache/session/decode_state.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/sampler.hpp>
@@ -229,7 +228,7 @@ open_chat(loaded_model loaded, tokenizer words, chat_template form, chat_setting
     }
     std::unique_ptr<parts> made;
     const auto open_cache = [&, id = *settings.id, limit = cache_limits{settings.bytes}] {
-        return make_cache(id, shape, limit, std::move(policies)...);
+        return make_cache({shape, limit, id}, std::move(policies)...);
     };
     if (!detail::completes<std::bad_alloc>([&] {
             chat_format format{std::move(words), std::move(form), settings.rendering};

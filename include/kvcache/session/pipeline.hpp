@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/basic_cache.hpp>
+#include <kvcache/core/compiled.hpp>
+#include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/batch_slice.hpp>
-#include <kvcache/recompute/concept.hpp>
-#include <kvcache/session/token_check.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -14,6 +15,24 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// Checks tokens that are to run: there is one, and all are in the vocabulary. Errors: out_of_range, in `field`. Cost:
+/// O(tokens).
+KVCACHE_LAZY [[nodiscard]] inline result<void> check_tokens(std::span<const token_id> tokens, std::size_t vocabulary,
+                                                            const char* field) {
+    if (tokens.empty())
+        return error{error_code::out_of_range, field, "there is no token to run"};
+    for (const token_id token : tokens)
+        if (index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= vocabulary)
+            return error{error_code::out_of_range, field,
+                         "token " + std::to_string(index_of(token)) + " is outside the vocabulary of " +
+                             std::to_string(vocabulary)};
+    return {};
+}
+
+}}} // namespace kvcache::detail
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -24,7 +43,7 @@ struct prefill_result {
     matrix logits;             ///< (rows wanted, vocabulary)
     std::size_t reused = 0;    ///< Tokens taken from the cache.
     std::size_t prefilled = 0; ///< Tokens computed.
-    std::string explanation;   ///< Why the match ended where it did.
+    lookup_result found;       ///< What was cached, and why that ended where it did.
 };
 
 /// One item of a batch: a sequence and the tokens to run after it.
@@ -35,7 +54,7 @@ struct batch_entry {
     logits_mode wanted = logits_mode::last;
 };
 
-/// Tokens in, logits out: match, plan, reserve, forward, commit. A row's logits have the same bits for any reuse,
+/// Tokens in, logits out: acquire, forward, commit. A row's logits have the same bits for any reuse,
 /// prefill chunk, batch and number of threads. One call at a time. Requires: the cache, the model and the threads
 /// outlive it, and the cache is not moved.
 template <class Cache, class Model>
@@ -43,28 +62,36 @@ class pipeline {
 public:
     using lease = typename Cache::lease;
 
-    /// At most `split` rows run in one forward pass. Scratch memory grows with `split`; results do not depend on it.
-    pipeline(Cache& cache, const Model& model, thread_pool& threads, std::size_t split = 256)
-        : cache_(cache), model_(model), split_(split), pass_(model.template make_forward_pass<lease>(threads)) {
-        expects(split > 0, "a forward pass has at least one row");
+    /// At most `max_batch_tokens` rows run in one forward pass. Scratch memory grows with it; results do not depend on
+    /// it.
+    pipeline(Cache& cache, const Model& model, thread_pool& threads, std::size_t max_batch_tokens = 256)
+        : cache_(cache),
+          model_(model),
+          max_batch_tokens_(max_batch_tokens),
+          pass_(model.template make_forward_pass<lease>(threads)) {
+        expects(max_batch_tokens > 0, "a forward pass has at least one row");
     }
 
     /// Runs a prompt: reuses its cached prefix, computes the rest.
     /// Errors: out_of_range for an empty prompt, a token outside the vocabulary, or more tokens than the model has
     /// positions; out_of_memory. Nothing has changed then.
     [[nodiscard]] result<prefill_result<Cache>> prefill(std::span<const token_id> tokens,
-                                                        logits_mode wanted = logits_mode::last) {
+                                                        logits_mode wanted = logits_mode::last, const tenant& of = {}) {
         if (auto valid = check(0, tokens); !valid)
             return valid.error();
-        auto found = cache_.match(tokens);             // index: the longest cached prefix
-        const compute_range plan = cache_.plan(found); // recompute policy: the tokens to compute
-        std::string explanation = found.explain();
-        auto sequence = cache_.open(std::move(found), plan); // shares the cached pages
-        auto logits = extend(sequence, tokens.subspan(plan.first), wanted);
-        if (!logits)
-            return logits.error();
-        return prefill_result<Cache>{std::move(sequence), std::move(*logits), plan.first, plan.count,
-                                     std::move(explanation)};
+        // The index finds the cached prefix, the recompute policy chooses what to compute, eviction makes space.
+        auto got = cache_.acquire(tokens, {.tenant = of, .max_batch_tokens = max_batch_tokens_});
+        if (!got)
+            return got.error();
+        const std::size_t reused = got->lease.first();
+        const lease_guard at_the_end{leases_};
+        leases_.push_back(std::move(got->lease));
+        const batch_entry<Cache> rest{&got->sequence, tokens.subspan(reused), wanted};
+        matrix logits;
+        if (auto ran = compute(std::span(&rest, 1), logits); !ran)
+            return ran.error();
+        return prefill_result<Cache>{std::move(got->sequence), std::move(logits), reused, tokens.size() - reused,
+                                     got->found};
     }
 
     /// Runs tokens after those of a sequence. Returns the logits that `wanted` selects, (rows, vocabulary).
@@ -84,13 +111,9 @@ public:
     /// every sequence is as before.
     [[nodiscard]] result<void> extend(std::span<const batch_entry<Cache>> batch, matrix& logits) {
         const lease_guard at_the_end{leases_};
-        if (auto reserved = reserve(batch); !reserved) // storage: pages; eviction chooses which are freed
+        if (auto reserved = reserve(batch); !reserved)
             return reserved;
-        if (auto ran = run(batch, logits); !ran)
-            return ran;
-        for (std::size_t i = 0; i < batch.size(); ++i)
-            leases_[i].commit(batch[i].tokens); // commit cannot fail: the whole batch is committed, or nothing
-        return {};
+        return compute(batch, logits);
     }
 
     /// Checks that tokens can run after `before` others. Errors: out_of_range.
@@ -119,7 +142,7 @@ private:
         for (const auto& one : batch) {
             if (auto valid = check(one.sequence->size(), one.tokens); !valid)
                 return valid;
-            auto reserved = cache_.reserve(*one.sequence, one.tokens.size(), {.at_once = split_});
+            auto reserved = cache_.reserve(*one.sequence, one.tokens.size(), {.max_batch_tokens = max_batch_tokens_});
             if (!reserved)
                 return reserved.error();
             leases_.push_back(std::move(*reserved));
@@ -127,7 +150,16 @@ private:
         return {};
     }
 
-    // All rows of the batch in passes of at most split_ rows, in order. Errors: of attention that may fail.
+    // Runs the rows of the leases and commits them. Errors: of attention that may fail.
+    [[nodiscard]] result<void> compute(std::span<const batch_entry<Cache>> batch, matrix& logits) {
+        if (auto ran = run(batch, logits); !ran)
+            return ran;
+        for (std::size_t i = 0; i < batch.size(); ++i)
+            leases_[i].commit(batch[i].tokens); // commit cannot fail: the whole batch is committed, or nothing
+        return {};
+    }
+
+    // All rows of the batch in passes of at most max_batch_tokens_ rows, in order. Errors: of attention that may fail.
     [[nodiscard]] result<void> run(std::span<const batch_entry<Cache>> batch, matrix& logits) {
         std::size_t wanted = 0;
         for (const auto& one : batch)
@@ -138,14 +170,14 @@ private:
         std::size_t rows = 0;
         for (std::size_t i = 0; i < batch.size(); ++i)
             for (std::size_t row = 0; row < batch[i].tokens.size();) {
-                const std::size_t n = std::min(batch[i].tokens.size() - row, split_ - rows);
+                const std::size_t n = std::min(batch[i].tokens.size() - row, max_batch_tokens_ - rows);
                 const bool last = row + n == batch[i].tokens.size();
                 const logits_mode which =
                     batch[i].wanted == logits_mode::last && !last ? logits_mode::none : batch[i].wanted;
                 parts_.push_back({&leases_[i], row, batch[i].tokens.subspan(row, n), which});
                 row += n;
                 rows += n;
-                if (rows == split_) {
+                if (rows == max_batch_tokens_) {
                     to = forward(to);
                     rows = 0;
                     if (auto well = status(); !well)
@@ -179,7 +211,7 @@ private:
 
     Cache& cache_;
     const Model& model_;
-    std::size_t split_;
+    std::size_t max_batch_tokens_;
     decltype(std::declval<const Model&>().template make_forward_pass<lease>(std::declval<thread_pool&>())) pass_;
     std::vector<lease> leases_; // of the call that runs
     std::vector<batch_slice<lease>> parts_;

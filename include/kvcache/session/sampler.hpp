@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/kernel/math.hpp>
-#include <kvcache/session/token_counts.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +16,58 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Counts of the tokens of an answer, and the set of tokens of its prompt: the input of a sampler's penalties.
+class token_counts {
+public:
+    /// A token, and its occurrences in the prompt and in the answer.
+    struct count {
+        token_id token = {};
+        bool in_prompt = false;
+        std::uint32_t in_answer = 0; ///< Occurrences in the answer.
+    };
+
+    /// No tokens.
+    token_counts() = default;
+    explicit token_counts(std::span<const token_id> prompt) {
+        for (const token_id token : prompt)
+            of(token).in_prompt = true;
+    }
+
+    /// Counts the next token of the answer. Cost: O(1).
+    void add(token_id token) { ++of(token).in_answer; }
+
+    /// Returns every token that occurs, once, in order of first occurrence.
+    [[nodiscard]] std::span<const count> all() const noexcept { return counts_; }
+
+private:
+    [[nodiscard]] count& of(token_id token) {
+        const auto [at, is_new] = places_.try_emplace(index_of(token), counts_.size());
+        if (is_new)
+            counts_.push_back({.token = token});
+        return counts_[at->second];
+    }
+
+    std::vector<count> counts_;
+    std::unordered_map<std::int32_t, std::size_t> places_;
+};
+
+}} // namespace kvcache
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// Checks one row of logits, (vocabulary). Errors: malformed, if one is NaN or infinite. Cost: O(vocabulary).
+KVCACHE_LAZY [[nodiscard]] inline result<void> check_finite(std::span<const float> logits) {
+    if (std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }))
+        return {};
+    return error{error_code::malformed, "logits", "the model gave a logit that is not finite; its weights are damaged"};
+}
+
+}}} // namespace kvcache::detail
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 

@@ -1,29 +1,112 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/eviction/concept.hpp>
-#include <kvcache/session/session_hold.hpp>
-#include <kvcache/session/session_limits.hpp>
-#include <kvcache/session/waiting_line.hpp>
+#include <kvcache/eviction/lru.hpp>
+#include <kvcache/eviction/prioritised.hpp>
 
 #include <chrono>
 #include <concepts>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// A session in use. Its destructor releases the session to the next request. Requires: the table outlives it.
+template <class Table>
+class session_hold {
+public:
+    session_hold(session_hold&& other) noexcept
+        : table_(std::exchange(other.table_, nullptr)), slot_(other.slot_), bytes_(other.bytes_) {}
+    /// Releases the session it held before.
+    session_hold& operator=(session_hold&& other) noexcept {
+        session_hold taken(std::move(other));
+        std::swap(table_, taken.table_);
+        std::swap(slot_, taken.slot_);
+        std::swap(bytes_, taken.bytes_);
+        return *this;
+    }
+    ~session_hold() {
+        if (table_ != nullptr)
+            table_->release(slot_, bytes_);
+    }
+
+    [[nodiscard]] auto& operator*() const noexcept { return *slot_->session; }
+    [[nodiscard]] auto* operator->() const noexcept { return slot_->session.get(); }
+
+    /// Sets the bytes that the session keeps after its release.
+    void set_bytes(std::size_t bytes) noexcept { bytes_ = bytes; }
+
+private:
+    friend Table;
+    using slot = typename Table::slot;
+    session_hold(Table& table, slot& of) : table_(&table), slot_(&of), bytes_(of.bytes) {}
+
+    Table* table_;
+    slot* slot_;
+    std::size_t bytes_;
+};
+
+/// Limits of a session table.
+struct session_limits {
+    std::size_t sessions = 64;
+    std::size_t bytes = std::numeric_limits<std::size_t>::max(); ///< Total bytes, as set by the holders.
+};
+
+/// A session in a listing.
+struct session_entry {
+    std::string key = {};
+    std::size_t uses = 0; ///< Number of requests so far.
+    std::size_t bytes = 0;
+    bool in_use = false;
+};
+
+/// LRU with two priority levels: sessions used once are evicted before sessions used again, so a one-off request
+/// evicts no conversation.
+using default_session_eviction = eviction::prioritised<eviction::lru>;
+/// Returns the default eviction of sessions: the first use has level 0, later uses level 1.
+[[nodiscard]] inline default_session_eviction conversations_stay() {
+    return {.rule = {{{{.first = 1, .count = std::numeric_limits<std::uint32_t>::max() - 1, .level = 1}}}}};
+}
+
+/// Who waits for something that one at a time may have, in order of arrival. Not thread-safe.
+class waiting_line {
+public:
+    /// Joins the line, and returns the ticket.
+    [[nodiscard]] std::uint64_t join() noexcept { return next_++; }
+    [[nodiscard]] bool is_first(std::uint64_t ticket) const noexcept { return ticket == serving_; }
+    /// Whether anyone has it or waits for it.
+    [[nodiscard]] bool busy() const noexcept { return next_ != serving_; }
+
+    /// The first one has finished.
+    void advance() {
+        ++serving_;
+        while (given_up_.erase(serving_) > 0)
+            ++serving_;
+    }
+    /// One that is not first leaves the line. Throws: bad_alloc.
+    void give_up(std::uint64_t ticket) { given_up_.insert(ticket); }
+
+private:
+    std::uint64_t next_ = 0;    // the next ticket to hand out
+    std::uint64_t serving_ = 0; // the ticket of the first one
+    std::set<std::uint64_t> given_up_;
+};
 
 /// Sessions by model and key, limited in count and bytes. Any eviction policy selects the victims; the depth of an
 /// entry is 0 at its first use and 1 after its second. One request holds a session at a time; others wait in order of

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/page_parts.hpp>
+#include <kvcache/cache/basic_cache.hpp>
+#include <kvcache/core/compiled.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/little_endian.hpp>
 #include <kvcache/core/mapped_file.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/write_file.hpp>
 #include <kvcache/recompute/concept.hpp>
+#include <kvcache/record/page_records.hpp>
 #include <kvcache/record/record.hpp>
 #include <kvcache/record/record_writer.hpp>
-#include <kvcache/session/generation_state.hpp>
+#include <kvcache/session/sampler.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -22,6 +27,42 @@
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The state of an unfinished answer: its sampler and its position.
+struct generation_state {
+    sampler draw = {};
+    std::uint64_t next = 0;             ///< The place in the answer of the token that is drawn next.
+    std::vector<token_id> pending = {}; ///< Tokens that were drawn and have not run: the last one, or none.
+};
+
+/// Returns the serialized state, as a record stores it (docs/format.md).
+KVCACHE_LAZY [[nodiscard]] inline std::vector<std::byte> bytes_of(const generation_state& state) {
+    std::vector<std::byte> made(40 + 4 * state.pending.size());
+    const std::span<std::byte> to = made;
+    store_little(to, 0, std::bit_cast<std::uint32_t>(state.draw.temperature));
+    store_little(to, 8, state.draw.seed);
+    store_little(to, 16, state.draw.choice);
+    store_little(to, 24, state.next);
+    store_little<std::uint64_t>(to, 32, state.pending.size());
+    for (std::size_t i = 0; i < state.pending.size(); ++i)
+        store_little(to, 40 + 4 * i, static_cast<std::uint32_t>(index_of(state.pending[i])));
+    return made;
+}
+
+/// Returns the state that bytes_of serialized. Errors: malformed.
+KVCACHE_LAZY [[nodiscard]] inline result<generation_state> generation_state_of(std::span<const std::byte> bytes) {
+    const error broken{error_code::malformed, "speaking", "speaking: it is not how an answer is said"};
+    if (bytes.size() < 40 || (bytes.size() - 40) % 4 != 0 || load_little<std::uint32_t>(bytes, 4) != 0 ||
+        load_little<std::uint64_t>(bytes, 32) != (bytes.size() - 40) / 4)
+        return broken;
+    generation_state made{.draw = {.temperature = std::bit_cast<float>(load_little<std::uint32_t>(bytes, 0)),
+                                   .seed = load_little<std::uint64_t>(bytes, 8),
+                                   .choice = load_little<std::uint64_t>(bytes, 16)},
+                          .next = load_little<std::uint64_t>(bytes, 24)};
+    for (std::size_t at = 40; at < bytes.size(); at += 4)
+        made.pending.push_back(token_id{static_cast<std::int32_t>(load_little<std::uint32_t>(bytes, at))});
+    return made;
+}
 
 /// A sequence loaded from a snapshot, and the state of its generation.
 template <class Cache>
@@ -60,8 +101,8 @@ template <class Cache, class Write>
         return detail::refused_snapshot(error_code::unsupported, "lineage",
                                         "only " + std::to_string(of.exact()) + " of " + std::to_string(of.size()) +
                                             " tokens are exact");
-    const record_names names(cache.id(), secret);
-    page_parts<Cache> pages(cache);
+    const record_names names(cache.core().id(of.state_in(cache.core()).tenant), secret);
+    page_parts pages(cache.core());
     const auto table = of.table();
     for (std::uint32_t i = 0; i < table.size(); ++i)
         pages.add(table[i], i, of.size(), i);
@@ -87,13 +128,13 @@ template <class Cache>
 /// field's name; out_of_memory. Cost: copies the pages and reads the copies.
 template <class Cache>
 [[nodiscard]] result<restored<Cache>> read_snapshot(Cache& cache, std::span<const std::byte> bytes,
-                                                    std::string_view secret = {}) {
+                                                    std::string_view secret = {}, const tenant& of = {}) {
     using codec = typename Cache::codec_type;
     const record_authenticator seal(secret);
     const auto saved = record::parse(bytes, seal);
     if (!saved)
         return saved.error();
-    const record_names names(cache.id(), secret);
+    const record_names names(cache.id(of), secret);
     if (auto own = saved->made_under(names); !own)
         return own.error();
     const auto refuse = [](const char* field, const char* what) {
@@ -116,33 +157,34 @@ template <class Cache>
     if (!state)
         return state.error();
 
-    auto found = cache.match(tokens);
-    const std::size_t known = found.tokens() == tokens.size() ? pages : found.tokens() / page_tokens;
-    auto sequence = cache.open(std::move(found), {std::min(known * page_tokens, tokens.size()), 0});
-    const std::size_t first = (sequence.size() + page_tokens - 1) / page_tokens; // open() may keep fewer
+    auto sequence = cache.core().find(cache.core().number_of(of), tokens, false).sequence;
+    if (sequence.size() < tokens.size())
+        sequence.truncate(sequence.size() / page_tokens * page_tokens);
+    const std::size_t first = (sequence.size() + page_tokens - 1) / page_tokens; // truncate() may keep fewer
     const auto check = [&](const record_part& part) { return record::sound(part, part.bytes, seal); };
     for (const record_part& part : parts)
         if (part.index < first || part.index == pages)
             if (auto sound = check(part); !sound)
                 return sound.error();
     if (sequence.size() < tokens.size()) {
-        auto lease = cache.reserve(sequence, tokens.size() - sequence.size(), {.at_once = 1});
+        auto lease = cache.reserve(sequence, tokens.size() - sequence.size(), {.max_batch_tokens = 1});
         if (!lease)
             return lease.error();
+        const auto opened = lease->opened();
         for (std::size_t page = first; page < pages; ++page) {
             const auto index = static_cast<std::uint32_t>(page);
             const std::size_t rows = std::min(page_tokens, tokens.size() - page * page_tokens);
             if (auto placed =
-                    place_page<codec>(*saved, index, *lease, page - first, static_cast<std::uint32_t>(rows), seal);
+                    place_page<codec>(*saved, index, opened, page - first, static_cast<std::uint32_t>(rows), seal);
                 !placed)
                 return placed.error();
             for (const part_kind kind : {part_kind::page, part_kind::exact}) // parts that the page does not use
                 if (const record_part* part = saved->part(kind, index);
-                    part && !places<codec>(kind, *lease, page - first, rows))
+                    part && !places<codec>(kind, opened, page - first, rows))
                     if (auto sound = check(*part); !sound)
                         return sound.error();
         }
-        lease->commit_in_place(tokens.subspan(sequence.size()));
+        opened.commit_in_place(tokens.subspan(sequence.size()));
     }
     return restored<Cache>{std::move(sequence), std::move(*state)};
 }
@@ -150,13 +192,13 @@ template <class Cache>
 /// Loads a snapshot from a file. Errors: those of mapped_file::open and read_snapshot.
 template <class Cache>
 [[nodiscard]] result<restored<Cache>> load_snapshot(Cache& cache, const std::filesystem::path& file,
-                                                    std::string_view secret = {}) {
+                                                    std::string_view secret = {}, const tenant& of = {}) {
     const auto mapped = mapped_file::open(file);
     if (!mapped)
         return mapped.error();
     if (auto whole = mapped->intact(); !whole)
         return whole.error();
-    return read_snapshot(cache, mapped->bytes(), secret);
+    return read_snapshot(cache, mapped->bytes(), secret, of);
 }
 
 /// Loads a snapshot from a stream, up to its end. Errors: io if the stream fails; out_of_range if it holds more than

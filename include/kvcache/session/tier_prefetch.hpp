@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/tenant.hpp>
+#include <kvcache/cache/config.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/locking/none.hpp>
@@ -63,20 +63,21 @@ public:
 
     /// Queues a prompt of a tenant for reading if the tier may hold pages that memory lacks; otherwise returns no
     /// ticket. Throws: bad_alloc, system_error.
-    [[nodiscard]] ticket ask(std::span<const token_id> prompt, const std::optional<tenant_of<Cache>>& tenant) {
+    [[nodiscard]] ticket ask(std::span<const token_id> prompt, const tenant& of) {
         if constexpr (detail::prefetches<Cache>) {
-            if (tenant ? !tenant->tier_may_know(prompt) : !cache_.tier_may_know(prompt))
+            const std::size_t page = cache_.shape().tokens;
+            if (is_null(cache_.tier()) || cache_.lookup(prompt, of).cached_tokens / page == prompt.size() / page)
                 return nullptr;
             auto over = std::make_shared<std::atomic<bool>>(false);
             const std::lock_guard guard(lock_);
-            waiting_.push_back({{prompt.begin(), prompt.end()}, tenant, over});
+            waiting_.push_back({{prompt.begin(), prompt.end()}, of, over});
             if (reader_threads_.size() < std::min(most_readers, waiting_.size() + under_way_.size()))
                 reader_threads_.emplace_back([this] { run(); });
             wake_.notify_one();
             return over;
         } else {
             static_cast<void>(prompt);
-            static_cast<void>(tenant);
+            static_cast<void>(of);
             return nullptr;
         }
     }
@@ -103,7 +104,7 @@ private:
 
     struct wanted {
         std::vector<token_id> tokens = {};
-        std::optional<tenant_of<Cache>> tenant = {};
+        kvcache::tenant tenant = {};
         std::shared_ptr<std::atomic<bool>> over = {};
     };
     using wanted_list = std::list<wanted>;
@@ -144,7 +145,7 @@ private:
     void read(const wanted& one) noexcept {
         if constexpr (detail::prefetches<Cache>) {
             try {
-                static_cast<void>(one.tenant ? one.tenant->prefetch(one.tokens) : cache_.prefetch(one.tokens));
+                static_cast<void>(cache_.prefetch(one.tokens, one.tenant));
             } catch (const std::bad_alloc&) { // without memory the prompt is computed
             }
         }

@@ -4,7 +4,6 @@
 #include <kvcache/storage/concept.hpp>
 #include <kvcache/storage/counted.hpp>
 #include <kvcache/storage/external.hpp>
-#include <kvcache/storage/fault_injecting.hpp>
 #include <kvcache/storage/heap.hpp>
 #include <kvcache/storage/huge_pages.hpp>
 #include <kvcache/storage/mapped.hpp>
@@ -15,8 +14,7 @@
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every storage policy of the library, with its standard options.
-using storage_policies =
-    std::tuple<storage::heap, storage::huge_pages, storage::mapped, storage::zero_on_release<storage::heap>,
-               storage::counted<storage::heap>, storage::fault_injecting<storage::heap>>;
+using storage_policies = std::tuple<storage::heap, storage::huge_pages, storage::mapped,
+                                    storage::zero_on_release<storage::heap>, storage::counted<storage::heap>>;
 
 }} // namespace kvcache

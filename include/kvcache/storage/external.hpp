@@ -3,7 +3,7 @@
 
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/exceptions.hpp>
-#include <kvcache/core/page_table.hpp>
+#include <kvcache/core/id.hpp>
 #include <kvcache/storage/concept.hpp>
 
 #include <concepts>
@@ -42,9 +42,10 @@ private:
 };
 
 /// Pages are blocks of the host's own tensors, numbered from 0: the cache knows which are cached, shared and free, and
-/// reads and writes none of them. The codec of such a cache is codec::external. An entry of a sequence's page table
-/// never changes at a commit, unless `merge` is set. The functions run while the cache is locked and must not call it.
-/// A copy that throws has failed; what the other functions throw is discarded.
+/// reads and writes none of them. The codec of such a cache is codec::external. A commit may change entries of a
+/// sequence's page table, and calls `on_move` for each, unless the cache merges no equal pages (cache_config). The
+/// functions run while the cache is locked and must not call it. A copy that throws has failed; what the other
+/// functions throw is discarded.
 struct external {
     using role = storage_role;
 
@@ -52,10 +53,8 @@ struct external {
     block_copy copy = {};
     /// Called when a block without references is evicted; its content is unknown to the cache from now on.
     std::function<void(page_id block)> on_evict = {};
-    /// Whether a sequence whose block fills takes a known block with the same content instead, and frees its own. If
-    /// not, both keep their blocks, and later prompts share the first.
-    bool merge = false;
-    /// Called in `commit` for each entry that a merge changes.
+    /// Called in `commit` for each entry that changes because its block is merged with an equal one. Required, unless
+    /// the cache has merge_equal_pages = false.
     std::function<void(const moved_entry& entry)> on_move = {};
 
     class state;
@@ -83,7 +82,8 @@ public:
                    : result<void>();
     }
 
-    [[nodiscard]] bool merges() const noexcept { return host_.merge; }
+    /// Whether the host learns of entries that a commit changes.
+    [[nodiscard]] bool follows_moves() const noexcept { return static_cast<bool>(host_.on_move); }
     void on_evict(page_id block) const {
         if (host_.on_evict)
             detail::ignore_exceptions([&] { host_.on_evict(block); });

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/storage/concept.hpp>

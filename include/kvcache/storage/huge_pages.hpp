@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/address_range.hpp>
-#include <kvcache/core/aligned.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/storage/concept.hpp>
 
 #include <algorithm>

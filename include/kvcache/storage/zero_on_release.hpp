@@ -1,12 +1,27 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/secure_zero.hpp>
+#include <kvcache/core/abi.hpp>
 #include <kvcache/storage/concept.hpp>
 #include <kvcache/storage/heap.hpp>
 
+#include <cstddef>
+#include <cstring>
+#include <span>
 #include <utility>
 #include <vector>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Zeroes bytes that are not read again; the compiler cannot optimize the stores away.
+inline void secure_zero(std::span<std::byte> bytes) noexcept {
+    if (bytes.empty())
+        return;
+    std::memset(bytes.data(), 0, bytes.size());
+    asm volatile("" : : "r"(bytes.data()) : "memory"); // a possible read of the memory
+}
+
+}} // namespace kvcache
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 

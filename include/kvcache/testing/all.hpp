@@ -6,10 +6,8 @@
 
 #include <kvcache/testing/codec_conformance.hpp>
 #include <kvcache/testing/eviction_conformance.hpp>
-#include <kvcache/testing/hash_conformance.hpp>
+#include <kvcache/testing/fault_injecting.hpp>
 #include <kvcache/testing/index_conformance.hpp>
-#include <kvcache/testing/locking_conformance.hpp>
-#include <kvcache/testing/recompute_conformance.hpp>
-#include <kvcache/testing/storage_conformance.hpp>
+#include <kvcache/testing/role_conformance.hpp>
 #include <kvcache/testing/tier_conformance.hpp>
 #include <kvcache/testing/violations.hpp>

@@ -149,8 +149,8 @@ private:
         return found && allowed(*found) ? found : std::nullopt;
     }
 
-    using state = decltype(open_checked(std::declval<const Policy&>(), eviction_capacity{}));
-    state state_, duplicate_;
+    using checked_state = decltype(open_checked(std::declval<const Policy&>(), eviction_capacity{}));
+    checked_state state_, duplicate_;
     std::vector<std::optional<slot_id>> parents_;
     std::vector<std::uint32_t> depths_;
     std::vector<std::uint32_t> children_;

@@ -1,20 +1,155 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/text/byte_alphabet.hpp>
 #include <kvcache/text/json_reader.hpp>
 #include <kvcache/text/metaspace.hpp>
-#include <kvcache/text/pieces.hpp>
-#include <kvcache/text/text_limits.hpp>
+#include <kvcache/text/pattern.hpp>
 #include <kvcache/text/unicode.hpp>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+// Limits of the rules in a tokenizer.json, so that a hostile file costs an error and not the machine.
+
 namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
+
+/// The longest text that the steps of a normalizer, or of a pre-tokenizer, may make from a text of `bytes` bytes. NFD
+/// makes Hangul three times as long, the byte alphabet any text at most twice.
+[[nodiscard]] constexpr std::size_t longest_from(std::size_t bytes) noexcept {
+    constexpr std::size_t most = std::numeric_limits<std::int32_t>::max(); // symbols of a piece are counted in 32 bits
+    return bytes > most / 8 ? most : 4 * bytes + (std::size_t{1} << 20);
+}
+
+/// The error of a step that makes too long a text from one of `bytes` bytes. `field` is the path of the step.
+KVCACHE_LAZY [[nodiscard]] error too_long(const std::string& field, std::size_t bytes) {
+    return {
+        error_code::out_of_range, field,
+        kvcache::detail::joined({"this step of tokenizer.json makes more than ", std::to_string(longest_from(bytes)),
+                                 " bytes from a text of ", std::to_string(bytes)})};
+}
+
+/// Refuses a sequence of more steps than any real tokenizer has. `steps` is their number without this one.
+KVCACHE_LAZY void check_steps(const json_reader& at, std::size_t steps) {
+    constexpr std::size_t most = 32;
+    if (steps >= most)
+        at.refuse(error_code::out_of_range, "",
+                  {"is a step too many; tokenizer.json may have ", std::to_string(most), " in a sequence"});
+}
+
+/// A part of a text, [begin, end) in bytes.
+struct piece {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+};
+
+/// A text split into pieces, in order. Text between two pieces is dropped. No piece is empty.
+struct pieces {
+    std::string text = {};
+    std::vector<piece> parts = {};
+    bool opens_input = false; ///< The first piece begins at the start of the whole input.
+
+    [[nodiscard]] std::string_view view(const piece& p) const {
+        return std::string_view(text).substr(p.begin, p.end - p.begin);
+    }
+};
+
+/// What happens to the matches when a piece is split at them.
+enum class split_behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
+
+/// Reads a behavior in the spelling of tokenizer.json.
+KVCACHE_LAZY [[nodiscard]] inline split_behavior read_split_behavior(const json_reader& at) {
+    const std::string name = at.text();
+    if (name == "Removed")
+        return split_behavior::removed;
+    if (name == "Isolated")
+        return split_behavior::isolated;
+    if (name == "MergedWithPrevious")
+        return split_behavior::merged_with_previous;
+    if (name == "MergedWithNext")
+        return split_behavior::merged_with_next;
+    if (name != "Contiguous")
+        at.refuse(error_code::unsupported, "", {"the behavior \"", name, "\" is not known"});
+    return split_behavior::contiguous;
+}
+
+/// Collects the matches in one piece and splits it at them.
+template <class...>
+class basic_piece_splitter {
+public:
+    basic_piece_splitter(split_behavior behavior, bool inverted) : behavior_(behavior), inverted_(inverted) {}
+
+    void begin(const piece& whole) {
+        spans_.clear();
+        whole_ = whole;
+        done_ = whole.begin;
+    }
+    /// Adds a match, in bytes of the text.
+    void match(std::size_t begin, std::size_t end) {
+        if (done_ != begin)
+            spans_.push_back({{done_, begin}, inverted_});
+        spans_.push_back({{begin, end}, !inverted_});
+        done_ = end;
+    }
+    /// Appends the parts of the piece to `out`.
+    void finish(std::vector<piece>& out) {
+        if (done_ != whole_.end)
+            spans_.push_back({{done_, whole_.end}, inverted_});
+        join();
+        for (const span& s : spans_)
+            if (s.where.begin < s.where.end && !(behavior_ == split_behavior::removed && s.matched))
+                out.push_back(s.where);
+    }
+
+private:
+    struct span {
+        piece where = {};
+        bool matched = false;
+    };
+
+    void join() {
+        if (behavior_ == split_behavior::removed || behavior_ == split_behavior::isolated)
+            return;
+        std::vector<span> joined;
+        bool previous = false;
+        const auto add = [&](const span& s, bool merges, bool backwards) {
+            if (merges && !joined.empty()) {
+                if (backwards)
+                    joined.back().where.begin = s.where.begin;
+                else
+                    joined.back().where.end = s.where.end;
+            } else {
+                joined.push_back(s);
+            }
+            previous = s.matched;
+        };
+        if (behavior_ == split_behavior::merged_with_next) {
+            for (auto s = spans_.rbegin(); s != spans_.rend(); ++s)
+                add(*s, s->matched && !previous, true);
+            spans_.assign(joined.rbegin(), joined.rend());
+            return;
+        }
+        for (const span& s : spans_)
+            add(s, behavior_ == split_behavior::contiguous ? s.matched == previous : s.matched && !previous, false);
+        spans_ = std::move(joined);
+    }
+
+    split_behavior behavior_;
+    bool inverted_;
+    piece whole_ = {};
+    std::size_t done_ = 0;
+    std::vector<span> spans_;
+};
+using piece_splitter = basic_piece_splitter<>;
 
 /// Splits normalized text into the pieces that the model encodes one by one: the `pre_tokenizer` of tokenizer.json,
 /// as one sequence of steps.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/text/regex_dialect.hpp>
 

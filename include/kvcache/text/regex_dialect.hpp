@@ -2,7 +2,6 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/gguf_header.hpp>
+#include <kvcache/formats/gguf_header.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/text/tokenizer_config.hpp>

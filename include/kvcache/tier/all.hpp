@@ -4,7 +4,6 @@
 #include <kvcache/tier/chain.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/cost_gated.hpp>
-#include <kvcache/tier/fault_injecting.hpp>
 #include <kvcache/tier/memory.hpp>
 #include <kvcache/tier/none.hpp>
 
@@ -13,7 +12,6 @@
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every tier that needs no external library, with its default options.
-using tier_policies =
-    std::tuple<tier::none, tier::memory<>, tier::fault_injecting<>, tier::chain<>, tier::cost_gated<>>;
+using tier_policies = std::tuple<tier::none, tier::memory<>, tier::chain<>, tier::cost_gated<>>;
 
 }} // namespace kvcache

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/digest.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/role.hpp>
-#include <kvcache/core/sha256_digest.hpp>
 
 #include <concepts>
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/sha256_digest.hpp>
+#include <kvcache/core/digest.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/lmdb_store.hpp>

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/digest.hpp>
 #include <kvcache/core/little_endian.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/core/sha256_digest.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/lmdb_check.hpp>
 

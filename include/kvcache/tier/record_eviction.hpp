@@ -2,9 +2,9 @@
 #pragma once
 
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/digest.hpp>
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/little_endian.hpp>
-#include <kvcache/core/sha256_digest.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/tier/concept.hpp>
 

@@ -5,7 +5,7 @@
 #include <kvcache/model/gguf/names.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/config.hpp>
-#include <kvcache/model/rope_frequencies.hpp>
+#include <kvcache/model/transformer.hpp>
 #include <kvcache/model/weight_names.hpp>
 
 #include <cstddef>

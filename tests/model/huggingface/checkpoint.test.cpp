@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/config.hpp>
 #include <kvcache/model/weight_names.hpp>

@@ -3,7 +3,6 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/shown.hpp>
 #include <kvcache/kernel/thread_pool.hpp>

@@ -2,8 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/joined.hpp>
-#include <kvcache/kernel/open_threads.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/kernel/tree_hash.hpp>
 #include <kvcache/model/gguf/checkpoint.hpp>

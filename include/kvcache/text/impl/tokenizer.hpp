@@ -2,19 +2,18 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/gguf_header.hpp>
-#include <kvcache/core/gguf_path.hpp>
-#include <kvcache/core/joined.hpp>
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/gguf_header.hpp>
+#include <kvcache/formats/gguf_path.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/core/mapped_file.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/text/added_tokens.hpp>
 #include <kvcache/text/bpe.hpp>
 #include <kvcache/text/bpe_run.hpp>
-#include <kvcache/text/decoder_run.hpp>
 #include <kvcache/text/gguf_tokenizer.hpp>
-#include <kvcache/text/normalizer.hpp>
 #include <kvcache/text/post_processor.hpp>
 #include <kvcache/text/pre_tokenizer.hpp>
+#include <kvcache/text/stream_decoder.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
 #include <algorithm>

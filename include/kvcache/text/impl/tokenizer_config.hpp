@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/text/added_tokens.hpp>
 #include <kvcache/text/tokenizer_config.hpp>
 #include <kvcache/text/unicode.hpp>

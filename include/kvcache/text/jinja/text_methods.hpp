@@ -3,7 +3,6 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/arguments.hpp>
-#include <kvcache/text/jinja/character_classes.hpp>
 #include <kvcache/text/jinja/formatting.hpp>
 #include <kvcache/text/jinja/markup.hpp>
 #include <kvcache/text/jinja/text_functions.hpp>

@@ -4,7 +4,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/access.hpp>
 #include <kvcache/text/jinja/arguments.hpp>
-#include <kvcache/text/jinja/character_classes.hpp>
+#include <kvcache/text/jinja/text_functions.hpp>
 #include <kvcache/text/jinja/writing.hpp>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/gguf_fields.hpp>
-#include <kvcache/core/joined.hpp>
+#include <kvcache/formats/gguf_fields.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/core/shown.hpp>
 #include <kvcache/kernel/tree_hash.hpp>
 #include <kvcache/model/gguf/checkpoint.hpp>

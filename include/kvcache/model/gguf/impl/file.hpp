@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/joined.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/core/shown.hpp>
 #include <kvcache/model/gguf/file.hpp>
 

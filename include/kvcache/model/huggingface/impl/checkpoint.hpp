@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/joined.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/kernel/tree_hash.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/shard_index.hpp>

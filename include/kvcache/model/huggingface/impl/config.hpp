@@ -2,10 +2,9 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/joined.hpp>
-#include <kvcache/core/json.hpp>
+#include <kvcache/formats/json.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/model/huggingface/config.hpp>
-#include <kvcache/model/huggingface/fields.hpp>
 #include <kvcache/model/huggingface/rope.hpp>
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/joined.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/core/shown.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/joined.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/model/huggingface/rope.hpp>
 #include <kvcache/model/huggingface/safetensors_header.hpp>
-#include <kvcache/model/huggingface/sax.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/codec/concept.hpp>
+#include <kvcache/core/contract.hpp>
+#include <kvcache/core/digest.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/identity.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/core/shape.hpp>
+#include <kvcache/index/concept.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// A salt that separates a tenant's prompts from all others, in the index and in every name: a nonempty byte string. It
+/// need not be secret to separate tenants within one process; names that leave the process are only as secret as the
+/// salt.
+class tenant_salt {
+public:
+    /// Requires: `bytes` is not empty.
+    explicit tenant_salt(std::string bytes) : bytes_(std::move(bytes)) {
+        expects(!bytes_.empty(), "a tenant's salt is not empty");
+    }
+    [[nodiscard]] const std::string& bytes() const noexcept { return bytes_; }
+
+private:
+    std::string bytes_;
+};
+
+/// The page usage of a tenant.
+struct tenant_usage {
+    std::size_t pages = 0;     ///< Pages of the tenant, in use or evictable.
+    std::size_t evictable = 0; ///< Of these, pages without references, cached for its next match.
+    std::size_t quota = std::numeric_limits<std::size_t>::max(); ///< Maximum number of pages.
+
+    friend constexpr bool operator==(const tenant_usage&, const tenant_usage&) = default;
+};
+
+/// A tenant of a cache, as `open_tenant` returns it. A prompt that is acquired for a tenant finds only what the same
+/// tenant has stored. Copies are the same tenant; while one exists, its number is not given to another. The default
+/// stands for a cache without tenants. Requires: a copy outlives the tenant's sequences and leases.
+class tenant {
+public:
+    tenant() = default;
+    /// The tenant with this number in its cache. `uses` counts the copies.
+    tenant(std::uint32_t number, std::shared_ptr<const void> uses) : number_(number), uses_(std::move(uses)) {}
+
+    /// The number in the cache: 0 for none, 1 for what belongs to no tenant.
+    [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
+
+    friend bool operator==(const tenant& a, const tenant& b) noexcept { return a.number_ == b.number_; }
+
+private:
+    std::uint32_t number_ = 0;
+    std::shared_ptr<const void> uses_;
+};
+
+/// The tenants of a cache by salt. Number 1 has no salt: it is shared by all that name no tenant.
+class tenant_registry {
+public:
+    /// For at most `most` tenants with a salt.
+    explicit tenant_registry(std::size_t most) : most_(most) {}
+
+    /// The maximum number of tenants with a salt; 0 in a cache without tenants.
+    [[nodiscard]] std::size_t most() const noexcept { return most_; }
+    /// The number of the tenants, the shared one included; the highest number too.
+    [[nodiscard]] std::size_t size() const noexcept { return accounts_.size(); }
+    [[nodiscard]] bool full() const noexcept { return size() > most_; }
+    [[nodiscard]] const std::string& salt(std::uint32_t number) const { return accounts_[number - 1].salt; }
+
+    /// The tenant of a salt, used now; nullopt if there is none.
+    [[nodiscard]] std::optional<tenant> find(const std::string& salt) {
+        for (std::uint32_t number = 2; number <= size(); ++number)
+            if (accounts_[number - 1].salt == salt)
+                return use(number);
+        return std::nullopt;
+    }
+    struct account {
+        std::string salt = {};
+        std::shared_ptr<const std::uint64_t> copies = std::make_shared<const std::uint64_t>(); ///< Counts the copies.
+        std::uint64_t used = 0; ///< When it was last opened.
+    };
+    /// Allocates memory for one more. Throws: bad_alloc; nothing has changed then.
+    void reserve() { accounts_.reserve(size() + 1); }
+    /// Adds a tenant and returns its number. Requires: `reserve` was called for it.
+    std::uint32_t add(account one) noexcept {
+        accounts_.push_back(std::move(one));
+        return static_cast<std::uint32_t>(size());
+    }
+    /// Gives a number to another salt.
+    void replace(std::uint32_t number, std::string salt) noexcept { accounts_[number - 1].salt = std::move(salt); }
+    /// A copy of a tenant, used now.
+    [[nodiscard]] tenant use(std::uint32_t number) noexcept {
+        accounts_[number - 1].used = ++uses_;
+        return {number, accounts_[number - 1].copies};
+    }
+
+    /// The tenant to replace: of those without a copy the one with the fewest pages, and of these the one that was not
+    /// used for the longest time. `pages_of(number)` is the number of a tenant's pages. Returns 0 if all have copies.
+    template <class PagesOf>
+    [[nodiscard]] std::uint32_t replaceable(PagesOf&& pages_of) const {
+        std::uint32_t found = 0;
+        std::pair<std::size_t, std::uint64_t> least;
+        for (std::uint32_t number = 2; number <= size(); ++number) {
+            const account& one = accounts_[number - 1];
+            const std::pair<std::size_t, std::uint64_t> rank(pages_of(number), one.used);
+            if (one.copies.use_count() == 1 && (found == 0 || rank < least)) {
+                found = number;
+                least = rank;
+            }
+        }
+        return found;
+    }
+
+    /// The error where all tenants are in use.
+    [[nodiscard]] error refuse() const {
+        return {error_code::out_of_range, "tenants",
+                detail::joined({"there are ", std::to_string(most_), " tenants already, as many as there may be"})};
+    }
+
+private:
+    std::size_t most_;
+    std::vector<account> accounts_; // by number, from 1
+    std::uint64_t uses_ = 0;
+};
+
+/// An index with a root for each tenant: a full page outside the pool, whose run repeats the tenant's number. A
+/// tenant's first pages continue its root, so no sequence of tokens leads from one tenant to another, in any index.
+template <index_state Index>
+class tenant_index {
+public:
+    template <class Indexes>
+    tenant_index(const Indexes& indexes, page_shape shape, std::size_t pages, std::size_t most_tenants)
+        : page_tokens_(shape.tokens), pages_(pages), index_(indexes.open(shape, pages + most_tenants)) {}
+
+    /// The parent of the first page of a tenant's sequence; nullopt in a cache without tenants (number zero).
+    [[nodiscard]] std::optional<page_id> root_of(std::uint32_t tenant) const noexcept {
+        return tenant == 0 ? std::nullopt : std::optional(page_id{static_cast<std::uint32_t>(pages_ + tenant - 1)});
+    }
+    /// Throws: bad_alloc; the index is then unchanged.
+    void add_root(std::uint32_t tenant) { index_.insert(std::nullopt, run_of(tenant), *root_of(tenant)); }
+
+    /// The longest cached prefix of a tenant's tokens.
+    [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
+        index_match found;
+        match(tenant, tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::uint32_t tenant, std::span<const token_id> tokens, index_match& found) const {
+        if (tenant == 0)
+            return in_index(tokens, found);
+        std::vector<token_id> query = run_of(tenant);
+        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
+        in_index(query, found);
+        found.pages.erase(found.pages.begin());
+        found.tokens -= page_tokens_;
+    }
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
+
+    /// Chunks that a tenant has registered, if the index supports chunks.
+    [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
+                                                  std::size_t known) const requires chunk_index_state<Index> {
+        return index_.chunks(tenant, tokens, known);
+    }
+    bool note(std::uint32_t tenant, page_id last, std::uint32_t end,
+              std::size_t count) requires chunk_index_state<Index> {
+        return index_.note(tenant, last, end, count);
+    }
+
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        return index_.insert(parent, tokens, page);
+    }
+    void erase(page_id page) { index_.erase(page); }
+    [[nodiscard]] bool contains(page_id page) const { return index_.contains(page); }
+    [[nodiscard]] bool leaf(page_id page) const { return index_.leaf(page); }
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return index_.run(page); }
+
+    /// The parent of a page, roots included.
+    [[nodiscard]] std::optional<page_id> above(page_id page) const { return index_.parent(page); }
+    /// The parent of a page, if it is a page of the pool.
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const {
+        const auto found = above(page);
+        return found && index_of(*found) < pages_ ? found : std::nullopt;
+    }
+
+private:
+    void in_index(std::span<const token_id> tokens, index_match& found) const {
+        if constexpr (requires { index_.match(tokens, found); })
+            index_.match(tokens, found);
+        else
+            found = index_.match(tokens);
+    }
+
+    [[nodiscard]] std::vector<token_id> run_of(std::uint32_t tenant) const {
+        return std::vector<token_id>(page_tokens_, token_id{static_cast<std::int32_t>(tenant)});
+    }
+
+    std::size_t page_tokens_;
+    std::size_t pages_; // of the pool
+    Index index_;
+};
+
+/// What a cache is opened for.
+struct cache_config {
+    page_shape shape = {};
+    cache_limits limit = {};
+    identity id = {};        ///< Everything else that determines a page's bits.
+    std::size_t tenants = 0; ///< The maximum number of tenants; 0 for a cache without tenants.
+    /// Whether a sequence whose page fills takes a cached page with the same content instead, and frees its own. If
+    /// not, both keep their pages, no entry of a page table ever changes at a commit, and later prompts share the
+    /// first.
+    bool merge_equal_pages = true;
+};
+
+/// One policy for each role of a cache, in this order. basic_cache requires that each has its role.
+template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
+          class Observer, class Locking>
+struct cache_policies {
+    Codec codec = {};
+    Storage storage = {};
+    Hash hash = {};
+    Index index = {};
+    Eviction eviction = {};
+    Recompute recompute = {};
+    Tier tier = {};
+    Observer observer = {};
+    Locking locking = {};
+};
+
+/// What acquire does about a prefix of the prompt that another lease computes at the moment, made by acquire too.
+enum class pending_prefix {
+    compute, ///< Nothing: both compute it.
+    refuse,  ///< Returns the error `pending`; acquire again when a lease has ended.
+    wait,    ///< Waits until no lease computes more of it than is cached. Needs a locking with `wait`; otherwise it
+             ///< refuses.
+};
+
+/// How rows are reserved.
+struct reserve_options {
+    /// Rows that are written and attended at a time, at most, in ascending order. A codec that encodes whole pages
+    /// keeps no more of them in full precision.
+    std::size_t max_batch_tokens = std::numeric_limits<std::size_t>::max();
+};
+
+/// How a prompt is acquired.
+struct acquire_options {
+    kvcache::tenant tenant = {}; ///< Whose prompt it is; required by a cache with tenants.
+    pending_prefix pending = pending_prefix::compute;
+    std::size_t max_batch_tokens = reserve_options{}.max_batch_tokens; ///< See reserve_options.
+    bool load = true; ///< Whether pages that only the tier has are loaded.
+};
+
+/// Rows to reserve for a sequence.
+template <class Cache>
+struct reservation {
+    typename Cache::sequence* to = nullptr;
+    std::size_t rows = 0;
+    reserve_options options = {};
+};
+
+namespace detail {
+
+// A host's identity with the fields that the cache itself decides: codec, layout, page size, device backend.
+template <class Codec>
+[[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape) {
+    id.codec = codec.name();
+    id.layout = "key tiles of 16, value rows";
+    if constexpr (requires { codec.layout_name(); })
+        id.layout = codec.layout_name();
+    if constexpr (device_codec_state<Codec>)
+        id.backend = codec.backend();
+    else
+        id.layout += joined({"; ", std::to_string(shape.layers), " layers, ", std::to_string(shape.kv_heads),
+                             " KV heads of ", std::to_string(shape.head_dim)});
+    id.page_tokens = shape.tokens;
+    return id;
+}
+
+// The key of a keyed hash policy, which also authenticates records; empty for a hash without a key.
+template <class Hash>
+[[nodiscard]] std::string secret_of(const Hash& hash) {
+    if constexpr (requires { std::string(hash.key); })
+        return hash.key;
+    else
+        return {};
+}
+
+} // namespace detail
+
+}} // namespace kvcache

@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/codec/concept.hpp>
+#include <kvcache/codec/residual_page.hpp>
+#include <kvcache/codec/row_major.hpp>
+#include <kvcache/core/contract.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/number_format.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/core/shape.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/index/concept.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Consecutive rows of one layer and KV head in one page, in place. Row i has its key in the head_dim numbers from
+/// keys + i * stride on, and its value from values + i * stride on.
+template <class Number>
+struct row_run {
+    const Number* keys = nullptr;
+    const Number* values = nullptr;
+    std::size_t stride = 0;   ///< Numbers from a row to the next.
+    std::size_t rows = 0;     ///< Number of rows, at least one.
+    std::size_t position = 0; ///< Position of the first row in the sequence.
+    std::int64_t base = 0;    ///< RoPE offset of the keys (see page_entry): zero unless tokens before them were erased
+                              ///< or the rows are a reused chunk.
+};
+
+namespace detail {
+
+/// The first `rows` rows of a page table, as sequences and leases show them to a host.
+template <class Cache>
+class table_rows {
+    using codec_type = typename Cache::codec_type;
+    // Not concepts where they are asserted: a compiler would print every requirement.
+    static constexpr bool has_runs = row_major_codec<codec_type>;
+    static constexpr bool writes_rows = page_reader<codec_type> && row_writer<codec_type>;
+
+public:
+    table_rows(const Cache& cache, std::span<const page_entry> table, std::size_t rows)
+        : cache_(cache), table_(table), rows_(rows) {}
+
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        static_assert(has_runs,
+                      "for_each_run needs a row-major codec (codec/row_major.hpp); gather copies the rows of f32");
+        if constexpr (has_runs)
+            for_each_entry(layer, head, [&](std::span<const std::byte> page, const page_entry& of, std::size_t first) {
+                const auto& codec = cache_.codec();
+                const page_row at{layer, head, of.first};
+                f(row_run<typename codec_type::number>{codec.key_row(page, at), codec.value_row(page, at),
+                                                       codec.row_stride(), of.count, first, of.base});
+            });
+    }
+
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        static_assert(writes_rows, "gather needs a codec that writes single rows (codec/f32.hpp, codec/row_major.hpp)");
+        const std::size_t dim = cache_.shape().head_dim;
+        require(keys.size() == rows_ * dim && values.size() == keys.size(),
+                "gathered keys and values are (tokens, head_dim) each");
+        if constexpr (has_runs)
+            for_each_run(layer, head, [&](const auto& run) {
+                for (std::size_t row = 0; row < run.rows; ++row)
+                    for (std::size_t d = 0; d < dim; ++d) {
+                        keys[(run.position + row) * dim + d] = widen(run.keys[row * run.stride + d]);
+                        values[(run.position + row) * dim + d] = widen(run.values[row * run.stride + d]);
+                    }
+            });
+        else if constexpr (writes_rows)
+            gather_tiles(layer, head, keys.data(), values.data());
+    }
+
+private:
+    /// Calls f(page, entry, position of its first row) for each entry with rows, the last one cut to `rows_`.
+    template <class F>
+    void for_each_entry(layer_id layer, head_id head, F&& f) const {
+        require(index_of(layer) < cache_.shape().layers && index_of(head) < cache_.shape().kv_heads,
+                "rows that are read are of a layer and a KV head of the page shape");
+        std::size_t position = 0;
+        for (page_entry entry : table_) {
+            entry.count = static_cast<std::uint32_t>(std::min<std::size_t>(entry.count, rows_ - position));
+            if (entry.count > 0)
+                f(std::span<const std::byte>(cache_.storage().bytes(entry.page)), entry, position);
+            position += entry.count;
+        }
+    }
+
+    void gather_tiles(layer_id layer, head_id head, float* key, float* value) const {
+        const std::size_t dim = cache_.shape().head_dim, width = padded_head_dim(dim);
+        aligned_vector<float> key_scratch(dim * tile_tokens), value_scratch(width * tile_tokens);
+        for_each_entry(layer, head, [&](std::span<const std::byte> page, const page_entry& of, std::size_t) {
+            const float *keys = nullptr, *values = nullptr;
+            for (std::uint32_t row = of.first; row < of.first + of.count; ++row) {
+                const std::uint32_t lane = row % tile_tokens;
+                if (row == of.first || lane == 0) {
+                    keys = cache_.codec().keys(page, {layer, head, row / tile_tokens}, key_scratch);
+                    values = cache_.codec().values(page, {layer, head, row / tile_tokens}, value_scratch);
+                }
+                for (std::size_t d = 0; d < dim; ++d)
+                    *key++ = keys[d * tile_tokens + lane];
+                value = std::copy_n(values + lane * width, dim, value);
+            }
+        });
+    }
+
+    const Cache& cache_;
+    std::span<const page_entry> table_;
+    std::size_t rows_;
+};
+
+} // namespace detail
+
+/// What a cache knows of a prompt, and where and why that ends. A plain value: it pins no page.
+struct lookup_result {
+    std::size_t prompt_tokens = 0; ///< Tokens that were looked up.
+    std::size_t cached_tokens = 0; ///< Leading tokens that are cached and can be continued.
+    std::size_t common_prefix = 0; ///< Leading tokens that equal the stored ones; more than cached_tokens inside a page
+                                   ///< that a codec encodes as a whole.
+    match_end end = match_end::unknown;
+    std::optional<token_id> differing_token = {}; ///< For `different`: the token stored at position common_prefix.
+    std::size_t loaded_tokens = 0;                ///< Cached tokens that came from the tier just now.
+    std::size_t pending_tokens = 0; ///< By `lookup` alone: leading tokens that will be cached, in whole pages, once the
+                                    ///< leases are committed that acquire has given out.
+
+    /// Explains the result in one sentence: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
+    [[nodiscard]] std::string explain() const {
+        std::string words =
+            detail::joined({std::to_string(cached_tokens), " of ", std::to_string(prompt_tokens), " tokens known"});
+        if (loaded_tokens > 0)
+            words += detail::joined({", ", std::to_string(loaded_tokens), " of them from the tier"});
+        if (end == match_end::unknown)
+            words += "; nothing is stored after them";
+        if (end == match_end::different)
+            words += detail::joined({"; token ", std::to_string(common_prefix), " differs from the one stored (",
+                                     std::to_string(index_of(*differing_token)), ")"});
+        return words;
+    }
+};
+
+/// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
+/// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
+/// With locking::mutex several threads may call its const members at once, fork included, while no thread changes it or
+/// commits its lease. Requires: the cache outlives it; where it does not, the sequence can only be destroyed or
+/// assigned to. `Core`: a cache_core.
+template <class Core>
+class basic_sequence {
+public:
+    /// The sequence of a state that `core` has among its sequences.
+    basic_sequence(Core& core, std::unique_ptr<sequence_state> state) noexcept
+        : core_(&core), state_(std::move(state)) {}
+    basic_sequence(basic_sequence&& other) noexcept = default;
+    /// Releases the pages it held before.
+    basic_sequence& operator=(basic_sequence&& other) noexcept {
+        basic_sequence taken(std::move(other));
+        std::swap(core_, taken.core_);
+        std::swap(state_, taken.state_);
+        return *this;
+    }
+    ~basic_sequence() {
+        if (state_ && !state_->orphaned)
+            core_->release(std::move(state_));
+    }
+
+    /// The number of tokens whose keys and values are cached.
+    [[nodiscard]] std::size_t size() const { return state().tokens.size(); }
+    [[nodiscard]] std::span<const token_id> tokens() const { return state().tokens; }
+    /// The number of leading tokens that are exact: bit-identical to computing every token. Later tokens were computed
+    /// after a different prefix, or attended to such tokens; they are never shared with other sequences.
+    [[nodiscard]] std::size_t exact() const { return std::min(state().exact, size()); }
+    [[nodiscard]] std::span<const page_entry> table() const { return state().table; }
+
+    /// The sequence's pages, reserved rows included, in the form that attention reads. Only if the codec writes row by
+    /// row: a codec of whole pages keeps full-precision rows that its lease shows. Valid until the table changes.
+    [[nodiscard]] sequence_pages pages() const requires Core::writes_rows {
+        return {state().table, {}, state().exact != sequence_state::all};
+    }
+
+    /// Calls `f` with a row_run for each run of consecutive rows in one page, in order of position: the rows of the
+    /// tokens, not reserved ones. The pointers are valid until the sequence changes or a lease of it is committed. Only
+    /// with a row-major codec (codec/row_major.hpp). Cost: O(pages), besides `f`.
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        rows().for_each_run(layer, head, f);
+    }
+    /// Copies the keys and values of the tokens, widened to float32. keys, values: (size(), head_dim).
+    /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        rows().gather(layer, head, keys, values);
+    }
+
+    /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
+    /// it. With a codec that quantizes whole pages, a fork inside a quantized page ends where that page begins:
+    /// continue at its size(). Requires: tokens <= size(), no open lease. Cost: O(pages).
+    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return core_->fork(state(), tokens); }
+
+    /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
+    void truncate(std::size_t tokens) { core_->truncate(state(), tokens); }
+
+    /// Prevents pages after the first `tokens` tokens from being published to other sequences; forks inherit the limit.
+    /// Pages that are already published stay so.
+    void set_cacheable_limit(std::size_t tokens) { core_->set_cacheable_limit(state(), tokens); }
+    /// The maximum number of leading tokens that can be shared.
+    [[nodiscard]] std::size_t cacheable_limit() const { return std::min(state().exact, state().cacheable); }
+
+    /// Returns a new sequence without the `count` tokens from `first` on. Later tokens move down with unchanged keys
+    /// and values, in pages of their own: from `first` on the sequence is approximate (StreamingLLM, Xiao et al. 2024).
+    /// Only if the codec writes row by row. Errors: out_of_memory. Requires: first + count <= size(), no open lease.
+    /// Cost: O(bytes of the later tokens).
+    [[nodiscard]] result<basic_sequence> erase_range(std::size_t first,
+                                                     std::size_t count) const requires Core::writes_rows {
+        return core_->erase_range(state(), first, count);
+    }
+
+    /// The state, for the library's own use with the cache that it is passed.
+    [[nodiscard]] sequence_state& state_in(const Core& core) const {
+        require(state_ == nullptr || state_->orphaned || core_ == &core, "a sequence is used with its own cache");
+        return state();
+    }
+
+private:
+    [[nodiscard]] sequence_state& state() const {
+        require(state_ != nullptr, "a sequence that was moved from is only destroyed or assigned to");
+        require(!state_->orphaned, "a cache outlives its sequences");
+        return *state_;
+    }
+    [[nodiscard]] detail::table_rows<Core> rows() const { return {*core_, state().table, size()}; }
+
+    Core* core_;
+    std::unique_ptr<sequence_state> state_;
+};
+
+/// The location of a row of a lease: a row of a page, and the index of its page-table entry (if the lease is not
+/// spliced).
+struct row_slot {
+    page_id page = {};
+    std::uint32_t row = 0;
+    std::size_t entry = 0;
+};
+
+/// What the library's own code sees of a lease: the core of its cache and the state of its sequence. It can copy whole
+/// pages into the rows that the lease has added.
+template <class Core>
+struct open_lease {
+    Core& core;
+    sequence_state& state;
+
+    [[nodiscard]] const page_shape& shape() const noexcept { return core.shape(); }
+
+    /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
+    /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
+    [[nodiscard]] std::size_t taken_pages() const {
+        expects(!state.lease.tail_before && state.lease.spliced.empty(), "whole pages are put in place");
+        return state.table.size() - state.lease.pages_before;
+    }
+    /// The bytes of one of these pages.
+    [[nodiscard]] std::span<std::byte> page_bytes(std::size_t page) const {
+        expects(page < taken_pages(), "a page that is put in place was taken");
+        return core.storage().bytes(state.table[state.lease.pages_before + page].page);
+    }
+    /// The memory for the page's residual rows, in the format of the f32 codec; empty if none are kept once all rows
+    /// are committed.
+    [[nodiscard]] std::span<std::byte> residual_bytes(std::size_t page) const {
+        expects(page < taken_pages(), "a page that is put in place was taken");
+        auto* rows = core.sequences().residual().given(state, state.lease.pages_before + page);
+        return rows != nullptr ? rows->bytes() : std::span<std::byte>();
+    }
+    /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
+    /// cost.
+    void commit_in_place(std::span<const token_id> tokens) const {
+        require(tokens.size() == state.lease.rows, "all rows that are put in place are committed");
+        core.commit_in_place(state, tokens);
+    }
+
+    /// Whether a row is kept as it was computed elsewhere.
+    [[nodiscard]] bool keeps(std::size_t row) const noexcept {
+        return row < state.lease.spliced.size() && state.lease.spliced[row].kept;
+    }
+    /// The locations of the rows of a spliced lease; empty for other leases.
+    [[nodiscard]] std::span<const spliced_row> spliced() const noexcept { return state.lease.spliced; }
+};
+
+/// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
+/// commit rolls the sequence back. At most one lease a sequence; it ends when its sequence is destroyed. Several
+/// threads may write different rows and call const members that read; one thread, after them, ends or moves it.
+/// Requires: the cache outlives it. `Core`: a cache_core.
+template <class Core>
+class basic_lease {
+    static constexpr bool whole_pages = page_writer<typename Core::codec_type>;
+    // Whether the cache owns the memory of the rows.
+    static constexpr bool owns_rows = whole_pages || row_writer<typename Core::codec_type>;
+
+public:
+    /// The lease of a state whose rows are reserved.
+    basic_lease(Core& core, sequence_state& state) : core_(&core), state_(&state), first_(state.tokens.size()) {
+        hold();
+    }
+    basic_lease(basic_lease&& other) noexcept
+        : core_(other.core_),
+          state_(std::exchange(other.state_, nullptr)),
+          first_(other.first_),
+          committed_(other.committed_) {
+        hold();
+    }
+    /// Rolls back the lease that it held before.
+    basic_lease& operator=(basic_lease&& other) noexcept {
+        basic_lease taken(std::move(other));
+        std::swap(core_, taken.core_);
+        std::swap(state_, taken.state_);
+        std::swap(first_, taken.first_);
+        std::swap(committed_, taken.committed_);
+        hold();
+        taken.hold();
+        return *this;
+    }
+    ~basic_lease() { rollback(); }
+
+    /// The position of the first reserved row.
+    [[nodiscard]] std::size_t first() const noexcept { return first_; }
+    /// The number of reserved rows; zero once the lease has ended.
+    [[nodiscard]] std::size_t rows() const noexcept { return open() ? state_->lease.rows : 0; }
+
+    /// The location of a reserved row.
+    [[nodiscard]] row_slot slot_of(std::size_t row) const {
+        require(row < rows(), "a row that has a slot was reserved");
+        const lease_state& lease = state_->lease;
+        if (!lease.spliced.empty())
+            return {lease.spliced[row].page, lease.spliced[row].row, 0};
+        const std::size_t tokens = core_->shape().tokens;
+        const std::size_t tail = lease.pages_before - (lease.tail_before ? 1 : 0);
+        const std::size_t used = lease.tail_before ? lease.tail_before->first + lease.tail_before->count : 0;
+        const std::size_t entry = tail + (used + row) / tokens;
+        return {state_->table[entry].page, static_cast<std::uint32_t>((used + row) % tokens), entry};
+    }
+
+    /// Writes the keys (rotated by the position if the model uses RoPE) and values of one row.
+    /// keys, values: (kv_heads, head_dim). Several threads may write rows of one lease. If the codec encodes whole
+    /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
+    void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
+        static_assert(owns_rows, "the host writes rows that are in its own memory: slot_of says where");
+        const page_shape& shape = core_->shape();
+        require(row < rows(), "a written row was reserved");
+        require(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
+        require(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
+                "a row of keys or values has head_dim numbers for each KV head");
+        lease_state& lease = state_->lease;
+        expects(lease.spliced.empty() || !lease.spliced[row].kept, "a row that is kept from elsewhere is not written");
+        if (lease.spliced.empty())
+            lease.written.mark(index_of(layer), row);
+        const row_slot to = slot_of(row);
+        if constexpr (whole_pages)
+            lease.residual[to.entry]->write(core_->codec(), core_->storage().bytes(to.page), layer, to.row, keys,
+                                            values);
+        else if constexpr (owns_rows)
+            for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
+                core_->codec().encode(core_->storage().bytes(to.page), {layer, head_id{head}, to.row},
+                                      keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
+                                      values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
+    }
+
+    /// Declares all rows written, by code that writes the pages itself. Not needed where the cache does not own their
+    /// memory.
+    void declare_written() const {
+        require(open(), "a lease has rows until it ends");
+        state_->lease.written.fill();
+    }
+
+    [[nodiscard]] const page_shape& shape() const { return core("a lease shows its cache until it ends").shape(); }
+    /// The codec and the storage of the cache, to read the pages with.
+    [[nodiscard]] const auto& codec() const { return core("a lease shows its cache until it ends").codec(); }
+    [[nodiscard]] const auto& storage() const { return core("a lease shows its cache until it ends").storage(); }
+
+    /// The sequence's pages, reserved rows included, in the form that attention reads.
+    [[nodiscard]] sequence_pages pages() const {
+        require(open(), "a lease shows its pages until it ends");
+        return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
+    }
+    /// Calls `f` with a row_run for each run of consecutive rows in one page, in order of position: the sequence's
+    /// rows, then the reserved ones. The pointers are valid until the lease ends. Only with a row-major codec
+    /// (codec/row_major.hpp). Cost: O(pages), besides `f`.
+    template <class F>
+    void for_each_run(layer_id layer, head_id head, F&& f) const {
+        all_rows().for_each_run(layer, head, f);
+    }
+    /// Copies the keys and values of these rows, widened to float32. keys, values: (first() + rows(), head_dim).
+    /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
+    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
+        all_rows().gather(layer, head, keys, values);
+    }
+
+    /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
+    /// It cannot fail: the lease has already allocated all necessary memory. After a rollback there are no rows, and
+    /// committing none has no effect.
+    /// Requires: tokens.size() <= rows(), the lease was not committed before, and the rows of these tokens are written
+    /// in every layer, if the cache owns the memory of its pages.
+    void commit(std::span<const token_id> tokens) {
+        require(!committed_, "a lease is committed once");
+        require(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        if (!open())
+            return;
+        const lease_state& lease = state_->lease;
+        if constexpr (owns_rows)
+            require(!lease.spliced.empty() || lease.written.first(tokens.size()),
+                    "rows are written in every layer before they are committed");
+        expects(lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
+        core_->commit(*state_, tokens);
+        committed_ = true;
+    }
+
+    /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
+    void rollback() noexcept {
+        if (open())
+            core_->rollback(*state_);
+    }
+
+    /// What the library's own code sees of the lease. Requires: it has not ended.
+    [[nodiscard]] open_lease<Core> opened() const { return {core("a lease has rows until it ends"), *state_}; }
+
+private:
+    // The core, which a lease that has ended may have outlived.
+    [[nodiscard]] Core& core(const char* rule) const {
+        require(open(), rule);
+        return *core_;
+    }
+
+    // Whether it has not ended; it ends with its sequence and with its cache too.
+    [[nodiscard]] bool open() const noexcept { return state_ != nullptr; }
+    void hold() noexcept {
+        if (state_ != nullptr)
+            state_->lease.hold(&state_);
+    }
+
+    [[nodiscard]] detail::table_rows<Core> all_rows() const {
+        return {core("a lease shows its rows until it ends"), state_->table, first_ + state_->lease.rows};
+    }
+
+    Core* core_;
+    sequence_state* state_; // null once the lease has ended
+    std::size_t first_;
+    bool committed_ = false;
+};
+
+/// A sequence for a prompt, and a lease over the rows of the prompt that have to be computed. The first lease.first()
+/// tokens are cached. After the lease is committed the sequence is continued with reserve. For threads it counts as one
+/// object with its sequence and its lease. Requires: the cache outlives it.
+template <class Core>
+struct acquired {
+    basic_sequence<Core> sequence;
+    basic_lease<Core> lease; ///< Destroyed before the sequence.
+    lookup_result found;     ///< What was cached of the prompt.
+
+    acquired(basic_sequence<Core> of, basic_lease<Core> rows, lookup_result known)
+        : sequence(std::move(of)), lease(std::move(rows)), found(known) {}
+    acquired(acquired&&) noexcept = default;
+    acquired& operator=(acquired&& other) noexcept {
+        lease = std::move(other.lease); // it rolls back the sequence that is replaced next
+        sequence = std::move(other.sequence);
+        found = other.found;
+        return *this;
+    }
+    ~acquired() = default;
+};
+
+}} // namespace kvcache

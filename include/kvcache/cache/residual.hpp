@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/codec/concept.hpp>
+#include <kvcache/codec/residual_page.hpp>
+#include <kvcache/core/exceptions.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/shape.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The residual rows that a codec of whole pages keeps in addition to the pages: those of each page, and their total
+/// size. They count toward the cache's limit: as many pages as they occupy are set aside. `Coded`: whether the cache
+/// has such a codec; otherwise no page has residual rows.
+template <bool Coded>
+class residual_pool {
+public:
+    /// Manages the residual rows of `pages` pages of `page_bytes` each.
+    residual_pool(page_shape shape, std::size_t pages, std::size_t page_bytes)
+        : shape_(shape), page_bytes_(page_bytes) {
+        if constexpr (Coded)
+            of_page_.resize(pages);
+    }
+
+    /// Additional pages to set aside for `more` more residual pages.
+    [[nodiscard]] std::size_t more_aside(std::size_t more) const noexcept { return weight(alive_ + more) - aside(); }
+    /// Pages set aside for the residual rows.
+    [[nodiscard]] std::size_t aside() const noexcept { return weight(alive_); }
+    [[nodiscard]] std::size_t alive() const noexcept { return alive_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return alive_ * codec::residual_page::bytes_for(shape_); }
+
+    /// The residual rows of a page; null if it has none.
+    [[nodiscard]] codec::residual_page* of([[maybe_unused]] page_id page) const noexcept {
+        if constexpr (Coded)
+            return of_page_[index_of(page)].get();
+        else
+            return nullptr;
+    }
+
+    /// Throws: bad_alloc.
+    [[nodiscard]] std::shared_ptr<codec::residual_page> make() {
+        auto made = std::make_shared<codec::residual_page>(shape_);
+        ++alive_;
+        return made;
+    }
+    /// Frees residual rows that were given to no page.
+    void end(std::shared_ptr<codec::residual_page> rows) noexcept { alive_ -= rows != nullptr; }
+
+    void give(page_id page, std::shared_ptr<codec::residual_page> rows) noexcept {
+        end(std::exchange(of_page_[index_of(page)], std::move(rows)));
+    }
+    /// Frees the residual rows of a page, if it has any.
+    void drop([[maybe_unused]] page_id page) noexcept {
+        if constexpr (Coded)
+            give(page, nullptr);
+    }
+    /// Moves the rows of one page to another that holds the same tokens and has no residual rows.
+    void pass_on([[maybe_unused]] page_id from, [[maybe_unused]] page_id to) noexcept {
+        if constexpr (Coded)
+            if (of(from) != nullptr && of(to) == nullptr)
+                of_page_[index_of(to)] = std::move(of_page_[index_of(from)]);
+    }
+
+    /// Returns whether the residual rows of pages and `leased` others account for all that exist.
+    [[nodiscard]] bool add_up(std::size_t leased) const noexcept {
+        if constexpr (Coded)
+            for (const auto& rows : of_page_)
+                leased += rows != nullptr;
+        return leased == alive_;
+    }
+
+private:
+    [[nodiscard]] std::size_t weight(std::size_t exact) const noexcept {
+        return Coded ? (exact * codec::residual_page::bytes_for(shape_) + page_bytes_ - 1) / page_bytes_ : 0;
+    }
+
+    page_shape shape_;
+    std::size_t page_bytes_;
+    std::vector<std::shared_ptr<codec::residual_page>> of_page_; // empty if the codec needs none
+    std::size_t alive_ = 0;
+};
+
+/// The full-precision rows of sequences and leases, where the codec encodes whole pages. A sequence has rows for its
+/// last page while that is not full, and for the first and the last pages that the codec keeps. A lease has rows for
+/// the pages that it writes.
+template <class PageManager>
+class residual_leases {
+public:
+    /// `quantized`: what stays exact; none for a codec that writes row by row, and then nothing here does anything.
+    residual_leases(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
+        : pages_(pages), page_tokens_(page_tokens), quantized_(quantized) {}
+
+    /// The number of the first `tokens` tokens in these pages, page-table entries or page_ids, that can be continued:
+    /// up to the last token for which all residual rows that the next query reads are present.
+    template <class Pages>
+    [[nodiscard]] std::size_t kept([[maybe_unused]] const Pages& pages, std::size_t tokens) const noexcept {
+        if constexpr (!PageManager::quantized)
+            return tokens;
+        else
+            return kept_residual(pages, tokens);
+    }
+
+    /// The number of residual pages that a lease allocates: for a copied last page, and for `fresh` new ones after
+    /// `before`.
+    [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh,
+                                     std::size_t max_batch_tokens) const {
+        return PageManager::quantized ? (copies ? 1 : 0) + places(before, fresh, max_batch_tokens) : 0;
+    }
+
+    /// Allocates the residual rows of a lease whose pages are already in the table. `used` is the number of rows in use
+    /// in the last page before the lease. Returns false if there is no memory: allocated rows then belong to the lease
+    /// and end with it.
+    [[nodiscard]] bool open([[maybe_unused]] sequence_state& state, [[maybe_unused]] std::uint32_t used,
+                            [[maybe_unused]] std::size_t max_batch_tokens) {
+        if constexpr (!PageManager::quantized)
+            return true;
+        else
+            return open_residual(state, used, max_batch_tokens);
+    }
+
+    /// The residual rows that a lease passes to a page when all its rows are committed; null if it passes none.
+    [[nodiscard]] codec::residual_page* given([[maybe_unused]] const sequence_state& state,
+                                              [[maybe_unused]] std::size_t entry) const noexcept {
+        if constexpr (!PageManager::quantized)
+            return nullptr;
+        else
+            return given_residual(state, entry);
+    }
+
+    /// Passes to the pages the residual rows that they keep, and frees the others. Returns the number of tokens that
+    /// remain.
+    [[nodiscard]] std::size_t finalize(sequence_state& state) noexcept {
+        if constexpr (!PageManager::quantized)
+            return state.tokens.size();
+        else
+            return finalize_residual(state);
+    }
+
+    /// Frees the residual rows that belong to a lease and to no page.
+    void end([[maybe_unused]] residual_ring& ring) noexcept {
+        if constexpr (PageManager::quantized)
+            end_residual(ring);
+    }
+
+private:
+    template <class Pages>
+    [[nodiscard]] std::size_t kept_residual(const Pages& pages, std::size_t tokens) const noexcept {
+        if (tokens % page_tokens_ != 0 && !has(pages, tokens / page_tokens_))
+            tokens -= tokens % page_tokens_;
+        while (tokens > 0) {
+            const std::size_t page = tokens / page_tokens_;
+            bool all = true;
+            for (std::size_t i = page - std::min(page, quantized_->recent); i < page; ++i)
+                all = all && has(pages, i);
+            if (all)
+                break;
+            tokens = (tokens - 1) / page_tokens_ * page_tokens_;
+        }
+        return tokens;
+    }
+
+    [[nodiscard]] bool open_residual(sequence_state& state, std::uint32_t used, std::size_t max_batch_tokens) {
+        const bool made = detail::completes<std::bad_alloc>([&] {
+            if (state.lease.has_copied_tail(state.table)) {
+                const page_id own = state.table[state.lease.pages_before - 1].page;
+                pages_.residual().give(own, pages_.residual().make());
+                pages_.residual().of(own)->take(*pages_.residual().of(state.lease.tail_before->page), used);
+            }
+            residual_ring& ring = state.lease.ring;
+            const std::size_t fresh = state.table.size() - state.lease.pages_before;
+            ring.first = state.lease.pages_before;
+            ring.own = own_places(state.lease.pages_before, fresh);
+            for (std::size_t n = places(state.lease.pages_before, fresh, max_batch_tokens); n > 0; --n) {
+                ring.places.emplace_back();
+                ring.places.back() = pages_.residual().make();
+                ring.places.back()->begin(0);
+            }
+            state.lease.residual.resize(state.table.size());
+        });
+        if (!made) {
+            std::erase(state.lease.ring.places, nullptr);
+            return false;
+        }
+        for (std::size_t i = 0; i < state.table.size(); ++i)
+            state.lease.residual[i] =
+                i < state.lease.pages_before ? pages_.residual().of(state.table[i].page) : state.lease.ring.at(i);
+        if (state.lease.tail_before)
+            state.lease.residual[state.lease.pages_before - 1]->begin(used);
+        return pages_.keep_free(pages_.residual().aside());
+    }
+
+    [[nodiscard]] codec::residual_page* given_residual(const sequence_state& state, std::size_t entry) const noexcept {
+        const std::size_t tokens = state.tokens.size() + state.lease.rows, last = tokens / page_tokens_;
+        const bool gives = stays(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
+                           state.lease.ring.keeps(entry, state.table.size());
+        return gives ? state.lease.ring.at(entry) : nullptr;
+    }
+
+    [[nodiscard]] std::size_t finalize_residual(sequence_state& state) noexcept {
+        const std::size_t entries = state.table.size(), tokens = state.tokens.size();
+        const std::size_t last = tokens / page_tokens_; // the partial page, or the one that would come next
+        const std::size_t before = std::min(state.lease.pages_before, entries);
+        for (std::size_t i = before; i < entries && i <= last; ++i)
+            if (stays(i, last) && (i < last || tokens % page_tokens_ != 0) && state.lease.ring.keeps(i, entries))
+                pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
+        end(state.lease.ring);
+        const std::size_t stay = kept(state.table, tokens);
+        // Pages that left the residual window. A page that other sequences reference may be in theirs.
+        const std::size_t first = before - std::min(before, quantized_->recent + 1);
+        for (std::size_t i = first; i < before && i < stay / page_tokens_; ++i)
+            if (!stays(i, stay / page_tokens_) && pages_.pool().holders(state.table[i].page) == 1)
+                pages_.residual().drop(state.table[i].page);
+        return stay;
+    }
+
+    void end_residual(residual_ring& ring) noexcept {
+        for (auto& place : ring.places)
+            pages_.residual().end(std::move(place));
+        ring.places.clear();
+    }
+
+    template <class Pages>
+    [[nodiscard]] bool has(const Pages& pages, std::size_t i) const noexcept {
+        return i < pages.size() && pages_.residual().of(page_of(pages[i])) != nullptr;
+    }
+    [[nodiscard]] static page_id page_of(page_id page) noexcept { return page; }
+    [[nodiscard]] static page_id page_of(const page_entry& entry) noexcept { return entry.page; }
+
+    // Whether page `i` keeps residual rows for a sequence that ends in page `last`.
+    [[nodiscard]] bool stays(std::size_t i, std::size_t last) const noexcept { return quantized_->covers(i, last); }
+
+    [[nodiscard]] std::size_t own_places(std::size_t before, std::size_t fresh) const noexcept {
+        return std::min(fresh, quantized_->first - std::min(quantized_->first, before));
+    }
+    [[nodiscard]] std::size_t places(std::size_t before, std::size_t fresh,
+                                     std::size_t max_batch_tokens) const noexcept {
+        return residual_ring::places_for(fresh, own_places(before, fresh), max_batch_tokens, page_tokens_,
+                                         quantized_->recent);
+    }
+
+    PageManager& pages_;
+    std::size_t page_tokens_;
+    std::optional<residual_window> quantized_;
+};
+
+}} // namespace kvcache
