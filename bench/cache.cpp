@@ -7,6 +7,7 @@
 #include <kvcache/kvcache.hpp>
 #include <kvcache/storage/external.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -43,7 +44,8 @@ tokens prompt(std::size_t number, std::size_t length, std::size_t common) {
 // A cache that owns its pages, or one whose pages are the host's.
 template <class... Policies>
 kv::cache<Policies...> cache_of(std::size_t pages, Policies... policies) {
-    return kv::make_cache({.shape = shape, .limit = {.pages = pages}}, policies...);
+    constexpr bool external = (std::same_as<Policies, kv::storage::external> || ...);
+    return kv::make_cache({.shape = shape, .limit = {.pages = pages}, .merge_equal_pages = !external}, policies...);
 }
 const kv::storage::external host{.copy = [](kv::page_id, kv::page_id) { return true; }};
 
