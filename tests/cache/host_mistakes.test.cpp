@@ -271,6 +271,39 @@ TEST_CASE("host mistake: a plan of another match or cache") {
           }) == "a plan begins inside its match");
 }
 
+namespace {
+
+// A recompute policy that begins after what is cached, or throws.
+struct late {
+    using role = kv::recompute_role;
+    bool throws = false;
+    struct state {
+        bool throws;
+        [[nodiscard]] std::size_t first_computed(std::size_t hit, std::size_t) const {
+            if (throws)
+                throw std::runtime_error("no plan");
+            return hit + 1;
+        }
+    };
+    [[nodiscard]] state open(kv::page_shape) const { return {throws}; }
+};
+
+} // namespace
+
+TEST_CASE("host mistake: a recompute policy that begins after the match, or throws") {
+    for (const bool throws : {false, true}) {
+        auto cache = kv::make_cache({shape, {.pages = 8}}, late{throws}, kv::locking::mutex{});
+        auto sequence = cache.open();
+        store(cache, sequence, 40);
+        if (throws)
+            CHECK_THROWS_AS(cache.acquire(prompt(50)), std::runtime_error);
+        else
+            CHECK(rule_broken_by([&] { (void)cache.acquire(prompt(50)); }) == "a plan begins inside its match");
+        CHECK(cache.stats().sequences == 1);
+        CHECK(cache.check());
+    }
+}
+
 TEST_CASE("host mistake: block tables of another page size, and rows that are not there") {
     auto cache = small();
     auto sequence = cache.open();

@@ -4,6 +4,7 @@
 #include <kvcache/observer/events.hpp>
 
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -70,6 +71,14 @@ TEST_CASE("a cache with tenants is used with one of them, and a cache without ha
     CHECK_THROWS_AS(cache.clear(), kv::contract_violation);
     CHECK_THROWS_AS(alone.acquire(prompt, {.tenant = a}), kv::contract_violation);
     CHECK_THROWS_AS(alone.open_tenant(kv::tenant_salt("a"), 8), kv::contract_violation);
+    auto larger = kv::make_cache({.shape = small, .limit = pages(8), .tenants = 9});
+    std::optional<kv::tenant> last;
+    for (const char* salt : {"a", "b", "c", "d", "e"})
+        last = *larger.open_tenant(kv::tenant_salt(salt), 8);
+    CHECK_THROWS_AS(cache.acquire(prompt, {.tenant = *last}), kv::contract_violation); // of another cache
+    CHECK_THROWS_AS(cache.stats(*last), kv::contract_violation);
+    CHECK_THROWS_AS(cache.id(*last), kv::contract_violation);
+    CHECK_FALSE(a == larger.open_tenant());
     CHECK(cache.acquire(prompt, {.tenant = a}));
 }
 

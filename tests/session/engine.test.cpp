@@ -375,6 +375,7 @@ TEST_CASE("requests of different tenants run together and reuse nothing of each 
     kv::pipeline<cache, kv::transformer> pipeline(tenants, model, pool, 64);
     kv::engine<cache, kv::transformer> runs(tenants, model, pipeline, {.rows = 32});
     const tokens prompt = some_tokens(model, 70, 1);
+    CHECK_THROWS_AS(runs.submit({.prompt = prompt}), kv::contract_violation); // without a tenant
     const told wanted = plainly(model, {.prompt = prompt, .until = {.max_tokens = 8}});
     for (int round = 0; round < 2; ++round) {
         std::vector<kv::engine_outcome<cache>> ends(2 * whose.size());

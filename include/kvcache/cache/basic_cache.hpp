@@ -133,7 +133,7 @@ public:
     [[nodiscard]] const page_shape& shape() const { return core().shape(); }
     /// The identity of the cache; of what a tenant stores, for a tenant.
     [[nodiscard]] const identity& id() const { return core().id(); }
-    [[nodiscard]] identity id(const tenant& of) const { return core().id(of.number()); }
+    [[nodiscard]] identity id(const tenant& of) const { return core().id(core().number_of(of)); }
     [[nodiscard]] const codec_type& codec() const { return core().codec(); }
     [[nodiscard]] const storage_type& storage() const { return core().storage(); }
     /// The opened tier policy, with its status, counters and flush.

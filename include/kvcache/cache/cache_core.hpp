@@ -64,7 +64,8 @@ public:
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
 
-    /// Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an identity.
+    /// It does not move. Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an
+    /// identity.
     cache_core(cache_config config, Policies policies)
         : shape_(checked(config.shape)),
           codec_(policies.codec.open(shape_)),
@@ -80,9 +81,6 @@ public:
         if (config.tenants > 0)
             add_tenant({}, std::numeric_limits<std::size_t>::max());
     }
-    cache_core(cache_core&&) = delete;
-    cache_core& operator=(cache_core&&) = delete;
-    ~cache_core() = default;
 
     // What never changes.
 
@@ -119,9 +117,9 @@ public:
 
     /// The number of a tenant. Requires: a cache with tenants is used with one of them, and a cache without is not.
     [[nodiscard]] std::uint32_t number_of(const kvcache::tenant& of) const {
-        const std::uint32_t number = of.number();
-        require((number == 0) == (tenants_.most() == 0), "a cache with tenants is used with one of them");
-        return number;
+        require((of.number() == 0) == (tenants_.most() == 0), "a cache with tenants is used with one of them");
+        require(of.number() == 0 || of.belongs_to(tenants_), "a tenant is used with its own cache");
+        return of.number();
     }
 
     /// What is cached of a prompt, and what is being computed. Pins and changes nothing.
@@ -154,9 +152,11 @@ public:
             const auto pages = std::span(found.pages).first(known->table.size());
             pages_.emit({event_kind::matched, kept, tokens.size(), pages.size(), pages});
         }
+        const std::size_t first =
+            options.plans ? first_computed(kept, tokens.size()) : kept; // before `add`: it may throw
         sequences_.add(*known);
         if (options.plans)
-            truncate_to_plan(*known, tokens.size());
+            truncate_to(*known, first);
         return {{*this, std::move(known)}, made};
     }
 
@@ -175,8 +175,9 @@ public:
             pages.push_back(entry.page);
         const std::lock_guard guard(lock_);
         pages_.emit({event_kind::matched, found.found.cached_tokens, found.found.prompt_tokens, pages.size(), pages});
+        sequence_state& state = found.sequence.state_in(*this);
         if (plans)
-            truncate_to_plan(found.sequence.state_in(*this), found.found.prompt_tokens);
+            truncate_to(state, first_computed(state.tokens.size(), found.found.prompt_tokens));
     }
 
     /// See basic_cache.
@@ -287,7 +288,7 @@ public:
         const std::lock_guard guard(lock_);
         require(tokens <= state.tokens.size() && !state.lease.open,
                 "a truncation lies inside a sequence without a lease");
-        sequences_.truncate(state, sequences_.residual().kept(state.table, tokens));
+        truncate_to(state, tokens);
     }
 
     [[nodiscard]] result<sequence> erase_range(const sequence_state& from, std::size_t first, std::size_t count) {
@@ -412,11 +413,15 @@ private:
                 .differing_token = found.stored};
     }
 
-    // Leaves to a matched sequence the tokens that are not computed again.
-    void truncate_to_plan(sequence_state& state, std::size_t prompt) {
-        const std::size_t first = recompute_.first_computed(state.tokens.size(), prompt);
-        require(first <= state.tokens.size(), "a plan begins inside its match");
-        sequences_.truncate(state, sequences_.residual().kept(state.table, first));
+    // The first token of a prompt that is computed, where `known` tokens are cached.
+    [[nodiscard]] std::size_t first_computed(std::size_t known, std::size_t prompt) const {
+        const std::size_t first = recompute_.first_computed(known, prompt);
+        require(first <= known, "a plan begins inside its match");
+        return first;
+    }
+    // Keeps the first `tokens` tokens, or fewer: those that can be continued.
+    void truncate_to(sequence_state& state, std::size_t tokens) noexcept {
+        sequences_.truncate(state, sequences_.residual().kept(state.table, tokens));
     }
 
     [[nodiscard]] std::uint64_t prompts_ended() const {

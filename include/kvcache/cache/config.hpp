@@ -30,7 +30,7 @@ class tenant_salt {
 public:
     /// Requires: `bytes` is not empty.
     explicit tenant_salt(std::string bytes) : bytes_(std::move(bytes)) {
-        expects(!bytes_.empty(), "a tenant's salt is not empty");
+        require(!bytes_.empty(), "a tenant's salt is not empty");
     }
     [[nodiscard]] const std::string& bytes() const noexcept { return bytes_; }
 
@@ -47,30 +47,40 @@ struct tenant_usage {
     friend constexpr bool operator==(const tenant_usage&, const tenant_usage&) = default;
 };
 
+class tenant_registry;
+
 /// A tenant of a cache, as `open_tenant` returns it. A prompt that is acquired for a tenant finds only what the same
 /// tenant has stored. Copies are the same tenant; while one exists, its number is not given to another. The default
 /// stands for a cache without tenants. Requires: a copy outlives the tenant's sequences and leases.
 class tenant {
 public:
     tenant() = default;
-    /// The tenant with this number in its cache. `uses` counts the copies.
-    tenant(std::uint32_t number, std::shared_ptr<const void> uses) : number_(number), uses_(std::move(uses)) {}
+    /// The tenant with this number in the cache of the registry. `uses` counts the copies.
+    tenant(const tenant_registry& of, std::uint32_t number, std::shared_ptr<const void> uses)
+        : of_(&of), number_(number), uses_(std::move(uses)) {}
 
-    /// The number in the cache: 0 for none, 1 for what belongs to no tenant.
+    /// The number in the cache: 0 for none, 1 for the pages that belong to no tenant.
     [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
+    [[nodiscard]] bool belongs_to(const tenant_registry& of) const noexcept { return of_ == &of; }
 
-    friend bool operator==(const tenant& a, const tenant& b) noexcept { return a.number_ == b.number_; }
+    friend bool operator==(const tenant& a, const tenant& b) noexcept {
+        return a.of_ == b.of_ && a.number_ == b.number_;
+    }
 
 private:
+    const tenant_registry* of_ = nullptr;
     std::uint32_t number_ = 0;
     std::shared_ptr<const void> uses_;
 };
 
-/// The tenants of a cache by salt. Number 1 has no salt: it is shared by all that name no tenant.
+/// The tenants of a cache by salt. Number 1 has no salt: all callers without a salt share it. It stays where it is: its
+/// tenants point to it.
 class tenant_registry {
 public:
     /// For at most `most` tenants with a salt.
     explicit tenant_registry(std::size_t most) : most_(most) {}
+    tenant_registry(const tenant_registry&) = delete;
+    tenant_registry& operator=(const tenant_registry&) = delete;
 
     /// The maximum number of tenants with a salt; 0 in a cache without tenants.
     [[nodiscard]] std::size_t most() const noexcept { return most_; }
@@ -103,7 +113,7 @@ public:
     /// A copy of a tenant, used now.
     [[nodiscard]] tenant use(std::uint32_t number) noexcept {
         accounts_[number - 1].used = ++uses_;
-        return {number, accounts_[number - 1].copies};
+        return {*this, number, accounts_[number - 1].copies};
     }
 
     /// The tenant to replace: of those without a copy the one with the fewest pages, and of these the one that was not

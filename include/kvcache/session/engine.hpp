@@ -66,7 +66,8 @@ public:
     }
 
     /// Queues a request. Errors: out_of_range for a request that can never run; out_of_memory if the queue is full;
-    /// cancelled after close. `done` is not called after an error.
+    /// cancelled after close. `done` is not called after an error. Requires: the request names a tenant of the cache,
+    /// if the cache has tenants.
     [[nodiscard]] result<request_id> submit(request asked) {
         if (auto valid = check(asked); !valid)
             return valid.error();
@@ -149,6 +150,7 @@ private:
         const auto refuse = [](const char* field, std::string words) {
             return error{error_code::out_of_range, field, std::move(words)};
         };
+        schedule_.require_tenant(asked.tenant);
         if (auto valid = detail::check_tokens(asked.prompt, model_.vocabulary(), "prompt"); !valid)
             return valid;
         if (asked.prompt.size() > model_.max_positions())

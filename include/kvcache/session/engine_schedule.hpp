@@ -243,7 +243,9 @@ public:
     [[nodiscard]] job_list& running() noexcept { return running_; }
     /// Requests that were preempted and wait.
     [[nodiscard]] job_list& preempted() noexcept { return made_way_; }
-    [[nodiscard]] std::size_t page_tokens() const noexcept { return cache_.shape().tokens; }
+    [[nodiscard]] std::size_t page_tokens() const { return cache_.shape().tokens; }
+    /// Requires: requests of this tenant can run over the cache.
+    void require_tenant(const tenant& of) const { static_cast<void>(cache_.core().number_of(of)); }
     void set_relief(std::function<bool()> relief) { relief_ = std::move(relief); }
 
     /// Runs one step. If pages are short it first reclaims idle sessions, then preempts the youngest request.

@@ -205,7 +205,7 @@ template <class Cache>
 /// `most` bytes; those of read_snapshot.
 template <class Cache>
 [[nodiscard]] result<restored<Cache>> load_snapshot(Cache& cache, std::istream& from, std::size_t most,
-                                                    std::string_view secret = {}) {
+                                                    std::string_view secret = {}, const tenant& of = {}) {
     std::vector<std::byte> bytes;
     std::vector<char> piece(std::size_t{1} << 16);
     while (from.read(piece.data(), static_cast<std::streamsize>(piece.size())), from.gcount() > 0) {
@@ -217,7 +217,7 @@ template <class Cache>
     }
     if (from.bad())
         return error{error_code::io, "stream", "the stream could not be read"};
-    return read_snapshot(cache, bytes, secret);
+    return read_snapshot(cache, bytes, secret, of);
 }
 
 }} // namespace kvcache
