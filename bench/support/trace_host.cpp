@@ -12,7 +12,8 @@ void trace_begin(const char* name);
 void trace_end();
 
 int main() {
-    auto cache = kvcache::make_cache({.shape = {.tokens = 16}, .limit = {.pages = 4}, .merge_equal_pages = false}, kvcache::storage::external{.copy = [](auto, auto) { return true; }});
+    auto cache = kvcache::make_cache({.shape = {.tokens = 16}, .limit = {.pages = 4}, .merge_equal_pages = false},
+                                     kvcache::storage::external{.copy = [](auto, auto) { return true; }});
     const std::vector<kvcache::token_id> first(40, kvcache::token_id{1}), second(40, kvcache::token_id{2});
     {
         auto request = cache.acquire(first);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/formats/json.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/formats/json.hpp>
 
 #include <filesystem>
 #include <sstream>

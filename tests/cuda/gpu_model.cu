@@ -68,7 +68,8 @@ struct place {
     place(Device& device, std::uint32_t page, std::size_t split)
         : there(model(), device),
           pool(2),
-          store(kv::make_cache({there.shape(page), {.bytes = 8u << 20}, there.id({1, 2})}, cuda::device_rows{.format = Format}, storage{.device = &device})),
+          store(kv::make_cache({there.shape(page), {.bytes = 8u << 20}, there.id({1, 2})},
+                               cuda::device_rows{.format = Format}, storage{.device = &device})),
           pipeline(store, there, pool, split) {}
 
     model_type there;

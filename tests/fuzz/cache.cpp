@@ -54,7 +54,7 @@ void play(spelled choices, kv::page_shape shape, std::size_t pages, bool fails, 
 
 void play_external(spelled choices, kv::page_shape shape, std::size_t pages, bool merge) {
     kvcache_test::host_tensor host(pages);
-    auto cache = kv::make_cache({shape, {.pages = pages}}, host.blocks(merge));
+    auto cache = kv::make_cache({.shape = shape, .limit = {.pages = pages}, .merge_equal_pages = merge}, host.blocks());
     kvcache_test::cache_model<decltype(cache), spelled, kvcache_test::host_rows> model(cache, choices, {.longest = 40},
                                                                                        {&host, merge});
     try {

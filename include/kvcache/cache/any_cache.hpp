@@ -119,13 +119,16 @@ struct any_eviction_state : opened_choice<List, eviction_capacity> {
 
 } // namespace detail
 
-/// A policy of each role that is chosen by its name at run time. `List` may be a tuple of your own policies.
+/// A storage that is chosen by its name at run time. `List` may be a tuple of your own policies.
 template <class List>
 using any_storage = any_policy<List, detail::any_storage_state>;
+/// The same for a hash.
 template <class List>
 using any_hash = any_policy<List, detail::any_hash_state>;
+/// The same for an index.
 template <class List>
 using any_index = any_policy<List, detail::any_index_state>;
+/// The same for an eviction policy.
 template <class List>
 using any_eviction = any_policy<List, detail::any_eviction_state>;
 

@@ -82,6 +82,8 @@ private:
 /// state: made of the place in the list and the arguments of `open`, and with the role and its name.
 template <class List, template <class> class State>
 class any_policy;
+
+/// The same for a list that is spelled as a tuple.
 template <class... Ps, template <class> class State>
 class any_policy<std::tuple<Ps...>, State>
     : public State<std::tuple<Ps...>>::choice::template opener<State<std::tuple<Ps...>>> {

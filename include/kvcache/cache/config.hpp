@@ -96,6 +96,8 @@ public:
                 return use(number);
         return std::nullopt;
     }
+
+    /// What the registry keeps of one tenant.
     struct account {
         std::string salt = {};
         std::shared_ptr<const std::uint64_t> copies = std::make_shared<const std::uint64_t>(); ///< Counts the copies.

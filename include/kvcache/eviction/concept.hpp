@@ -157,6 +157,7 @@ private:
     std::vector<bool> present_;
 };
 #else
+/// Without contract checks it is the state itself.
 template <eviction_state S>
 using checked_eviction = S;
 #endif

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/formats/gguf_header.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/shown.hpp>
+#include <kvcache/formats/gguf_header.hpp>
 
 #include <cmath>
 #include <cstddef>

@@ -4,10 +4,10 @@
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/formats/gguf_fields.hpp>
-#include <kvcache/formats/gguf_header.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/shown.hpp>
+#include <kvcache/formats/gguf_fields.hpp>
+#include <kvcache/formats/gguf_header.hpp>
 #include <kvcache/text/bpe.hpp>
 #include <kvcache/text/json_reader.hpp>
 #include <kvcache/text/merge_table.hpp>

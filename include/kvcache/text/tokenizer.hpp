@@ -3,9 +3,9 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/formats/gguf_header.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/formats/gguf_header.hpp>
 #include <kvcache/text/tokenizer_config.hpp>
 
 #include <cstddef>

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/formats/gguf_header.hpp>
 #include <kvcache/core/mapped_file.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/formats/gguf_header.hpp>
 #include <kvcache/kernel/block_format.hpp>
 
 #include <cstddef>

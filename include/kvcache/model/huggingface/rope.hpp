@@ -3,9 +3,9 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/formats/json.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/shown.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/model/config.hpp>
 
 #include <algorithm>

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/formats/json.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/jinja/budget.hpp>
 #include <kvcache/text/jinja/interpreter.hpp>

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/mapped_file.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/formats/gguf_header.hpp>
 #include <kvcache/formats/gguf_path.hpp>
 #include <kvcache/formats/json.hpp>
-#include <kvcache/core/mapped_file.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/text/added_tokens.hpp>
 #include <kvcache/text/bpe.hpp>
 #include <kvcache/text/bpe_run.hpp>

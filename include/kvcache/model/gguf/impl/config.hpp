@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/formats/gguf_fields.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/shown.hpp>
+#include <kvcache/formats/gguf_fields.hpp>
 #include <kvcache/model/gguf/config.hpp>
 
 #include <algorithm>

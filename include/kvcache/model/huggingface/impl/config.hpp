@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/formats/json.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/formats/json.hpp>
 #include <kvcache/model/huggingface/config.hpp>
 #include <kvcache/model/huggingface/rope.hpp>
 
