@@ -50,7 +50,7 @@ void run(std::size_t layers, std::size_t length, std::size_t fresh) {
                                                   1);
     kvcache::thread_pool alone;
     bench::subject of(model, 8 * (length + fresh), 256);
-    bench::pipeline_type pipeline(of.pages(), model, alone, of.split());
+    bench::pipeline_type pipeline(of.pages(), model, alone, of.max_batch_tokens());
     bench::uncached past(of, alone);
     for (int round = 0; round < 2; ++round) { // the first round allocates buffers
         prompt_through_the_cache(pipeline, of.fresh(length));

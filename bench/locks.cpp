@@ -4,8 +4,8 @@
 // does: measures each time that a host's calls hold the lock, then simulates threads with these times (lab/locking.md).
 
 #include <kvcache/cache.hpp>
-#include <kvcache/codec/bf16.hpp>
 #include <kvcache/codec/f32.hpp>
+#include <kvcache/codec/float16.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/locking/mutex.hpp>
 

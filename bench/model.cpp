@@ -34,7 +34,7 @@ struct flags {
     bool bf16 = false, int8 = false, paced = false;
     std::vector<std::size_t> threads{1, 2}, depths{0, 2048, 8192};
     std::vector<std::string> only{"prefill", "generation", "users", "chat", "zero_reuse", "shared_system", "documents"};
-    std::size_t rounds = 3, prompt = 512, steps = 32, split = 256;
+    std::size_t rounds = 3, prompt = 512, steps = 32, max_batch_tokens = 256;
     std::vector<std::int32_t> ids;
 };
 
@@ -61,9 +61,9 @@ void progress(std::size_t done, std::size_t of) {
 
 // Prints the most likely tokens after a prompt, to verify that another program computes the same model.
 int say(const kvcache::transformer& model, const flags& f) {
-    bench::subject subject(model, f.ids.size() + f.steps + 64, f.split);
+    bench::subject subject(model, f.ids.size() + f.steps + 64, f.max_batch_tokens);
     kvcache::thread_pool pool(f.threads.front());
-    bench::pipeline_type runner(subject.pages(), model, pool, f.split);
+    bench::pipeline_type runner(subject.pages(), model, pool, f.max_batch_tokens);
     bench::tokens prompt;
     for (const std::int32_t id : f.ids)
         prompt.push_back(kvcache::token_id{id});
@@ -83,8 +83,8 @@ int run(const flags& f) {
     if (!f.ids.empty())
         return say(model, f);
     if (f.paced) {
-        bench::subject paced(model, f.depths.back(), f.split);
-        bench::pipeline_type runner(paced.pages(), model, all, f.split);
+        bench::subject paced(model, f.depths.back(), f.max_batch_tokens);
+        bench::pipeline_type runner(paced.pages(), model, all, f.max_batch_tokens);
         bench::paced_bound(paced, runner);
         return 0;
     }
@@ -92,14 +92,14 @@ int run(const flags& f) {
     std::size_t rows = held;
     for (const std::size_t depth : f.depths)
         rows += depth + f.prompt + 64;
-    bench::subject subject(model, rows, f.split);
+    bench::subject subject(model, rows, f.max_batch_tokens);
 
     std::deque<kvcache::thread_pool> thread_pools;
     std::deque<bench::pipeline_type> pipelines;
     std::deque<bench::machine_limits> limits;
     for (const std::size_t n : f.threads) {
         thread_pools.emplace_back(n);
-        pipelines.emplace_back(subject.pages(), model, thread_pools.back(), f.split);
+        pipelines.emplace_back(subject.pages(), model, thread_pools.back(), f.max_batch_tokens);
         limits.emplace_back();
     }
     const auto wanted = [&](const char* name) { return std::ranges::find(f.only, name) != f.only.end(); };
@@ -171,7 +171,7 @@ int program(int count, char** words) {
     app.add_option("--rounds", f.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
     app.add_option("--prompt", f.prompt, "Tokens of a prefill")->check(CLI::Range(1, 65536))->capture_default_str();
     app.add_option("--steps", f.steps, "Tokens of an answer")->check(CLI::Range(1, 65536))->capture_default_str();
-    app.add_option("--split", f.split, "Most rows in one forward pass")
+    app.add_option("--max-batch-tokens", f.max_batch_tokens, "Most rows in one forward pass")
         ->check(CLI::Range(1, 65536))
         ->capture_default_str();
     app.add_option("--ids", f.ids, "Measures nothing, says --steps tokens behind these")->delimiter(',');

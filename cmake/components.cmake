@@ -11,7 +11,6 @@ set(kvcache_cache_paths  # the cache alone: xxHash and threads
   codec/f32.hpp
   codec/residual_page.hpp
   codec/row_major.hpp
-  codec/residual_page.hpp
   core/
   eviction/
   hash/
@@ -53,7 +52,6 @@ set(kvcache_text_paths  # PCRE2 and utf8proc
   chat.hpp
   session/chat_overflow.hpp
   session/chat_session.hpp
-  session/chat_transcript.hpp
   session/chat_transcript.hpp
   session/open_chat.hpp
   text/

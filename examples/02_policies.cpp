@@ -2,7 +2,9 @@
 // Choosing policies: pass them by value, in any order; omitted ones have their defaults. They determine the type of
 // the cache.
 // test:
+#include <kvcache/eviction/lru.hpp>
 #include <kvcache/kvcache.hpp>
+#include <kvcache/locking/mutex.hpp>
 
 #include <iostream>
 #include <memory_resource>

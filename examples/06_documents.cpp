@@ -72,7 +72,7 @@ struct program {
 
         const auto end = encode("<|im_end|>");
         const auto answer =
-            must(kvcache::generate(reader, prompt(), mode, kvcache::sampler{}, {.max_tokens = 32, .stop = end},
+            must(kvcache::generate(reader, prompt(), mode, kvcache::sampler{}, {.max_tokens = 32, .stop_tokens = end},
                                    [](kvcache::token_id, std::span<const float>) { return true; }));
         const auto& took = answer.counts;
         std::printf("%-22s %3zu exact  %3zu approximate  %3zu again  %3zu new  first token %6.2f ms  %s\n", name,

@@ -178,9 +178,9 @@ int run(const flags& f, const std::string& command) {
                                    .words = *words,
                                    .form = *form,
                                    .threads = threads,
-                                   .draw = {.temperature = f.temperature, .seed = f.seed},
+                                   .sampling = {.temperature = f.temperature, .seed = f.seed},
                                    .max_tokens = f.max_tokens,
-                                   .split = f.split};
+                                   .max_batch_tokens = f.max_batch_tokens};
     kvcache::identity id = loaded->model.id(loaded->weights);
     id.tokenizer = words->digest();
     const host at{speaker, id, loaded->model.shape(f.page), {.bytes = f.memory << 20}};

@@ -38,8 +38,8 @@ kvcache::error unwritable(const std::string& file) {
 template <class Cache>
 kvcache::result<kvcache::answer<Cache>>
 generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache::thread_pool& pool, const flags& f,
-                       const tokens& prompt, const kvcache::sampler& draw, const kvcache::stop_criteria& until) {
-    kvcache::pipeline pipeline(cache, model, pool, f.split);
+                       const tokens& prompt, const kvcache::sampler& sampling, const kvcache::stop_criteria& stop) {
+    kvcache::pipeline pipeline(cache, model, pool, f.max_batch_tokens);
     auto sequence = cache.open();
     auto logits = pipeline.extend(sequence, prompt, kvcache::logits_mode::all);
     if (!logits)
@@ -47,12 +47,12 @@ generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache:
     kvcache::answer<Cache> made{{std::move(sequence), std::move(*logits), 0, prompt.size(), {}}};
     tokens past = prompt;
     kvcache::matrix next = made.prompt.logits.bottomRows(1);
-    const std::size_t most = std::min(until.max_tokens, pipeline.max_positions() - prompt.size() + 1);
+    const std::size_t most = std::min(stop.max_tokens, pipeline.max_positions() - prompt.size() + 1);
     while (made.ids.size() < most) {
-        const auto token = draw.draw(kvcache::row_of(std::as_const(next), 0), made.ids.size());
+        const auto token = sampling.draw(kvcache::row_of(std::as_const(next), 0), made.ids.size());
         made.ids.push_back(token);
         past.push_back(token);
-        made.stopped = std::ranges::find(until.stop, token) != until.stop.end();
+        made.stopped = std::ranges::find(stop.stop_tokens, token) != stop.stop_tokens.end();
         if (made.stopped || made.ids.size() == most)
             break;
         auto again = cache.open();
@@ -67,9 +67,9 @@ generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache:
 // Prints the answers of a beam search, one per line, best first.
 template <class Cache>
 int say_beams(kvcache::pipeline<Cache, kvcache::transformer>& pipeline, const flags& f, const tokens& prompt,
-              const kvcache::stop_criteria& until, const std::optional<kvcache::tokenizer>& words) {
+              const kvcache::stop_criteria& stop, const std::optional<kvcache::tokenizer>& words) {
     const support::stopwatch request;
-    const auto found = kvcache::search_beams(pipeline, prompt, until,
+    const auto found = kvcache::search_beams(pipeline, prompt, stop,
                                              {.beams = f.beams, .best = f.best, .length_penalty = f.length_penalty});
     if (!found)
         return support::report("generate", found.error());
@@ -162,21 +162,21 @@ int run(const flags& f) {
         identity.tokenizer = words->digest();
     kvcache::thread_pool pool(f.threads);
     return with_cache(f, identity, shape, {.bytes = pages * page_bytes}, [&](auto& cache, auto from_tier) {
-        kvcache::pipeline pipeline(cache, model, pool, f.split);
+        kvcache::pipeline pipeline(cache, model, pool, f.max_batch_tokens);
         if (!warm->empty() && !f.no_cache)
             if (auto said = pipeline.prefill(*warm, kvcache::logits_mode::none); !said)
                 return support::report("generate", said.error());
 
-        const kvcache::sampler draw{.temperature = f.temperature, .seed = f.seed};
-        const kvcache::stop_criteria until{f.max_tokens, f.ignore_eos ? tokens{} : model.config().eos};
+        const kvcache::sampler sampling{.temperature = f.temperature, .seed = f.seed};
+        const kvcache::stop_criteria stop{f.max_tokens, f.ignore_eos ? tokens{} : model.config().eos};
         if (f.beams > 0)
-            return say_beams(pipeline, f, *prompt, until, words);
+            return say_beams(pipeline, f, *prompt, stop, words);
         const auto wanted = f.logits.empty() ? kvcache::logits_mode::last : kvcache::logits_mode::all;
         double first_token = 0.0;
         const support::stopwatch request;
-        auto made = f.no_cache ? generate_without_cache(cache, model, pool, f, *prompt, draw, until)
+        auto made = f.no_cache ? generate_without_cache(cache, model, pool, f, *prompt, sampling, stop)
                                : kvcache::generate(
-                                     pipeline, *prompt, draw, until,
+                                     pipeline, *prompt, sampling, stop,
                                      [&](kvcache::token_id, std::span<const float>) {
                                          if (first_token == 0.0)
                                              first_token = request.milliseconds();

@@ -51,8 +51,9 @@ public:
         double right = 0.0, agree = 0.0, said = 0.0, again = 0.0, found = 0.0;
         samples warm, full;
         for (const question& one : asked_) {
-            arm<Policy> here(model_, threads_, policy, 8192, 8, 16,
-                             {.split = {.size = 0}, .store = false, .rows = 2048, .bottom_right = bottom_right});
+            arm<Policy> here(
+                model_, threads_, policy, 8192, 8, 16,
+                {.split = {.size = 0}, .store = false, .max_batch_tokens = 2048, .bottom_right = bottom_right});
             for (const tokens& document : one.documents)
                 static_cast<void>(must(here.runner.warm(document, {})));
             const bool timed = divergence.size() < timed_questions;

@@ -3,7 +3,7 @@
 
 #include <kvcache/cache/any_codec.hpp>
 #include <kvcache/codec/residual_page.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/memory.hpp>
 
 #include <algorithm>
 #include <cmath>

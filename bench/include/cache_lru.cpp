@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // limit: 2.5
 #include <kvcache/cache.hpp>
+#include <kvcache/eviction/lru.hpp>
 
 // Opens a sequence, reserves, writes and commits its rows, and matches them again.
 int main() {

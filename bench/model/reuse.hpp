@@ -114,7 +114,7 @@ public:
         sequence nothing = of_.pages().open();
         auto lease = must(of_.pages().reserve(nothing, prompt.size()));
         for (std::size_t row = 0; row < prompt.size();) {
-            const std::size_t n = std::min(prompt.size() - row, of_.split());
+            const std::size_t n = std::min(prompt.size() - row, of_.max_batch_tokens());
             const bool last = row + n == prompt.size();
             const kvcache::batch_slice<cache::lease> part{&lease, row, std::span(prompt).subspan(row, n),
                                                           last ? kvcache::logits_mode::last

@@ -48,9 +48,9 @@ struct machine_limits {
 /// first.
 class subject {
 public:
-    subject(const kvcache::transformer& model, std::size_t rows, std::size_t split)
+    subject(const kvcache::transformer& model, std::size_t rows, std::size_t max_batch_tokens)
         : model_(model),
-          split_(split),
+          max_batch_tokens_(max_batch_tokens),
           cache_(new cache(
               kvcache::make_cache({.shape = model.shape(page_tokens), .limit = {.bytes = bytes_for(model, rows)}}))) {
         static_cast<void>(past(rows));
@@ -58,7 +58,7 @@ public:
 
     [[nodiscard]] cache& pages() const { return *cache_; }
     [[nodiscard]] const kvcache::transformer& model() const { return model_; }
-    [[nodiscard]] std::size_t split() const { return split_; }
+    [[nodiscard]] std::size_t max_batch_tokens() const { return max_batch_tokens_; }
 
     /// Returns tokens that no earlier prompt had.
     [[nodiscard]] tokens fresh(std::size_t count) {
@@ -130,7 +130,7 @@ private:
     }
 
     const kvcache::transformer& model_;
-    std::size_t split_;
+    std::size_t max_batch_tokens_;
     std::unique_ptr<cache> cache_;
     std::uint64_t salt_ = 1;
 };

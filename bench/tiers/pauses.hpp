@@ -38,7 +38,7 @@ pauses pauses_of(const Policy& policy, const Locking& locking, const Model& mode
     kv::engine runs(cache, model, pipeline);
     std::vector<clock::time_point> said;
     const auto ask = [&](std::vector<kv::token_id> tokens, std::size_t most, auto hear) {
-        if (!runs.submit({.prompt = std::move(tokens), .until = {.max_tokens = most}, .on_token = hear}))
+        if (!runs.submit({.prompt = std::move(tokens), .stop = {.max_tokens = most}, .on_token = hear}))
             throw std::runtime_error("a request is refused");
     };
     ask({kv::token_id{1}, kv::token_id{2}}, 1000, [&](const kv::generated_token&) {

@@ -96,7 +96,7 @@ private:
                 {"object", object},
                 {"created", created_},
                 {"model", all_.front()->at().name},
-                {"seed", asked().draw.seed}};
+                {"seed", asked().sampling.seed}};
     }
 
     [[nodiscard]] json chunk(std::size_t index, json delta, const std::string& text, json scores, json why) const {
@@ -123,7 +123,8 @@ private:
     }
 
     [[nodiscard]] json reason(std::size_t prompt, std::size_t choice) const {
-        return all_[prompt]->outcome().answers[choice].why == kvcache::finish_reason::stopped ? "stop" : "length";
+        return all_[prompt]->outcome().answers[choice].finish_reason == kvcache::finish_reason::stopped ? "stop"
+                                                                                                        : "length";
     }
 
     [[nodiscard]] json usage() const {

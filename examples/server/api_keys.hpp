@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/sha256_builder.hpp>
 
 #include <algorithm>

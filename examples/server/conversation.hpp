@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/kvcache.hpp>
+#include <kvcache/locking/mutex.hpp>
 #include <kvcache/session/chat_session.hpp>
 
 #include <cstddef>

@@ -59,11 +59,12 @@ public:
             return begun;
         if (stop.stop_requested())
             return kvcache::error{kvcache::error_code::cancelled, "request", "the request was cancelled"};
-        kvcache::stop_criteria until{.max_tokens = asked_->max_tokens.value_or(at_.context() - prompt_.size())};
-        if (until.max_tokens > at_.context() - prompt_.size() && asked_->max_tokens)
+        kvcache::stop_criteria ends{.max_tokens = asked_->max_tokens.value_or(at_.context() - prompt_.size())};
+        if (ends.max_tokens > at_.context() - prompt_.size() && asked_->max_tokens)
             return too_long();
         // One request leaves room for others.
-        if (const std::size_t most = std::max(at_.with.lanes / 4, std::min<std::size_t>(at_.with.lanes, 8));
+        if (const std::size_t most =
+                std::max(at_.with.max_sequences / 4, std::min<std::size_t>(at_.with.max_sequences, 8));
             asked_->choices > most)
             return kvcache::error{kvcache::error_code::out_of_range, "n",
                                   "n: at most " + std::to_string(most) + " answers can be had"};
@@ -72,22 +73,22 @@ public:
             return kvcache::error{kvcache::error_code::out_of_range, "n",
                                   "n: there is room for " + std::to_string(at_.room()) + " tokens in all answers"};
         if (!asked_->ignore_eos)
-            until.stop = at_.model.config().eos;
+            ends.stop_tokens = at_.model.config().eos;
         for (std::size_t i = 0; i < asked_->choices; ++i)
             texts_.emplace_back(at_.words, prompt_, asked_->stop);
         const auto self = shared_from_this();
         kvcache::engine_request<store> request{
             .prompt = prompt_,
             .tenant = tenant_,
-            .draw = asked_->draw,
-            .until = std::move(until),
+            .sampling = asked_->sampling,
+            .stop = std::move(ends),
             .choices = asked_->choices,
             .draft = at_.with.draft,
             .log_probabilities = asked_->log_probabilities,
             .score_prompt = asked_->echo && asked_->log_probabilities,
             .deadline = began_ + std::chrono::seconds(at_.with.timeout_s),
             .on_token = [self](const kvcache::generated_token& token) { return self->on_token(token); },
-            .done = [self](kvcache::engine_outcome<store>&& end) { self->done(std::move(end)); }};
+            .on_finish = [self](kvcache::engine_outcome<store>&& end) { self->done(std::move(end)); }};
         if (turn_ && turn_->sequence.size() > 0)
             request.known = std::move(turn_->sequence);
         auto id = at_.engine().submit(std::move(request));
@@ -143,7 +144,7 @@ public:
             auto& first = end.answers[0];
             auto& chat = (*held_)->chat;
             chat.finish(std::move(*turn_), std::move(*first.sequence), first.ids, texts_[0].text(),
-                        first.why == kvcache::finish_reason::stopped);
+                        first.finish_reason == kvcache::finish_reason::stopped);
             held_->set_bytes((chat.info().cached / at_.with.page + 1) * at_.cache.codec().page_bytes());
         }
         if (at_.with.debug)
@@ -161,9 +162,9 @@ public:
         if (end.failure)
             return end.failure;
         for (const auto& each : end.answers) {
-            if (each.why == kvcache::finish_reason::cancelled)
+            if (each.finish_reason == kvcache::finish_reason::cancelled)
                 return kvcache::error{kvcache::error_code::cancelled, "request", "the request was cancelled"};
-            if (each.why == kvcache::finish_reason::expired)
+            if (each.finish_reason == kvcache::finish_reason::expired)
                 return kvcache::error{kvcache::error_code::cancelled, "timeout", "timeout: the request took too long"};
         }
         return std::nullopt;

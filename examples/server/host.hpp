@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/kvcache.hpp>
+#include <kvcache/locking/mutex.hpp>
 #include <kvcache/session/engine.hpp>
 #include <kvcache/session/session_table.hpp>
 
@@ -135,8 +136,10 @@ private:
           // Idle conversations hold at most three quarters of the pages.
           sessions({.sessions = with.sessions, .bytes = (with.cache_mib << 20) / 4 * 3}),
           threads_(with.threads),
-          pipeline_(cache, model, threads_, with.rows),
-          engine_(cache, model, pipeline_, {.rows = with.rows, .lanes = with.lanes, .waiting = with.queue}) {
+          pipeline_(cache, model, threads_, with.max_batch_tokens),
+          engine_(
+              cache, model, pipeline_,
+              {.max_batch_tokens = with.max_batch_tokens, .max_sequences = with.max_sequences, .waiting = with.queue}) {
         if (auto read = kvcache::chat_template::open(words, "default")) {
             parsed_arguments = read->takes_parsed_arguments();
             // A date changes the prompt every day: only a template that cannot do without one gets it.

@@ -28,8 +28,8 @@ struct question {
     std::vector<text_or_ids> prompts = {};             ///< Of a completion.
     std::string model = {};
     std::string user = {};
-    std::string cache_salt = {}; ///< Requests with different salts reuse nothing of each other.
-    kvcache::sampler draw = {};  ///< With a random seed, unless the request has one.
+    std::string cache_salt = {};    ///< Requests with different salts reuse nothing of each other.
+    kvcache::sampler sampling = {}; ///< With a random seed, unless the request has one.
     std::optional<std::size_t> max_tokens = {};
     std::vector<std::string> stop = {};
     std::size_t choices = 1;

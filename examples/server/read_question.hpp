@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -91,7 +91,7 @@ inline void read_bias(field_reader& fields, question& into) {
         if (fault != std::errc() || end != key.data() + key.size() || !value.is_number() ||
             std::abs(value.get<double>()) > 100.0)
             return fields.refuse("logit_bias", "must be an object from token ids to numbers from -100 to 100");
-        into.draw.bias.push_back({kvcache::token_id{id}, value.get<float>()});
+        into.sampling.bias.push_back({kvcache::token_id{id}, value.get<float>()});
     }
 }
 
@@ -118,8 +118,8 @@ inline void read_log_probabilities(field_reader& fields, question& into) {
 inline std::uint64_t read_seed(field_reader& fields) {
     const sent_json* seed = fields.find("seed");
     if (seed == nullptr || (!seed->is_number_unsigned() && *seed == -1)) { // unsigned, 2^64 - 1 would equal -1
-        std::random_device draw;
-        return ((std::uint64_t{draw()} << 32) | draw()) >> 11;
+        std::random_device device;
+        return ((std::uint64_t{device()} << 32) | device()) >> 11;
     }
     if (!seed->is_number_integer())
         fields.refuse("seed", "must be an integer of 64 bits");
@@ -147,17 +147,17 @@ inline std::uint64_t read_seed(field_reader& fields) {
     fields.text("cache_salt", made.cache_salt);
     if (made.cache_salt.size() > 256 || (made.cache_salt.empty() && fields.find("cache_salt") != nullptr))
         fields.refuse("cache_salt", "must have from 1 to 256 bytes");
-    made.draw.temperature = 1.0f;
+    made.sampling.temperature = 1.0f;
     constexpr double many = 1e9;
-    fields.number("temperature", made.draw.temperature, 0, 100);
-    made.draw.seed = detail::read_seed(fields);
+    fields.number("temperature", made.sampling.temperature, 0, 100);
+    made.sampling.seed = detail::read_seed(fields);
     if (const sent_json* all = fields.find("top_k"); all == nullptr || *all != -1) // -1: no limit, as for vLLM
-        fields.number("top_k", made.draw.top_k, 0, many);
-    fields.number("top_p", made.draw.top_p, 0, 1);
-    fields.number("min_p", made.draw.min_p, 0, 1);
-    fields.number("repetition_penalty", made.draw.repetition_penalty, 0, 100);
-    fields.number("frequency_penalty", made.draw.frequency_penalty, -2, 2);
-    fields.number("presence_penalty", made.draw.presence_penalty, -2, 2);
+        fields.number("top_k", made.sampling.top_k, 0, many);
+    fields.number("top_p", made.sampling.top_p, 0, 1);
+    fields.number("min_p", made.sampling.min_p, 0, 1);
+    fields.number("repetition_penalty", made.sampling.repetition_penalty, 0, 100);
+    fields.number("frequency_penalty", made.sampling.frequency_penalty, -2, 2);
+    fields.number("presence_penalty", made.sampling.presence_penalty, -2, 2);
     for (const char* name : {"max_tokens", "max_completion_tokens"})
         if (fields.find(name) != nullptr)
             fields.number(name, made.max_tokens.emplace(), 0, many);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/huge_pages.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/memory.hpp>
 
 #include <condition_variable>
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/version.hpp>
+#include <kvcache/core/abi.hpp>
 
 #include <algorithm>
 #include <optional>

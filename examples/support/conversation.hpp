@@ -24,9 +24,9 @@ struct speaker {
     const kvcache::tokenizer& words;
     const kvcache::chat_template& form;
     kvcache::thread_pool& threads;
-    kvcache::sampler draw = {};
+    kvcache::sampler sampling = {};
     std::size_t max_tokens = 128;
-    std::size_t split = 256;
+    std::size_t max_batch_tokens = 256;
 };
 
 /// The result of a turn.
@@ -81,9 +81,9 @@ private:
         turn_report report;
         kvcache::digest_builder bits;
         kvcache::stream_decoder text(with_.words, {.skip_special = true});
-        kvcache::pipeline pipeline(store, with_.model, with_.threads, with_.split);
-        const kvcache::stop_criteria until{with_.max_tokens, with_.model.config().eos};
-        auto made = kvcache::generate(pipeline, *prompt, with_.draw, until,
+        kvcache::pipeline pipeline(store, with_.model, with_.threads, with_.max_batch_tokens);
+        const kvcache::stop_criteria stop{with_.max_tokens, with_.model.config().eos};
+        auto made = kvcache::generate(pipeline, *prompt, with_.sampling, stop,
                                       [&](kvcache::token_id token, std::span<const float> logits) {
                                           if (report.first_token_ms == 0.0)
                                               report.first_token_ms = clock.milliseconds();

@@ -70,7 +70,7 @@ struct generation_flags {
     float temperature = 0.0f;
     std::uint64_t seed = 0;
     std::size_t threads = 1;
-    std::size_t split = 256;
+    std::size_t max_batch_tokens = 256;
     std::uint32_t page = 64;
     bool packed_cache = false;
     bool int8 = false;
@@ -83,7 +83,7 @@ inline void add_flags(CLI::App& app, generation_flags& f) {
         ->capture_default_str();
     app.add_option("--seed", f.seed, "Of the draws")->check(whole())->capture_default_str();
     app.add_option("--threads", f.threads)->check(whole(1, 1024))->capture_default_str();
-    app.add_option("--split", f.split, "Most rows in one forward pass")
+    app.add_option("--max-batch-tokens", f.max_batch_tokens, "Most rows in one forward pass")
         ->check(whole(1, 1u << 20))
         ->capture_default_str();
     app.add_flag("--packed-cache", f.packed_cache, "Keep the packed weights next to the model for the next start");

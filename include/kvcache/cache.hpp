@@ -8,11 +8,7 @@
 #if __cplusplus < 202002L
 #error "kvcache: C++20 is needed; compile with -std=c++20"
 #else
-#include <kvcache/cache/block_tables.hpp>
-#include <kvcache/cache/check_policies.hpp>
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/codec/row_major.hpp>
-#include <kvcache/core/version.hpp>
-#include <kvcache/eviction/lru.hpp>
-#include <kvcache/locking/mutex.hpp>
+#include <kvcache/core/abi.hpp>
 #endif

@@ -273,10 +273,10 @@ TEST_CASE("a cache describes itself") {
     auto a = cache.open();
     past one;
     REQUIRE(append(cache, a, one, counted(0, 20)));
-    CHECK(kv::describe(cache) == "kvcache: 2 layers, 2 KV heads of 4, pages of 16 tokens and 5120 bytes (plain f32); "
+    CHECK(kv::describe(cache) == "kvcache: 2 layers, 2 KV heads of 4, pages of 16 tokens and 5120 bytes (float32); "
                                  "3 pages: 2 in use by 1 sequences, 0 evictable, 1 free; identity " +
                                      kv::to_string(kv::digest_of(cache.id())));
-    CHECK(cache.id().codec == "plain f32");
+    CHECK(cache.id().codec == "float32");
     CHECK(cache.id().page_tokens == 16);
     CHECK(cache.id().weights == kv::digest{1, 2});
 }

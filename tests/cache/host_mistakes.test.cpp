@@ -3,6 +3,7 @@
 // release without them (test_release_contracts), and under sanitizers.
 #include <kvcache/cache.hpp>
 #include <kvcache/cache/block_tables.hpp>
+#include <kvcache/locking/mutex.hpp>
 #include <kvcache/storage/external.hpp>
 
 #include <cstddef>

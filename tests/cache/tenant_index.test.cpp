@@ -13,10 +13,15 @@ TEST_CASE("the same tokens under two roots are two pages that do not know of eac
     index.add_root(1);
     index.add_root(2);
     const std::vector<kv::token_id> run(16, kv::token_id{2});
-    CHECK(index.match(1, run).tokens == 0);
+    const auto found = [&](std::uint32_t tenant) {
+        kv::index_match match;
+        index.match(tenant, run, match);
+        return match;
+    };
+    CHECK(found(1).tokens == 0);
     CHECK(index.insert(index.root_of(1), run, kv::page_id{0}).what == kv::insertion::outcome::inserted);
-    CHECK(index.match(1, run).pages == std::vector{kv::page_id{0}});
-    CHECK(index.match(2, run).pages.empty());
+    CHECK(found(1).pages == std::vector{kv::page_id{0}});
+    CHECK(found(2).pages.empty());
     CHECK(index.insert(index.root_of(2), run, kv::page_id{1}).what == kv::insertion::outcome::inserted);
     CHECK(index.parent(kv::page_id{1}) == std::nullopt);
     CHECK(index.above(kv::page_id{1}) == index.root_of(2));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/codec/f32.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/memory.hpp>
 
 #include <catch2/catch.hpp>
 
@@ -11,7 +11,7 @@ TEST_CASE("a plain page is key tiles, then padded value rows, for each layer and
     const auto state = kv::codec::f32{}.open(shape);
     constexpr std::size_t keys = 32 * 20, values = 32 * 32;
     REQUIRE(state.page_bytes() == 2 * 3 * (keys + values) * sizeof(float));
-    CHECK(state.name() == "plain f32");
+    CHECK(state.name() == "float32");
 
     kv::aligned_vector<float> page(state.page_bytes() / sizeof(float));
     const auto bytes = std::as_writable_bytes(std::span(page));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/codec/row_major.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/memory.hpp>
 
 #include <algorithm>
 #include <bit>

@@ -2,6 +2,7 @@
 // message: hash::xxh3.*the fourth of cache_policies is an index_policy
 // within: 5
 #include <kvcache/cache.hpp>
+#include <kvcache/eviction/lru.hpp>
 
 #ifdef KVCACHE_MUST_FAIL
 using fourth = kvcache::hash::xxh3;

@@ -3,6 +3,7 @@
 // within: 5
 #include <kvcache/cache.hpp>
 #include <kvcache/eviction/fifo.hpp>
+#include <kvcache/eviction/lru.hpp>
 #include <kvcache/observer/counting.hpp>
 
 #ifdef KVCACHE_MUST_FAIL

@@ -31,6 +31,8 @@ int main() {
 #elif defined(CONSUMER_HAS_THE_CACHE)
 
 #include <kvcache/cache.hpp>
+#include <kvcache/eviction/lru.hpp>
+#include <kvcache/locking/mutex.hpp>
 
 #include <cstdlib>
 #include <cstring>

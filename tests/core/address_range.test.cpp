@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/address_range.hpp>
+#include <kvcache/core/memory_mapping.hpp>
 
 #include <utility>
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/huge_page_use.hpp>
-#include <kvcache/core/huge_pages.hpp>
-#include <kvcache/core/shared_memory.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/memory.hpp>
+#include <kvcache/core/memory_mapping.hpp>
 
 #include <cstddef>
 #include <cstdint>

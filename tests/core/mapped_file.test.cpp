@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/mapped_file.hpp>
+#include <kvcache/core/file.hpp>
 
 #include <filesystem>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 
 #include <catch2/catch.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/write_file.hpp>
+#include <kvcache/core/file.hpp>
 
 #include <array>
 #include <cstddef>

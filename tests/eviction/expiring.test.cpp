@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/eviction/expiring.hpp>
 #include <kvcache/eviction/fifo.hpp>
+#include <kvcache/eviction/lru.hpp>
 
 #include <chrono>
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/eviction/lru.hpp>
 #include <kvcache/eviction/prioritised.hpp>
 #include <kvcache/eviction/s3_fifo.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/mapped_file.hpp>
-#include <kvcache/formats/gguf_header.hpp>
+#include <kvcache/core/file.hpp>
+#include <kvcache/formats/gguf.hpp>
 
 #include <cstdint>
 #include <random>

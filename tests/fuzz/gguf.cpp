@@ -7,9 +7,9 @@
 //     -lutf8proc -lxxhash
 //     ./fuzz -max_len=16384 -max_total_time=60 -timeout=5 -rss_limit_mb=4096 corpus/ tests/fuzz/corpus/gguf
 
+#include <kvcache/model/config.hpp>
 #include <kvcache/model/gguf/checkpoint.hpp>
 #include <kvcache/model/gguf/config.hpp>
-#include <kvcache/model/weight_names.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 //     clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -Iinclude tests/fuzz/safetensors.cpp -o fuzz
 //     ./fuzz -max_len=4096 -max_total_time=60 corpus/
 
-#include <kvcache/model/huggingface/safetensors_header.hpp>
+#include <kvcache/model/huggingface/safetensors.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -9,7 +9,7 @@
 
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/codec/int8.hpp>
-#include <kvcache/codec/keep_recent.hpp>
+#include <kvcache/codec/keep_exact.hpp>
 #include <kvcache/session/snapshot.hpp>
 
 #include <algorithm>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/shared_memory.hpp>
+#include <kvcache/core/memory_mapping.hpp>
 #include <kvcache/kernel/block_matrix.hpp>
-#include <kvcache/kernel/dequantize.hpp>
+#include <kvcache/kernel/quant_block.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 
 #include <array>

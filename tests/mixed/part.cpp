@@ -2,7 +2,7 @@
 // One object of a program whose objects are built differently: what a broken rule does in it, and how wide its vectors
 // are. PART is part of the names of its two functions.
 #include <kvcache/cache.hpp>
-#include <kvcache/kernel/portable_math.hpp>
+#include <kvcache/kernel/math.hpp>
 #include <kvcache/kernel/simd.hpp>
 
 #define JOINED(a, b) a##b

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/model/config.hpp>
-#include <kvcache/model/weight_names.hpp>
 
 #include <algorithm>
 #include <limits>

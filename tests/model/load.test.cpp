@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/kvcache.hpp>
+#include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/config.hpp>
 #include <kvcache/model/load.hpp>
-#include <kvcache/model/weight_names.hpp>
 #include <kvcache/model/weights.hpp>
 
 #include <algorithm>

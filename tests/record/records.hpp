@@ -22,7 +22,7 @@ inline kv::identity golden_identity() {
             .tokenizer = {3, 4},
             .config = "llama",
             .rope = "theta 10000",
-            .codec = "plain f32",
+            .codec = "float32",
             .layout = "tiles",
             .page_tokens = 16,
             .weight_format = "bf16",

@@ -485,7 +485,7 @@ def little_memory():
 
 def ends():
     """A server that is told to end cuts what is under way, tells its clients, and keeps nothing."""
-    at = Server("--lanes", "4", "--threads", "2")
+    at = Server("--max-sequences", "4", "--threads", "2")
     body = {"prompt": "Ella lives in", "max_tokens": 1500, "ignore_eos": True}
     told = []
 
@@ -582,7 +582,7 @@ def equal():
     check([sum((e["choices"][0].get("token_ids", []) for e in events), []) for events in streamed] == [a[0] for a in alone],
           "streamed they say the same")
     at.stop()
-    for flags in (("--draft", "4"), ("--draft", "6", "--lanes", "3", "--rows", "16"), ("--threads", "1", "--rows", "5"),
+    for flags in (("--draft", "4"), ("--draft", "6", "--max-sequences", "3", "--max-batch-tokens", "16"), ("--threads", "1", "--max-batch-tokens", "5"),
                   ("--threads", "3", "--draft", "4")):
         at = Server(*flags)
         check(together(at) == alone, f"with {flags} they say the same")
@@ -611,7 +611,7 @@ def main():
     page = at.ask("GET", "/")[1].decode()
     check("<textarea" in page and "http" not in page.replace("http-equiv", ""), "the page needs nothing from outside")
     at.stop()
-    keyed = Server("--api-key", "secret", "--queue", "1", "--lanes", "1", "--draft", "4")
+    keyed = Server("--api-key", "secret", "--queue", "1", "--max-sequences", "1", "--draft", "4")
     check(keyed.chat("x")[0] == 401 and keyed.ask("GET", "/health")[0] == 200, "a key is asked for")
     for word in ("Bearer secret", "bearer secret", "BEARER  secret"):
         check(keyed.ask("GET", "/v1/models", None, {"Authorization": word})[0] == 200, f"and known: {word}")

@@ -65,11 +65,11 @@ std::vector<scored> every_step(Through& pipeline, const tokens& prompt, const st
 
 // Beam search by its definition: without forks and without early stopping.
 template <class Through>
-std::vector<kv::beam_answer> by_definition(Through& pipeline, const tokens& prompt, const kv::stop_criteria& until,
+std::vector<kv::beam_answer> by_definition(Through& pipeline, const tokens& prompt, const kv::stop_criteria& stop,
                                            const kv::beam_options& how) {
     std::vector<scored> live{{{}, 0.0}}, over;
-    for (std::size_t length = 0; length < until.max_tokens; ++length)
-        live = every_step(pipeline, prompt, live, how.beams, until.stop, over);
+    for (std::size_t length = 0; length < stop.max_tokens; ++length)
+        live = every_step(pipeline, prompt, live, how.beams, stop.stop_tokens, over);
     const std::size_t stopped = over.size();
     over.insert(over.end(), live.begin(), live.end());
     std::vector<kv::beam_answer> made;
@@ -101,11 +101,11 @@ TEST_CASE("beams that are wide enough find the best of all answers") {
     for (const double penalty : {0.0, 1.0, 2.5, -0.5}) {
         INFO("penalty " << penalty);
         host here(model), alone(model);
-        const kv::stop_criteria until{4, {kv::token_id{2}}};
+        const kv::stop_criteria stop{4, {kv::token_id{2}}};
         const kv::beam_options how{.beams = 256, .best = 40, .length_penalty = penalty}; // 4^4 answers do not stop
-        const auto found = kv::search_beams(here.pipeline, prompt, until, how);
+        const auto found = kv::search_beams(here.pipeline, prompt, stop, how);
         REQUIRE(found.has_value());
-        check_same(found->answers, by_definition(alone.pipeline, prompt, until, how));
+        check_same(found->answers, by_definition(alone.pipeline, prompt, stop, how));
         CHECK(here.store.stats().in_use == 0);
     }
 }
@@ -117,15 +117,15 @@ TEST_CASE("narrow beams find what the definition of a beam search finds") {
         host here(model, 16, 2), alone(model);
         // Likely stop tokens, so that answers end.
         const kv::matrix last = alone.prefill(prompt).logits.bottomRows(1);
-        tokens stop;
+        tokens likely;
         for (const auto& each : kv::log_probabilities(kv::row_of(last, 0)).top(6))
-            stop.push_back(each.token);
-        const kv::stop_criteria until{12, {stop[3], stop[5]}};
+            likely.push_back(each.token);
+        const kv::stop_criteria stop{12, {likely[3], likely[5]}};
         const kv::beam_options how{.beams = beams, .best = 4, .length_penalty = 0.7};
-        const auto found = kv::search_beams(here.pipeline, prompt, until, how);
+        const auto found = kv::search_beams(here.pipeline, prompt, stop, how);
         REQUIRE(found.has_value());
-        check_same(found->answers, by_definition(alone.pipeline, prompt, until, how));
-        const auto again = kv::search_beams(here.pipeline, prompt, until, how); // with a cached prefix
+        check_same(found->answers, by_definition(alone.pipeline, prompt, stop, how));
+        const auto again = kv::search_beams(here.pipeline, prompt, stop, how); // with a cached prefix
         REQUIRE(again.has_value());
         CHECK(again->reused == prompt.size() - 1);
         CHECK(again->prefilled == 1);

@@ -104,7 +104,7 @@ TEST_CASE("a conversation that drops tokens continues for ever without recomputi
     for (int turn = 0; turn < 12; ++turn) {
         const auto reply =
             chat.say(here.pipeline, "The box number " + std::to_string(turn) + " stands in the library.", {},
-                     {.max_tokens = 12, .stop = {kv::token_id{2}}}, {}, [](const std::string&) { return true; });
+                     {.max_tokens = 12, .stop_tokens = {kv::token_id{2}}}, {}, [](const std::string&) { return true; });
         REQUIRE(reply.has_value());
         const auto now = chat.info();
         CHECK(now.ids == now.cached + now.pending);

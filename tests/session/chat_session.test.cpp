@@ -40,7 +40,7 @@ kv::chat_format written(const std::string& form_text) {
 }
 
 const auto listen = [](const std::string&) { return true; };
-const kv::stop_criteria brief{.max_tokens = 12, .stop = {kv::token_id{2}}};
+const kv::stop_criteria brief{.max_tokens = 12, .stop_tokens = {kv::token_id{2}}};
 
 template <class Session>
 void check_invariants(const Session& chat) {
@@ -53,12 +53,12 @@ void check_invariants(const Session& chat) {
 
 // The answer of a fresh run of the session's own prompt.
 template <class Session>
-void check_fresh(const Session& chat, const kv::chat_reply& reply, const kv::sampler& draw,
-                 const kv::stop_criteria& until) {
+void check_fresh(const Session& chat, const kv::chat_reply& reply, const kv::sampler& sampling,
+                 const kv::stop_criteria& stop) {
     host cold(tiny_model(), 16, 1, 64, 160);
     const auto ids = chat.ids();
     REQUIRE(ids.size() == reply.prompt + reply.ids.size());
-    const auto fresh = kv::generate(cold.pipeline, ids.first(reply.prompt), draw, until,
+    const auto fresh = kv::generate(cold.pipeline, ids.first(reply.prompt), sampling, stop,
                                     [&, n = std::size_t{0}](kv::token_id, std::span<const float>) mutable {
                                         return ++n < reply.ids.size(); // a stop string may have ended it
                                     });
@@ -73,21 +73,21 @@ TEST_CASE("a next turn extends the conversation, token for token") {
     session chat(here.store, form(), 2048, "You answer questions about the notes.");
     std::size_t before = 0;
     for (const float temperature : {0.0f, 0.7f, 0.0f, 1.5f}) {
-        const kv::sampler draw{.temperature = temperature, .seed = before};
+        const kv::sampler sampling{.temperature = temperature, .seed = before};
         const std::size_t cached = chat.info().cached;
         std::string heard;
-        const auto reply =
-            chat.say(here.pipeline, "Where does Ella live? of of of", draw, brief, {}, [&](const std::string& piece) {
-                heard += piece;
-                return true;
-            });
+        const auto reply = chat.say(here.pipeline, "Where does Ella live? of of of", sampling, brief, {},
+                                    [&](const std::string& piece) {
+                                        heard += piece;
+                                        return true;
+                                    });
         REQUIRE(reply.has_value());
         check_invariants(chat);
         CHECK(reply->text == heard);
         CHECK(chat.messages().back().content == reply->text);
         if (before > 0 && temperature < 1.0f)
             CHECK(reply->reused == cached);
-        check_fresh(chat, *reply, draw, brief);
+        check_fresh(chat, *reply, sampling, brief);
         ++before;
     }
     CHECK(chat.info().turns == 4);
@@ -143,9 +143,9 @@ TEST_CASE("whatever happens to a turn, the invariants hold and the logits are th
         for (int step = 0; step < 40; ++step) {
             const std::vector<kv::chat_message> messages(chat.messages().begin(), chat.messages().end());
             const tokens ids(chat.ids().begin(), chat.ids().end());
-            const kv::sampler draw{.temperature = static_cast<float>(dice() % 4), .seed = dice()};
-            const kv::stop_criteria until{.max_tokens = dice() % 15, .stop = {kv::token_id{2}}};
-            const std::vector<std::string> stops =
+            const kv::sampler sampling{.temperature = static_cast<float>(dice() % 4), .seed = dice()};
+            const kv::stop_criteria stop{.max_tokens = dice() % 15, .stop_tokens = {kv::token_id{2}}};
+            const std::vector<std::string> stop_strings =
                 dice() % 3 == 0 ? std::vector<std::string>{" i", "e"} : std::vector<std::string>();
             const auto fate = dice() % 12;
             std::size_t pieces = 0;
@@ -164,15 +164,15 @@ TEST_CASE("whatever happens to a turn, the invariants hold and the logits are th
                     REQUIRE(chat.clear().has_value());
                     CHECK(chat.info().messages == (seed == 2 ? 0u : 1u));
                 } else if (what == 2 && !messages.empty() && messages.back().role == "assistant")
-                    reply = chat.regenerate(here.pipeline, draw, until, stops, hear);
+                    reply = chat.regenerate(here.pipeline, sampling, stop, stop_strings, hear);
                 else if (what == 3 && messages.size() > 2) { // an edit in the middle
                     auto edited = messages;
                     edited.resize(1 + dice() % (edited.size() - 1));
                     edited.push_back({.content = "Why <|im_end|>?"});
-                    reply = chat.reply(here.pipeline, edited, draw, until, stops, hear);
+                    reply = chat.reply(here.pipeline, edited, sampling, stop, stop_strings, hear);
                 } else
-                    reply = chat.say(here.pipeline, "Who is \xc3\xa9lla " + std::to_string(dice() % 5) + "?", draw,
-                                     until, stops, hear);
+                    reply = chat.say(here.pipeline, "Who is \xc3\xa9lla " + std::to_string(dice() % 5) + "?", sampling,
+                                     stop, stop_strings, hear);
             } catch (const std::runtime_error&) {
                 reply = kv::error{kv::error_code::cancelled, "thrown", ""};
             }
@@ -182,7 +182,7 @@ TEST_CASE("whatever happens to a turn, the invariants hold and the logits are th
             if (*reply) {
                 ++answered;
                 extended += (*reply)->extends;
-                check_fresh(chat, **reply, draw, until);
+                check_fresh(chat, **reply, sampling, stop);
             } else { // the session is unchanged
                 ++failed;
                 CHECK(ids == tokens(chat.ids().begin(), chat.ids().end()));

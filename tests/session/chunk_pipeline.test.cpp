@@ -90,7 +90,7 @@ struct host {
           store(kv::make_cache(
               {model().shape(16), {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()}},
               kv::index::chunk{.least = 8}, std::move(policy))),
-          pipeline(store, model(), pool, {.split = {.size = 48, .least = 8}, .rows = rows}) {}
+          pipeline(store, model(), pool, {.split = {.size = 48, .least = 8}, .max_batch_tokens = rows}) {}
     ~host() {
         const auto sound = store.check();
         CHECK((sound ? std::string() : sound.error().field + " " + sound.error().message) == "");

@@ -28,15 +28,15 @@ using at = std::chrono::steady_clock::time_point;
 // A request that can be submitted more than once.
 struct asked {
     tokens prompt = {};
-    kv::sampler draw = {};
-    kv::stop_criteria until = {};
+    kv::sampler sampling = {};
+    kv::stop_criteria stop = {};
     std::size_t choices = 1;
 };
 
 struct told {
     std::vector<tokens> ids = {};                // by choice
     std::vector<std::vector<float>> scores = {}; // by choice
-    std::vector<kv::finish_reason> why = {};
+    std::vector<kv::finish_reason> finish_reason = {};
     std::optional<kv::error> failure = {};
     std::size_t reused = 0, prefilled = 0, drafted = 0, accepted = 0;
 };
@@ -53,8 +53,8 @@ struct room {
         into.ids.resize(what.choices);
         into.scores.resize(what.choices);
         return {.prompt = what.prompt,
-                .draw = what.draw,
-                .until = what.until,
+                .sampling = what.sampling,
+                .stop = what.stop,
                 .choices = what.choices,
                 .draft = draft,
                 .log_probabilities = 2,
@@ -66,11 +66,11 @@ struct room {
                         into.scores[token.choice].push_back(*token.log_probability);
                         return kv::token_action::go_on;
                     },
-                .done =
+                .on_finish =
                     [&into](outcome&& end) {
                         for (std::size_t c = 0; c < end.answers.size(); ++c) {
                             CHECK(end.answers[c].ids == into.ids[c]);
-                            into.why.push_back(end.answers[c].why);
+                            into.finish_reason.push_back(end.answers[c].finish_reason);
                         }
                         into.failure = end.failure;
                         into.reused = end.reused;
@@ -101,17 +101,17 @@ told plainly(const kv::transformer& model, const asked& what) {
     told made;
     for (std::size_t c = 0; c < what.choices; ++c) {
         host alone(model, 16, 1, 64, 64);
-        kv::sampler draw = what.draw;
-        draw.choice += c;
+        kv::sampler sampling = what.sampling;
+        sampling.choice += c;
         made.scores.emplace_back();
-        auto said = kv::generate(alone.pipeline, what.prompt, draw, what.until,
+        auto said = kv::generate(alone.pipeline, what.prompt, sampling, what.stop,
                                  [&](kv::token_id token, std::span<const float> logits) {
                                      made.scores.back().push_back(kv::log_probabilities(logits).of(token));
                                      return true;
                                  });
         REQUIRE(said.has_value());
         made.ids.push_back(said->ids);
-        made.why.push_back(said->stopped ? kv::finish_reason::stopped : kv::finish_reason::length);
+        made.finish_reason.push_back(said->stopped ? kv::finish_reason::stopped : kv::finish_reason::length);
     }
     return made;
 }
@@ -122,7 +122,7 @@ void check_same(const std::vector<told>& made, const std::vector<told>& wanted) 
         CHECK_FALSE(made[i].failure.has_value());
         CHECK(made[i].ids == wanted[i].ids);
         CHECK(made[i].scores == wanted[i].scores);
-        CHECK(made[i].why == wanted[i].why);
+        CHECK(made[i].finish_reason == wanted[i].finish_reason);
     }
 }
 
@@ -134,23 +134,23 @@ std::vector<asked> a_day(const kv::transformer& model) {
     for (int i = 0; i < 8; ++i)
         song = joined(song, phrase);
     return {
-        {.prompt = joined(common, some_tokens(model, 5, 4)), .until = {.max_tokens = 12}},
-        {.prompt = song, .until = {.max_tokens = 30}},
+        {.prompt = joined(common, some_tokens(model, 5, 4)), .stop = {.max_tokens = 12}},
+        {.prompt = song, .stop = {.max_tokens = 30}},
         {.prompt = joined(common, some_tokens(model, 30, 5)),
-         .draw = {.temperature = 0.9f, .seed = 7, .top_k = 20, .top_p = 0.9f},
-         .until = {.max_tokens = 20}},
+         .sampling = {.temperature = 0.9f, .seed = 7, .top_k = 20, .top_p = 0.9f},
+         .stop = {.max_tokens = 20}},
         {.prompt = joined(song, phrase),
-         .draw = {.temperature = 0.3f, .seed = 8, .repetition_penalty = 1.1f, .frequency_penalty = 0.2f},
-         .until = {.max_tokens = 25}},
+         .sampling = {.temperature = 0.3f, .seed = 8, .repetition_penalty = 1.1f, .frequency_penalty = 0.2f},
+         .stop = {.max_tokens = 25}},
         {.prompt = other,
-         .draw = {.temperature = 1.3f, .seed = 9, .min_p = 0.02f},
-         .until = {.max_tokens = 9},
+         .sampling = {.temperature = 1.3f, .seed = 9, .min_p = 0.02f},
+         .stop = {.max_tokens = 9},
          .choices = 3},
-        {.prompt = common, .until = {.max_tokens = 0}},
+        {.prompt = common, .stop = {.max_tokens = 0}},
         {.prompt = joined(other, common),
-         .draw = {.temperature = 0.7f, .seed = 5},
-         .until = {.max_tokens = 40, .stop = {kv::token_id{3}, kv::token_id{17}, kv::token_id{90}}}},
-        {.prompt = {kv::token_id{1}}, .until = {.max_tokens = 5}, .choices = 2},
+         .sampling = {.temperature = 0.7f, .seed = 5},
+         .stop = {.max_tokens = 40, .stop_tokens = {kv::token_id{3}, kv::token_id{17}, kv::token_id{90}}}},
+        {.prompt = {kv::token_id{1}}, .stop = {.max_tokens = 5}, .choices = 2},
     };
 }
 
@@ -169,12 +169,12 @@ TEST_CASE("a request's tokens and their scores do not depend on its company") {
     }
     for (const std::size_t rows : {2u, 48u, 400u}) {
         INFO(rows << " rows a step");
-        room busy(model, {.rows = rows});
+        room busy(model, {.max_batch_tokens = rows});
         check_same(busy.answer(all), wanted);    // cold, together
         check_same(busy.answer(all), wanted);    // warm
         check_same(busy.answer(all, 5), wanted); // with drafts
     }
-    room guessing(model, {.rows = 50}, 4096, 2);
+    room guessing(model, {.max_batch_tokens = 50}, 4096, 2);
     const auto guessed = guessing.answer(all, 4);
     check_same(guessed, wanted);
     CHECK(guessing.runs.stats().drafted > 0);
@@ -187,12 +187,12 @@ TEST_CASE("where pages are short the youngest request waits, and no answer chang
     for (const asked& each : all)
         wanted.push_back(plainly(model, each));
     for (const std::size_t draft : {0u, 3u}) {
-        room wide(model, {.rows = 64});
+        room wide(model, {.max_batch_tokens = 64});
         check_same(wide.answer(all, draft), wanted);
         CHECK(wide.runs.stats().preempted == 0);
         for (const std::size_t pages : {std::size_t{14}, std::size_t{18}, wide.peak - 1}) {
             INFO(pages << " pages of " << wide.peak << ", guessing " << draft);
-            room tight(model, {.rows = 64}, pages);
+            room tight(model, {.max_batch_tokens = 64}, pages);
             check_same(tight.answer(all, draft), wanted);
             CHECK(tight.runs.stats().preempted > 0);
         }
@@ -205,7 +205,7 @@ TEST_CASE("prompt lookup guesses right where a text repeats itself") {
     for (int i = 0; i < 10; ++i)
         song = joined(song, some_tokens(model, 5, 3));
     room here(model);
-    const auto made = here.answer({{.prompt = song, .until = {.max_tokens = 60}}}, 6);
+    const auto made = here.answer({{.prompt = song, .stop = {.max_tokens = 60}}}, 6);
     CHECK(made[0].accepted > 0);
     CHECK(made[0].accepted <= made[0].drafted);
 }
@@ -217,10 +217,10 @@ TEST_CASE("prompts that begin alike are run once, also when they arrive together
     for (int user = 0; user < 16; ++user)
         all.push_back({.prompt = joined(joined(common, {kv::token_id{user}}),
                                         some_tokens(model, 6, 10 + static_cast<unsigned>(user))),
-                       .until = {.max_tokens = 3}});
+                       .stop = {.max_tokens = 3}});
     for (const std::size_t rows : {2u, 10u, 64u, 400u}) {
         INFO(rows << " rows a step");
-        room here(model, {.rows = rows});
+        room here(model, {.max_batch_tokens = rows});
         const auto made = here.answer(all);
         std::size_t prefilled = 0;
         for (const told& each : made) {
@@ -233,11 +233,11 @@ TEST_CASE("prompts that begin alike are run once, also when they arrive together
 
 TEST_CASE("a request that cannot be had is refused by name, and nothing is called") {
     const auto& model = random_model();
-    room here(model, {.lanes = 4, .waiting = 2});
+    room here(model, {.max_sequences = 4, .waiting = 2});
     const auto field = [&](asked what) {
         told into;
         auto asks = here.make(what, into);
-        asks.done = [](outcome&&) { FAIL("not to be called"); };
+        asks.on_finish = [](outcome&&) { FAIL("not to be called"); };
         const auto made = here.runs.submit(std::move(asks));
         return made ? std::string() : made.error().field;
     };
@@ -247,10 +247,10 @@ TEST_CASE("a request that cannot be had is refused by name, and nothing is calle
     CHECK(field({.prompt = some_tokens(model, 4097, 1)}) == "max_positions");
     CHECK(field({.prompt = {kv::token_id{1}}, .choices = 5}) == "n");
     CHECK(field({.prompt = {kv::token_id{1}}, .choices = 0}) == "n");
-    CHECK(field({.prompt = {kv::token_id{1}}, .draw = {.top_p = 2.0f}}) == "top_p");
+    CHECK(field({.prompt = {kv::token_id{1}}, .sampling = {.top_p = 2.0f}}) == "top_p");
     told a, b;
-    REQUIRE(here.runs.submit(here.make({.prompt = {kv::token_id{1}}, .until = {.max_tokens = 2}}, a)).has_value());
-    REQUIRE(here.runs.submit(here.make({.prompt = {kv::token_id{2}}, .until = {.max_tokens = 2}}, b)).has_value());
+    REQUIRE(here.runs.submit(here.make({.prompt = {kv::token_id{1}}, .stop = {.max_tokens = 2}}, a)).has_value());
+    REQUIRE(here.runs.submit(here.make({.prompt = {kv::token_id{2}}, .stop = {.max_tokens = 2}}, b)).has_value());
     CHECK(field({.prompt = {kv::token_id{1}}}) == "queue");
     while (here.runs.step(at{})) {
     }
@@ -261,9 +261,9 @@ TEST_CASE("a request that cannot be had is refused by name, and nothing is calle
 
 TEST_CASE("requests end when they are cancelled, late, stopped by their reader, or too large, and others continue") {
     const auto& model = random_model();
-    const asked longer{.prompt = some_tokens(model, 20, 1), .until = {.max_tokens = 50}};
+    const asked longer{.prompt = some_tokens(model, 20, 1), .stop = {.max_tokens = 50}};
     const told wanted = plainly(model, longer);
-    room here(model, {.rows = 32}, 40);
+    room here(model, {.max_batch_tokens = 32}, 40);
     told whole, cancelled, late, enough, stopped, large, refused;
     REQUIRE(here.runs.submit(here.make(longer, whole)).has_value());
     const auto id = here.runs.submit(here.make(longer, cancelled));
@@ -277,7 +277,7 @@ TEST_CASE("requests end when they are cancelled, late, stopped by their reader, 
         return token.index == 3 ? kv::token_action::enough : kv::token_action::go_on;
     };
     REQUIRE(here.runs.submit(std::move(brief)).has_value());
-    auto leaves = here.make({.prompt = longer.prompt, .until = {.max_tokens = 50}, .choices = 2}, stopped, 4);
+    auto leaves = here.make({.prompt = longer.prompt, .stop = {.max_tokens = 50}, .choices = 2}, stopped, 4);
     leaves.on_token = [&](const kv::generated_token& token) {
         stopped.ids[token.choice].push_back(token.token);
         return token.index == 4 ? kv::token_action::cancel : kv::token_action::go_on;
@@ -292,17 +292,17 @@ TEST_CASE("requests end when they are cancelled, late, stopped by their reader, 
     }
     CHECK(whole.ids == wanted.ids);
     CHECK(whole.scores == wanted.scores);
-    CHECK(cancelled.why == std::vector{kv::finish_reason::cancelled});
-    CHECK(late.why == std::vector{kv::finish_reason::expired});
-    CHECK(enough.why == std::vector{kv::finish_reason::stopped});
+    CHECK(cancelled.finish_reason == std::vector{kv::finish_reason::cancelled});
+    CHECK(late.finish_reason == std::vector{kv::finish_reason::expired});
+    CHECK(enough.finish_reason == std::vector{kv::finish_reason::stopped});
     CHECK(enough.ids[0] == tokens(wanted.ids[0].begin(), wanted.ids[0].begin() + 4));
-    CHECK(stopped.why == std::vector(2, kv::finish_reason::cancelled));
-    CHECK(large.why == std::vector{kv::finish_reason::failed});
+    CHECK(stopped.finish_reason == std::vector(2, kv::finish_reason::cancelled));
+    CHECK(large.finish_reason == std::vector{kv::finish_reason::failed});
     REQUIRE(large.failure.has_value());
     CHECK(large.failure->code == kv::error_code::out_of_memory);
     REQUIRE(here.runs.submit(here.make(longer, refused)).has_value());
     here.runs.close();
-    CHECK(refused.why == std::vector{kv::finish_reason::cancelled});
+    CHECK(refused.finish_reason == std::vector{kv::finish_reason::cancelled});
     CHECK(here.runs.submit(here.make(longer, refused)).error().field == "engine");
 }
 
@@ -315,14 +315,14 @@ TEST_CASE("idle sessions give their pages before a request has to wait") {
         idle.reset();
         return had;
     });
-    const asked what{.prompt = some_tokens(model, 100, 1), .until = {.max_tokens = 5}};
+    const asked what{.prompt = some_tokens(model, 100, 1), .stop = {.max_tokens = 5}};
     check_same(here.answer({what}), {plainly(model, what)});
     CHECK_FALSE(idle.has_value());
 }
 
 TEST_CASE("an engine continues from a sequence that it is given") {
     const auto& model = random_model();
-    const asked what{.prompt = some_tokens(model, 100, 1), .until = {.max_tokens = 5}};
+    const asked what{.prompt = some_tokens(model, 100, 1), .stop = {.max_tokens = 5}};
     room here(model);
     auto held = here.here.prefill(tokens(what.prompt.begin(), what.prompt.begin() + 75), kv::logits_mode::last);
     told into;
@@ -351,7 +351,7 @@ TEST_CASE("the sequence a request continues from is shared only as far as it is 
             (void)here.here.extend(*own, some_tokens(model, 70, 2));
         }
         const tokens prompt = joined({own->tokens().begin(), own->tokens().end()}, some_tokens(model, 9, 3));
-        const asked what{.prompt = prompt, .until = {.max_tokens = 8}};
+        const asked what{.prompt = prompt, .stop = {.max_tokens = 8}};
         told first, second;
         auto asks = here.make(what, first);
         asks.known = std::move(*own);
@@ -373,17 +373,17 @@ TEST_CASE("requests of different tenants run together and reuse nothing of each 
                                         *tenants.open_tenant(kv::tenant_salt("b"), 512)};
     kv::thread_pool pool(1);
     kv::pipeline<cache, kv::transformer> pipeline(tenants, model, pool, 64);
-    kv::engine<cache, kv::transformer> runs(tenants, model, pipeline, {.rows = 32});
+    kv::engine<cache, kv::transformer> runs(tenants, model, pipeline, {.max_batch_tokens = 32});
     const tokens prompt = some_tokens(model, 70, 1);
     CHECK_THROWS_AS(runs.submit({.prompt = prompt}), kv::contract_violation); // without a tenant
-    const told wanted = plainly(model, {.prompt = prompt, .until = {.max_tokens = 8}});
+    const told wanted = plainly(model, {.prompt = prompt, .stop = {.max_tokens = 8}});
     for (int round = 0; round < 2; ++round) {
         std::vector<kv::engine_outcome<cache>> ends(2 * whose.size());
         for (std::size_t i = 0; i < ends.size(); ++i)
             REQUIRE(runs.submit({.prompt = prompt,
                                  .tenant = whose[i % whose.size()],
-                                 .until = {.max_tokens = 8},
-                                 .done = [&ends, i](auto&& end) { ends[i] = std::move(end); }}));
+                                 .stop = {.max_tokens = 8},
+                                 .on_finish = [&ends, i](auto&& end) { ends[i] = std::move(end); }}));
         while (runs.step(at{})) {
         }
         for (std::size_t i = 0; i < ends.size(); ++i) {
@@ -403,20 +403,20 @@ TEST_CASE(
     std::vector<asked> all;
     for (std::uint32_t i = 0; i < 6; ++i)
         all.push_back({.prompt = joined(common, some_tokens(model, 1 + 17 * i, 2 + i)),
-                       .draw = {.temperature = 0.8f, .seed = i},
-                       .until = {.max_tokens = i == 1 ? 0u : 6u},
+                       .sampling = {.temperature = 0.8f, .seed = i},
+                       .stop = {.max_tokens = i == 1 ? 0u : 6u},
                        .choices = 1 + i % 3});
-    all.push_back({.prompt = {common[0]}, .until = {.max_tokens = 2}});
+    all.push_back({.prompt = {common[0]}, .stop = {.max_tokens = 2}});
     for (const std::size_t rows : {2u, 7u, 64u, 256u})
         for (const std::size_t pages : {20u, 4096u}) {
-            room here(model, {.rows = rows}, pages);
+            room here(model, {.max_batch_tokens = rows}, pages);
             for (int round = 0; round < 2; ++round) {
                 std::vector<told> made(all.size());
                 std::vector<std::vector<kv::generated_token>> scored(all.size());
                 for (std::size_t i = 0; i < all.size(); ++i) {
                     auto asks = here.make(all[i], made[i], i % 2 * 4);
                     asks.score_prompt = i != 4; // one that reuses what the others compute
-                    asks.done = [tell = std::move(asks.done), &into = scored[i]](outcome&& end) {
+                    asks.on_finish = [tell = std::move(asks.on_finish), &into = scored[i]](outcome&& end) {
                         into = std::move(end.prompt);
                         tell(std::move(end));
                     };
@@ -451,7 +451,7 @@ TEST_CASE("many threads submit to one engine") {
     std::vector<told> wanted;
     for (const asked& each : all)
         wanted.push_back(plainly(model, each));
-    room here(model, {.rows = 48, .waiting = 1000}, 60);
+    room here(model, {.max_batch_tokens = 48, .waiting = 1000}, 60);
     std::vector<told> made(4 * all.size());
     std::atomic<std::size_t> done = 0;
     std::jthread running([&](std::stop_token stop) { here.runs.run(stop); });
@@ -462,7 +462,7 @@ TEST_CASE("many threads submit to one engine") {
                 for (std::size_t i = 0; i < all.size(); ++i) {
                     told& into = made[user * all.size() + i];
                     auto asks = here.make(all[i], into, user);
-                    asks.done = [&done, tell = std::move(asks.done)](outcome&& end) {
+                    asks.on_finish = [&done, tell = std::move(asks.on_finish)](outcome&& end) {
                         tell(std::move(end));
                         ++done;
                         done.notify_one();

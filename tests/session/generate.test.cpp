@@ -25,10 +25,10 @@ TEST_CASE("an answer has the same tokens whatever was reused, and ends at its st
     const auto& model = each_model();
     const tokens prompt = some_tokens(model, 40, 1);
     for (const float temperature : {0.0f, 0.8f}) {
-        const kv::sampler draw{.temperature = temperature, .seed = 9};
+        const kv::sampler sampling{.temperature = temperature, .seed = 9};
         host here(model);
-        const auto first = kv::generate(here.pipeline, prompt, draw, {.max_tokens = 20}, go_on);
-        const auto again = kv::generate(here.pipeline, prompt, draw, {.max_tokens = 20}, go_on);
+        const auto first = kv::generate(here.pipeline, prompt, sampling, {.max_tokens = 20}, go_on);
+        const auto again = kv::generate(here.pipeline, prompt, sampling, {.max_tokens = 20}, go_on);
         REQUIRE(first.has_value());
         REQUIRE(again.has_value());
         CHECK(first->ids.size() == 20);
@@ -38,12 +38,12 @@ TEST_CASE("an answer has the same tokens whatever was reused, and ends at its st
         CHECK(first->prompt.sequence.size() == prompt.size() + 19);
 
         const auto stopped =
-            kv::generate(here.pipeline, prompt, draw, {.max_tokens = 20, .stop = {first->ids[7]}}, go_on);
+            kv::generate(here.pipeline, prompt, sampling, {.max_tokens = 20, .stop_tokens = {first->ids[7]}}, go_on);
         REQUIRE(stopped.has_value());
         CHECK(stopped->stopped);
         CHECK(stopped->ids.size() <= 8);
         std::size_t heard = 0;
-        const auto cut = kv::generate(here.pipeline, prompt, draw, {.max_tokens = 20},
+        const auto cut = kv::generate(here.pipeline, prompt, sampling, {.max_tokens = 20},
                                       [&](kv::token_id, std::span<const float>) { return ++heard < 3; });
         REQUIRE(cut.has_value());
         CHECK(cut->ids.size() == 3);

@@ -43,7 +43,7 @@ struct host {
           store(kv::make_cache(
               {model().shape(16), {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()}},
               kv::index::chunk{.least = 8}, kv::recompute::full{})),
-          pipeline(store, model(), pool, {.split = {.size = 32, .least = 8}, .rows = 64}) {}
+          pipeline(store, model(), pool, {.split = {.size = 32, .least = 8}, .max_batch_tokens = 64}) {}
     ~host() {
         CHECK(store.check().has_value());
         CHECK(store.stats().in_use == 0);
@@ -74,8 +74,8 @@ std::vector<tokens> prompts() {
     return made;
 }
 
-const kv::sampler draw{.temperature = 0.9f, .seed = 5, .repetition_penalty = 1.2f};
-const kv::stop_criteria until{.max_tokens = 13, .stop = {kv::token_id{3}, kv::token_id{60}, kv::token_id{61}}};
+const kv::sampler sampling{.temperature = 0.9f, .seed = 5, .repetition_penalty = 1.2f};
+const kv::stop_criteria stop{.max_tokens = 13, .stop_tokens = {kv::token_id{3}, kv::token_id{60}, kv::token_id{61}}};
 
 struct spoken {
     tokens ids;
@@ -87,7 +87,7 @@ std::vector<spoken> alone() {
     std::vector<spoken> made;
     for (const tokens& prompt : prompts()) {
         host fresh;
-        const auto one = kv::generate(fresh.pipeline, prompt, kv::reuse_mode::baseline, draw, until,
+        const auto one = kv::generate(fresh.pipeline, prompt, kv::reuse_mode::baseline, sampling, stop,
                                       [](kv::token_id, std::span<const float>) { return true; });
         REQUIRE(one.has_value());
         made.push_back({one->ids, one->stopped});
@@ -101,13 +101,13 @@ TEST_CASE("prompts generated together give what each gives alone, for any batch 
     const std::vector<spoken> truth = alone();
     const auto asked = prompts();
     for (const auto mode : {kv::reuse_mode::baseline, kv::reuse_mode::prefix, kv::reuse_mode::chunks})
-        for (const std::size_t lanes : {1u, 2u, 5u, 12u})
+        for (const std::size_t most : {1u, 2u, 5u, 12u})
             for (const std::size_t pages : {10u, 14u, 23u, 200u}) { // the longest prompt and its answer take eight
                 host h(pages);
-                const auto made = kv::generate_many(h.pipeline, asked, mode, draw, until, lanes);
+                const auto made = kv::generate_many(h.pipeline, asked, mode, sampling, stop, most);
                 REQUIRE(made.size() == asked.size());
                 for (std::size_t i = 0; i < made.size(); ++i) {
-                    INFO("prompt " << i << ", " << lanes << " lanes, " << pages << " pages");
+                    INFO("prompt " << i << ", " << most << " most, " << pages << " pages");
                     CHECK((made[i] ? std::string() : made[i].error().field + ": " + made[i].error().message) == "");
                     REQUIRE(made[i].has_value());
                     CHECK(spoken{made[i]->ids, made[i]->stopped} == truth[i]);
@@ -121,7 +121,7 @@ TEST_CASE("prompts generated together give what each gives alone, for any batch 
 TEST_CASE("what prompts share is run once") {
     host h;
     const auto asked = prompts();
-    const auto made = kv::generate_batch(h.pipeline, asked, kv::reuse_mode::prefix, draw, until);
+    const auto made = kv::generate_batch(h.pipeline, asked, kv::reuse_mode::prefix, sampling, stop);
     std::size_t prefilled = 0, own = 0;
     for (std::size_t i = 0; i < asked.size(); ++i) {
         prefilled += made[i]->counts.prefilled;
@@ -136,7 +136,7 @@ TEST_CASE("a prompt that cannot run does not block the others, and one that neve
     asked[5].front() = kv::token_id{97};
     asked[7] = some(200, 1); // takes 13 pages
     host h(12);
-    const auto made = kv::generate_batch(h.pipeline, asked, kv::reuse_mode::prefix, draw, until);
+    const auto made = kv::generate_batch(h.pipeline, asked, kv::reuse_mode::prefix, sampling, stop);
     const std::vector<spoken> truth = alone();
     for (std::size_t i = 0; i < made.size(); ++i) {
         INFO("prompt " << i);
@@ -148,7 +148,7 @@ TEST_CASE("a prompt that cannot run does not block the others, and one that neve
             CHECK(made[i]->ids == truth[i].ids);
         }
     }
-    CHECK(kv::generate_batch(h.pipeline, {}, kv::reuse_mode::prefix, draw, until).empty());
+    CHECK(kv::generate_batch(h.pipeline, {}, kv::reuse_mode::prefix, sampling, stop).empty());
 }
 
 TEST_CASE("no token after the cacheable ones is published") {

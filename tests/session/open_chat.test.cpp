@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/chat.hpp>
+#include <kvcache/eviction/lru.hpp>
+#include <kvcache/locking/mutex.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +27,7 @@ const std::filesystem::path worlds = std::filesystem::path(KVCACHE_SOURCE_DIR) /
 const std::vector<std::string> questions = {"Who is Ella?", "Where does she live?", "of of of <|im_end|> \xc3\xa9"};
 
 kv::chat_settings<> brief() {
-    return {.system = "You answer questions about the notes.", .until = {.max_tokens = 24}, .threads = 1};
+    return {.system = "You answer questions about the notes.", .stop = {.max_tokens = 24}, .threads = 1};
 }
 
 template <class Chat>
@@ -129,13 +131,13 @@ TEST_CASE("a chat answers as a session composed by hand, bit for bit, and reuses
     REQUIRE(form.has_value());
     for (const float temperature : {0.0f, 1.2f}) {
         auto with = brief();
-        with.draw = {.temperature = temperature, .seed = 7};
+        with.sampling = {.temperature = temperature, .seed = 7};
         auto chat = kv::open_chat(worlds, with);
         REQUIRE(chat.has_value());
 
         host by_hand(tiny_model(), 64, 2);
         kv::chat_session<cache> session(by_hand.store, {*words, *form}, tiny_model().max_positions(), with.system);
-        const kv::stop_criteria until{with.until.max_tokens, tiny_model().config().eos};
+        const kv::stop_criteria stop{with.stop.max_tokens, tiny_model().config().eos};
         std::size_t cached = 0;
         for (const std::string& question : questions) {
             std::string heard, expected_pieces;
@@ -144,7 +146,7 @@ TEST_CASE("a chat answers as a session composed by hand, bit for bit, and reuses
                 return true;
             });
             const auto expected =
-                session.say(by_hand.pipeline, question, with.draw, until, {}, [&](const std::string& piece) {
+                session.say(by_hand.pipeline, question, with.sampling, stop, {}, [&](const std::string& piece) {
                     expected_pieces += piece + '|';
                     return true;
                 });
@@ -177,7 +179,7 @@ TEST_CASE("a chat has the identity of model and tokenizer, and pages for its con
     const auto& with = chat->settings();
     CHECK(with.context == tiny_model().max_positions());
     CHECK(with.bytes == 2 * (with.context / 64) * host::bytes(tiny_model(), 64));
-    CHECK(with.until.stop == tiny_model().config().eos);
+    CHECK(with.stop.stop_tokens == tiny_model().config().eos);
     REQUIRE(with.id.has_value());
     CHECK(with.id->weights == chat->loaded().weights);
     CHECK(with.id->tokenizer == kv::tokenizer::open(worlds)->digest());
@@ -191,11 +193,14 @@ TEST_CASE("each part of a chat can be replaced") {
         kv::chat_template::parse("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {});
     REQUIRE(bare.has_value());
     const kv::identity id{.adapter = "mine", .tenant = "salt"};
-    auto chat = kv::open_chat(
-        {tiny_model(), {}}, *words, *bare,
-        kv::chat_settings<kv::slide_overflow>{
-            .until = {.max_tokens = 20}, .stops = {"e"}, .context = 100, .page_tokens = 16, .threads = 2, .id = id},
-        kv::eviction::lru{}, kv::codec::bf16{}, kv::locking::mutex{});
+    auto chat = kv::open_chat({tiny_model(), {}}, *words, *bare,
+                              kv::chat_settings<kv::slide_overflow>{.stop = {.max_tokens = 20},
+                                                                    .stop_strings = {"e"},
+                                                                    .context = 100,
+                                                                    .page_tokens = 16,
+                                                                    .threads = 2,
+                                                                    .id = id},
+                              kv::eviction::lru{}, kv::codec::bf16{}, kv::locking::mutex{});
     REQUIRE(chat.has_value());
     CHECK(chat->cache().id().adapter == "mine");
     CHECK(chat->cache().id().tenant == "salt");
@@ -217,7 +222,7 @@ TEST_CASE("the default memory is enough for any codec until the context is full"
     const auto fill = [](auto codec) {
         auto chat = kv::open_chat(
             worlds,
-            kv::chat_settings<kv::slide_overflow>{.until = {.max_tokens = 20}, .context = 100, .page_tokens = 32},
+            kv::chat_settings<kv::slide_overflow>{.stop = {.max_tokens = 20}, .context = 100, .page_tokens = 32},
             codec);
         REQUIRE(chat.has_value());
         for (int turn = 0; turn < 40; ++turn) {
@@ -324,7 +329,7 @@ TEST_CASE("settings that do not fit the model are refused by their name") {
     CHECK(context.field == "bytes");
     CHECK(refused(kv::open_chat(worlds, {.context = 2049})).field == "context");
     CHECK(refused(kv::open_chat(worlds, {.context = 256})).field == "max_tokens");
-    CHECK(refused(kv::open_chat(worlds, {.draw = {.top_p = 2.0f}})).field == "top_p");
+    CHECK(refused(kv::open_chat(worlds, {.sampling = {.top_p = 2.0f}})).field == "top_p");
     for (const std::uint32_t tokens : {0u, 10u, 1u << 20})
         CHECK(refused(kv::open_chat(worlds, {.page_tokens = tokens})).field == "page_tokens");
     const auto refusing = refused(kv::open_chat(worlds, {}, no_memory{}));

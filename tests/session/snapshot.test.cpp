@@ -190,15 +190,15 @@ TEST_CASE("another process continues with the bits of a cold run") {
 }
 
 TEST_CASE("an answer continues with the tokens it would have had") {
-    const kv::sampler draw{.temperature = 0.9f, .seed = 11, .choice = 2};
+    const kv::sampler sampling{.temperature = 0.9f, .seed = 11, .choice = 2};
     const tokens prompt = some(40, 4);
     host<> whole, from, to;
     const auto say = [](kv::token_id, std::span<const float>) { return true; };
-    const auto want = kv::generate(whole.pipeline, prompt, draw, {.max_tokens = 24}, say);
+    const auto want = kv::generate(whole.pipeline, prompt, sampling, {.max_tokens = 24}, say);
     REQUIRE(want);
-    const auto begun = kv::generate(from.pipeline, prompt, draw, {.max_tokens = 9}, say);
+    const auto begun = kv::generate(from.pipeline, prompt, sampling, {.max_tokens = 9}, say);
     REQUIRE(begun);
-    const kv::generation_state state{draw, 9, {begun->ids.back()}};
+    const kv::generation_state state{sampling, 9, {begun->ids.back()}};
     std::stringstream stream;
     REQUIRE(kv::write_snapshot(from.store, begun->prompt.sequence, state, "", [&](auto pieces) -> kv::result<void> {
         for (const auto piece : pieces)
@@ -214,7 +214,7 @@ TEST_CASE("an answer continues with the tokens it would have had") {
     auto next = to.pipeline.extend(back->sequence, back->state.pending);
     REQUIRE(next);
     while (said.size() < 24) {
-        said.push_back(back->state.draw.draw(kv::row_of(std::as_const(*next), 0), said.size()));
+        said.push_back(back->state.sampling.draw(kv::row_of(std::as_const(*next), 0), said.size()));
         next = to.pipeline.extend(back->sequence, std::span(said).last(1));
     }
     CHECK(said == want->ids);
@@ -298,7 +298,7 @@ TEST_CASE("an approximate sequence is not saved, and its exact beginning is") {
     kv::thread_pool pool(1);
     auto cache = kv::make_cache({model().shape(16), {.bytes = 4 << 20}, own_identity()}, kv::index::chunk{.least = 8},
                                 kv::recompute::none{});
-    kv::chunk_pipeline pipeline(cache, model(), pool, {.split = {.size = 48, .least = 8}, .rows = 64});
+    kv::chunk_pipeline pipeline(cache, model(), pool, {.split = {.size = 48, .least = 8}, .max_batch_tokens = 64});
     const tokens text = some(48, 8);
     REQUIRE(pipeline.warm(text, {}));
     tokens prompt = some(20, 9);

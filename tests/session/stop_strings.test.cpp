@@ -18,10 +18,10 @@ struct heard {
 };
 
 // The expected text: up to the string that is complete first, the longest of equals.
-heard naive(const std::string& text, const std::vector<std::string>& stops) {
+heard naive(const std::string& text, const std::vector<std::string>& stop_strings) {
     for (std::size_t end = 1; end <= text.size(); ++end) {
         std::size_t longest = 0;
-        for (const std::string& each : stops)
+        for (const std::string& each : stop_strings)
             if (!each.empty() && text.substr(0, end).ends_with(each))
                 longest = std::max(longest, each.size());
         if (longest > 0)
@@ -31,9 +31,9 @@ heard naive(const std::string& text, const std::vector<std::string>& stops) {
 }
 
 // The longest suffix of a text that is a proper prefix of a string.
-std::size_t doubtful(const std::string& text, const std::vector<std::string>& stops) {
+std::size_t doubtful(const std::string& text, const std::vector<std::string>& stop_strings) {
     std::size_t longest = 0;
-    for (const std::string& each : stops)
+    for (const std::string& each : stop_strings)
         for (std::size_t n = 1; n < each.size(); ++n)
             if (text.ends_with(each.substr(0, n)))
                 longest = std::max(longest, n);
@@ -51,10 +51,10 @@ TEST_CASE("however a text is cut, it ends at the same place, and only what is do
                 c = static_cast<char>('a' + dice() % 2);
             return made;
         };
-        const std::vector<std::string> stops = {word(4), word(5), word(3)};
+        const std::vector<std::string> stop_strings = {word(4), word(5), word(3)};
         const std::string text = word(24);
-        const heard wanted = naive(text, stops);
-        kv::stop_strings at(stops);
+        const heard wanted = naive(text, stop_strings);
+        kv::stop_strings at(stop_strings);
         std::string said, given;
         for (std::size_t i = 0; i < text.size() && !at.stopped();) {
             const std::size_t n = std::min<std::size_t>(1 + dice() % 4, text.size() - i);
@@ -62,7 +62,7 @@ TEST_CASE("however a text is cut, it ends at the same place, and only what is do
             said += at.push(text.substr(i, n));
             i += n;
             if (!at.stopped())
-                REQUIRE(given.size() - said.size() == doubtful(given, stops));
+                REQUIRE(given.size() - said.size() == doubtful(given, stop_strings));
         }
         said += at.flush();
         INFO("round " << round << ": " << text);

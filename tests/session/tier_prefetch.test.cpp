@@ -2,6 +2,7 @@
 // Engine requests with a tier that is slow, fails, or holds too much: a waiting request delays no other, and no
 // answer depends on the tier.
 #include <kvcache/cache/compose.hpp>
+#include <kvcache/cache/tier_client.hpp>
 #include <kvcache/locking/mutex.hpp>
 #include <kvcache/session/engine.hpp>
 #include <kvcache/session/tier_prefetch.hpp>
@@ -88,13 +89,13 @@ using small::some;
 struct told {
     tokens ids = {};
     std::vector<float> scores = {};
-    std::optional<kv::finish_reason> why = {};
+    std::optional<kv::finish_reason> finish_reason = {};
     std::size_t reused = 0;
 };
 
 // A new process: its own cache and engine.
 struct room {
-    explicit room(gated::place& from, std::size_t pages = 60, kv::engine_limits limits = {.rows = 64})
+    explicit room(gated::place& from, std::size_t pages = 60, kv::engine_limits limits = {.max_batch_tokens = 64})
         : store(kv::make_cache({model().shape(16),
                                 {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()},
                                 model().id({1, 2})},
@@ -109,7 +110,7 @@ struct room {
 
     kv::request_id ask(const tokens& prompt, told& into) {
         const auto made = runs->submit({.prompt = prompt,
-                                        .until = {.max_tokens = 6},
+                                        .stop = {.max_tokens = 6},
                                         .log_probabilities = 0,
                                         .on_token =
                                             [&into](const kv::generated_token& token) {
@@ -117,9 +118,9 @@ struct room {
                                                 into.scores.push_back(*token.log_probability);
                                                 return kv::token_action::go_on;
                                             },
-                                        .done =
+                                        .on_finish =
                                             [&into](kv::engine_outcome<cache>&& end) {
-                                                into.why = end.answers.front().why;
+                                                into.finish_reason = end.answers.front().finish_reason;
                                                 into.reused = end.reused;
                                             }});
         REQUIRE(made);
@@ -145,7 +146,7 @@ struct room {
 void check_same(const told& made, const told& wanted) {
     CHECK(made.ids == wanted.ids);
     CHECK(made.scores == wanted.scores);
-    CHECK(made.why == kv::finish_reason::length);
+    CHECK(made.finish_reason == kv::finish_reason::length);
 }
 
 } // namespace
@@ -162,12 +163,12 @@ TEST_CASE("who waits for the tier is passed, and is answered with the bits of a 
     static_cast<void>(here.ask(known, first));
     from.wait();
     static_cast<void>(here.ask(other, second));
-    for (int steps = 0; !second.why; ++steps) {
+    for (int steps = 0; !second.finish_reason; ++steps) {
         REQUIRE(steps < 1000);
         REQUIRE(here.runs->step(at{}));
     }
     check_same(second, wanted_other);
-    CHECK_FALSE(first.why);
+    CHECK_FALSE(first.finish_reason);
     CHECK(here.runs->stats().waiting == 1);
     from.set(false);
     here.run();
@@ -191,9 +192,9 @@ TEST_CASE("who is cancelled, or late, does not wait for the tier") {
     static_cast<void>(here.ask(some(70, 3), second)); // it is cancelled before its turn
     here.runs->cancel(id);
     static_cast<void>(here.runs->step(at{}));
-    CHECK(first.why == kv::finish_reason::cancelled);
+    CHECK(first.finish_reason == kv::finish_reason::cancelled);
     here.runs->close();
-    CHECK(second.why == kv::finish_reason::cancelled);
+    CHECK(second.finish_reason == kv::finish_reason::cancelled);
     CHECK((first.ids.empty() && second.ids.empty()));
     from.set(false);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/formats/gguf_header.hpp>
+#include <kvcache/formats/gguf.hpp>
 
 #include <bit>
 #include <concepts>

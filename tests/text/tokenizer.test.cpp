@@ -121,9 +121,7 @@ TEST_CASE("the digest is that of the file's bytes") {
 }
 
 TEST_CASE("special tokens have the names that the configuration gives them") {
-    auto config = kv::tokenizer_config{};
-    config.set_special("bos_token", "<s>");
-    config.set_special("eos_token", "nowhere");
+    const kv::tokenizer_config config({{"bos_token", "<s>"}, {"eos_token", "nowhere"}}, {});
     const auto file = kv::read_file(goldens / "llama2" / "tokenizer.json", 1u << 20);
     REQUIRE(file);
     const auto words = kv::tokenizer::parse(*file, config);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/eviction/fifo.hpp>
+#include <kvcache/eviction/lru.hpp>
 #include <kvcache/eviction/s3_fifo.hpp>
 #include <kvcache/testing/tier_conformance.hpp>
 #include <kvcache/tier/lmdb.hpp>

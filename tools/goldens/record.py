@@ -23,7 +23,7 @@ def mac(key: bytes, message: bytes) -> bytes:
 
 FIELDS = {
     "weights": "00000000000000020000000000000001", "adapter": "", "tokenizer": "00000000000000040000000000000003",
-    "config": "llama", "rope": "theta 10000", "codec": "plain f32", "layout": "tiles", "page_tokens": "16",
+    "config": "llama", "rope": "theta 10000", "codec": "float32", "layout": "tiles", "page_tokens": "16",
     "weight_format": "bf16", "numeric_contract": "1", "backend": "cpu", "lineage": "exact", "format": "1",
     "tenant": mac(SECRET, text(b"kvcache salt") + text(b"alice")).hex()}
 

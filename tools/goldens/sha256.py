@@ -20,7 +20,7 @@ def root(key: bytes, **given: bytes | int) -> bytes:
     fields: dict[str, bytes | int] = {
         "weights": bytes(16), "adapter": b"", "tokenizer": bytes(16), "config": b"", "rope": b"", "codec": b"", "layout": b"",
         "page_tokens": 0, "weight_format": b"", "numeric_contract": 1, "backend": b"cpu", "lineage": b"exact", "format": 1, "tenant": b""} | given
-    message = block(b"kvcache identity 2", key)
+    message = block(b"kvcache identity 3", key)
     for name, value in fields.items():
         message += text(name.encode())
         if isinstance(value, int):

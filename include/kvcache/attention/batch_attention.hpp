@@ -5,7 +5,7 @@
 #include <kvcache/attention/attention_plan.hpp>
 #include <kvcache/attention/attention_worker.hpp>
 #include <kvcache/attention/softmax_state.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/memory.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ template <codec_state Codec, storage_state Storage>
 class batch_attention {
 public:
     /// Plans the attention of a batch, for any number of layers. Reuses the memory of earlier batches. Requires: the
-    /// codec, the storage, the page tables and what the parts point to stay unchanged until the next `plan`.
+    /// codec, the storage, the page tables and the memory that the parts point to stay unchanged until the next `plan`.
     void plan(const attention_shape& shape, page_source<Codec, Storage> source, std::span<const attention_part> parts,
               const thread_pool& threads) {
         shape_ = shape;

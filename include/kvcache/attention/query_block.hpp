@@ -2,111 +2,24 @@
 #pragma once
 
 #include <kvcache/attention/quantized_tiles.hpp>
-#include <kvcache/attention/query_states.hpp>
 #include <kvcache/attention/softmax_state.hpp>
 #include <kvcache/attention/tile_kernels.hpp>
 #include <kvcache/codec/concept.hpp>
-#include <kvcache/codec/quantized_operand.hpp>
+#include <kvcache/codec/side_coder.hpp>
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
-#include <kvcache/kernel/largest.hpp>
-#include <kvcache/kernel/math.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/memory.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <limits>
 #include <span>
+#include <vector>
 
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+namespace kvcache { inline namespace KVCACHE_ABI {
 
-// Scores of queries become weights, in place, and enter each query's running softmax. Earlier sums are rescaled where a
-// larger score appears.
-
-/// End of the lanes of a tile that a query with this limit sees.
-[[nodiscard]] inline std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
-    return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
-}
-
-/// Returns whether all lanes of a tile are in use.
-[[nodiscard]] inline bool is_full(const attention_tile& tile) noexcept {
-    return tile.first == 0 && tile.last == tile_tokens && tile.mask == nullptr;
-}
-
-/// Softmax of most_tiles full tiles that `count` queries see to their ends. Branch-free, since whether a score exceeds
-/// all earlier ones is unpredictable: first the differences of all queries, then the exponentials. `state(i)`: running
-/// softmax of query i. `meanwhile` is called once a query, amid the exponentials.
-template <class State, class Meanwhile>
-KVCACHE_INLINE inline void softmax_full_tile(tile_weights& weights, std::size_t count, const State& state,
-                                             const Meanwhile& meanwhile) noexcept {
-    static_assert(most_tiles == 4);
-    float tops[max_queries][most_tiles];                          // the largest score up to each tile
-    alignas(64) float falls[tile_weights::rows][most_tiles] = {}; // from one to the next
-    for (std::size_t i = 0; i < count; ++i) {
-        f32x16 scores[most_tiles];
-        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) scores[t] = f32x16::load(weights.lanes[i][t]);
-        float& top = state(i).largest();
-        top = rising(scores, top, tops[i], falls[i]); // the differences are NaN as long as all scores are -inf
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-        meanwhile();
-        f32x16 each[most_tiles];
-        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) each[t] =
-            f32x16::load(weights.lanes[i][t]) - f32x16::broadcast(tops[i][t]);
-        exp_of_differences(each);
-        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) each[t].store(weights.lanes[i][t]);
-    }
-    f32x16 least = f32x16::broadcast(1.0f);
-    for (std::size_t i = 0; i < count; i += 16 / most_tiles) {
-        f32x16 each[] = {f32x16::load(falls[i])};
-        exp_of_differences(each);
-        each[0].store(weights.rescale[i]);
-        least = min(each[0], least);
-    }
-    float kept[16];
-    least.store(kept);
-    for (std::size_t t = 0; t < most_tiles; ++t) {
-        float all = kept[t];
-        for (std::size_t more = t + most_tiles; more < 16; more += most_tiles)
-            all = kept[more] < all ? kept[more] : all;
-        weights.rescaled[t] = all < 1.0f;
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-        f32x16 weight = state(i).weight();
-        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) weight =
-            fma(weight, f32x16::broadcast(weights.rescale[i][t]), f32x16::load(weights.lanes[i][t]));
-        state(i).set_weight(weight);
-    }
-}
-
-/// Softmax of tile t, some of whose lanes may be unused or unseen.
-inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t, const attention_tile& tile,
-                         std::size_t limit, const softmax_state& state) noexcept {
-    constexpr float none = -std::numeric_limits<float>::infinity();
-    float* const lanes = weights.lanes[query][t];
-    float& rescale = weights.rescale[query][t];
-    rescale = 1.0f;
-    const std::size_t last = seen(tile, limit);
-    if (last == tile.first)
-        return;
-    f32x16 each[] = {f32x16::load(lanes)};
-    if (tile.mask != nullptr)
-        each[0] = each[0] + f32x16::load(tile.mask);
-    if (tile.first != 0 || last != tile_tokens)
-        each[0] = within(each[0], tile.first, last, none);
-    const float before = state.largest();
-    if (any_above(each[0], before))
-        if (const float most = largest(each[0]); most > before) {
-            rescale = exp_one(before - most);
-            weights.rescaled[t] = true;
-            state.largest() = most;
-        }
-    each[0] = each[0] - f32x16::broadcast(state.largest());
-    exp_of_differences(each);
-    state.set_weight(fma(state.weight(), f32x16::broadcast(rescale), each[0]));
-    each[0].store(lanes);
-}
+namespace detail {
 
 /// The selected queries of a block in the layout of the kernels: in groups of nearly equal size (8 as 4 + 4, not 6 +
 /// 2), so that the values of a group at one element of head_dim are contiguous.
@@ -160,9 +73,112 @@ private:
     aligned_vector<float> numbers_; // by group: (head_dim, queries of the group)
 };
 
-}}} // namespace kvcache::detail
+/// Visibility limit of each query of a block, its running softmax over the current split, and its merged softmax over
+/// earlier splits.
+class query_states {
+public:
+    /// Memory for up to `capacity` queries, with values of `width` floats.
+    query_states(std::size_t width, std::size_t capacity)
+        : width_(width), stride_(softmax_state::numbers(width)), capacity_(capacity), states_(2 * capacity * stride_) {
+        queries_.reserve(capacity);
+    }
 
-namespace kvcache { inline namespace KVCACHE_ABI {
+    [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+    [[nodiscard]] std::size_t size() const noexcept { return queries_.size(); }
+    /// Floats from one query's running softmax to the next.
+    [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
+
+    void clear() noexcept { queries_.clear(); }
+
+    /// Adds a query that sees the positions up to `limit`. Its partials are written to `partials`, or merged here if
+    /// that is null. (splits, stride)
+    void add(std::size_t limit, float* partials) {
+        expects(queries_.size() < capacity_, "a block holds as many queries as its capacity");
+        queries_.push_back({.limit = limit, .partials = partials});
+        running(queries_.size() - 1).clear();
+        merged(queries_.size() - 1).forget();
+    }
+
+    /// The last position that a query sees.
+    [[nodiscard]] std::size_t limit(std::size_t q) const noexcept { return queries_[q].limit; }
+
+    /// Smallest and largest visibility limit of some queries.
+    struct limits {
+        std::size_t least, most;
+
+        /// Returns the leading tiles that any of the queries sees. Requires: tiles ascend in position.
+        [[nodiscard]] std::span<const attention_tile> seen(std::span<const attention_tile> tiles) const noexcept {
+            std::size_t count = tiles.size();
+            while (count > 0 && tiles[count - 1].position > most)
+                --count;
+            return tiles.first(count);
+        }
+        /// Returns whether all queries see a tile to its end.
+        [[nodiscard]] bool see_whole(const attention_tile& tile) const noexcept { return tile.end() <= least + 1; }
+        /// Returns how many leading tiles all queries see to their ends. Requires: tiles ascend in position.
+        [[nodiscard]] std::size_t whole(std::span<const attention_tile> tiles) const noexcept {
+            std::size_t count = tiles.size();
+            while (count > 0 && !see_whole(tiles[count - 1]))
+                --count;
+            return count;
+        }
+    };
+    [[nodiscard]] limits limits_of(std::size_t q, std::size_t count) const noexcept {
+        limits all{queries_[q].limit, queries_[q].limit};
+        for (std::size_t i = 1; i < count; ++i) {
+            all.least = std::min(all.least, queries_[q + i].limit);
+            all.most = std::max(all.most, queries_[q + i].limit);
+        }
+        return all;
+    }
+
+    [[nodiscard]] softmax_state running(std::size_t q) noexcept { return {states_.data() + q * stride_, width_}; }
+
+    /// Moves a query to a split; its running softmax starts anew if the split changes.
+    void enter(std::size_t q, std::size_t split) {
+        if (queries_[q].split == split)
+            return;
+        leave(q);
+        queries_[q].split = split;
+    }
+
+    /// Ends the current partial softmax of a query.
+    void leave(std::size_t q) {
+        const softmax_state from = running(q);
+        if (from.empty())
+            return;
+        if (float* partials = queries_[q].partials)
+            std::copy_n(from.sums(), stride_, partials + queries_[q].split * stride_);
+        else
+            merged(q).merge(from);
+        from.clear();
+    }
+
+    /// Finishes a query that merges here: writes its output. (head_dim)
+    void finish(std::size_t q, std::size_t head_dim, float* out) {
+        leave(q);
+        merged(q).finish(head_dim, out);
+    }
+
+private:
+    struct query {
+        std::size_t limit = 0;
+        std::size_t split = 0;     // split of its running softmax
+        float* partials = nullptr; // (splits, stride)
+    };
+
+    [[nodiscard]] softmax_state merged(std::size_t q) noexcept {
+        return {states_.data() + (capacity_ + q) * stride_, width_};
+    }
+
+    std::size_t width_;
+    std::size_t stride_; // floats of a softmax state
+    std::size_t capacity_;
+    std::vector<query> queries_;
+    aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
+};
+
+} // namespace detail
 
 /// Queries on one KV head that process tiles together, each with a running softmax of its own. Each query is a chain of
 /// operations of its own, so its bits depend neither on the other queries of the block nor on the number of tiles in a

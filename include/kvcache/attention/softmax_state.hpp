@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/attention/tile_kernels.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/kernel/math.hpp>
+#include <kvcache/kernel/simd.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -66,5 +68,96 @@ private:
     float* at_;
     std::size_t width_;
 };
+
+namespace detail {
+
+// Scores of queries become weights, in place, and enter each query's running softmax. Earlier sums are rescaled where a
+// larger score appears.
+
+/// End of the lanes of a tile that a query with this limit sees.
+[[nodiscard]] inline std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
+    return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
+}
+
+/// Returns whether all lanes of a tile are in use.
+[[nodiscard]] inline bool is_full(const attention_tile& tile) noexcept {
+    return tile.first == 0 && tile.last == tile_tokens && tile.mask == nullptr;
+}
+
+/// Softmax of most_tiles full tiles that `count` queries see to their ends. Branch-free, since whether a score exceeds
+/// all earlier ones is unpredictable: first the differences of all queries, then the exponentials. `state(i)`: running
+/// softmax of query i. `meanwhile` is called once a query, amid the exponentials.
+template <class State, class Meanwhile>
+KVCACHE_INLINE inline void softmax_full_tile(tile_weights& weights, std::size_t count, const State& state,
+                                             const Meanwhile& meanwhile) noexcept {
+    static_assert(most_tiles == 4);
+    float tops[max_queries][most_tiles];                          // the largest score up to each tile
+    alignas(64) float falls[tile_weights::rows][most_tiles] = {}; // from one to the next
+    for (std::size_t i = 0; i < count; ++i) {
+        f32x16 scores[most_tiles];
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) scores[t] = f32x16::load(weights.lanes[i][t]);
+        float& top = state(i).largest();
+        top = rising(scores, top, tops[i], falls[i]); // the differences are NaN as long as all scores are -inf
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        meanwhile();
+        f32x16 each[most_tiles];
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) each[t] =
+            f32x16::load(weights.lanes[i][t]) - f32x16::broadcast(tops[i][t]);
+        exp_of_differences(each);
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) each[t].store(weights.lanes[i][t]);
+    }
+    f32x16 least = f32x16::broadcast(1.0f);
+    for (std::size_t i = 0; i < count; i += 16 / most_tiles) {
+        f32x16 each[] = {f32x16::load(falls[i])};
+        exp_of_differences(each);
+        each[0].store(weights.rescale[i]);
+        least = min(each[0], least);
+    }
+    float kept[16];
+    least.store(kept);
+    for (std::size_t t = 0; t < most_tiles; ++t) {
+        float all = kept[t];
+        for (std::size_t more = t + most_tiles; more < 16; more += most_tiles)
+            all = kept[more] < all ? kept[more] : all;
+        weights.rescaled[t] = all < 1.0f;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        f32x16 weight = state(i).weight();
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) weight =
+            fma(weight, f32x16::broadcast(weights.rescale[i][t]), f32x16::load(weights.lanes[i][t]));
+        state(i).set_weight(weight);
+    }
+}
+
+/// Softmax of tile t, some of whose lanes may be unused or unseen.
+inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t, const attention_tile& tile,
+                         std::size_t limit, const softmax_state& state) noexcept {
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    float* const lanes = weights.lanes[query][t];
+    float& rescale = weights.rescale[query][t];
+    rescale = 1.0f;
+    const std::size_t last = seen(tile, limit);
+    if (last == tile.first)
+        return;
+    f32x16 each[] = {f32x16::load(lanes)};
+    if (tile.mask != nullptr)
+        each[0] = each[0] + f32x16::load(tile.mask);
+    if (tile.first != 0 || last != tile_tokens)
+        each[0] = within(each[0], tile.first, last, none);
+    const float before = state.largest();
+    if (any_above(each[0], before))
+        if (const float most = largest(each[0]); most > before) {
+            rescale = exp_one(before - most);
+            weights.rescaled[t] = true;
+            state.largest() = most;
+        }
+    each[0] = each[0] - f32x16::broadcast(state.largest());
+    exp_of_differences(each);
+    state.set_weight(fma(state.weight(), f32x16::broadcast(rescale), each[0]));
+    each[0].store(lanes);
+}
+
+} // namespace detail
 
 }} // namespace kvcache

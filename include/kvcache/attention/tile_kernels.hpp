@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/quantized_operand.hpp>
+#include <kvcache/codec/side_coder.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/kernel/simd.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
@@ -82,7 +82,7 @@ public:
 
     /// Prefetches the first lines of a tile whose address alone is known.
     KVCACHE_INLINE static void prefetch_tile(const float* keys, const float* values) noexcept {
-        lines first{keys, values, 0};
+        [[maybe_unused]] lines first{keys, values, 0};
         if constexpr (native_lanes == 16) // not with narrow vectors: measured slower on Zen 3
             for (std::size_t n = 0; n < 4; ++n)
                 first.fetch();

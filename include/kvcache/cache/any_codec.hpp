@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/any_policy.hpp>
+#include <kvcache/cache/any_cache.hpp>
 #include <kvcache/codec/all.hpp>
 
 #include <cstddef>

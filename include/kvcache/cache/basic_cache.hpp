@@ -4,15 +4,14 @@
 #include <kvcache/cache/cache_core.hpp>
 #include <kvcache/cache/config.hpp>
 #include <kvcache/cache/handle.hpp>
-#include <kvcache/cache/stats.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/index/concept.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -105,7 +104,11 @@ public:
     /// Loads the pages of a prompt that only the tier has, for a later acquire. They stay unpinned. Returns the number
     /// of tokens loaded. Cost: as acquire.
     std::size_t prefetch(std::span<const token_id> prompt, const tenant& of = {}) {
-        return core().tier().prefetch(core(), core().number_of(of), prompt);
+        const std::uint32_t number = core().number_of(of);
+        if constexpr (core_type::has_tier)
+            return core().tier().prefetch(core(), number, prompt);
+        else
+            return 0;
     }
 
     /// Evicts the pages of a prompt from memory, last first, up to a page that a sequence uses or that a longer cached
@@ -176,8 +179,15 @@ template <class Cache>
 /// One paragraph for people: shape, codec, usage, identity.
 template <class Cache>
 [[nodiscard]] std::string describe(const Cache& cache) {
-    return detail::joined({"kvcache: ", describe_pages(cache.shape(), cache.codec().name(), cache.stats()),
-                           "; identity ", to_string(digest_of(cache.id()))});
+    const page_shape& shape = cache.shape();
+    const cache_stats now = cache.stats();
+    const auto count = [](std::size_t n, const char* of) { return std::to_string(n) + of; };
+    return detail::joined({"kvcache: ", count(shape.layers, " layers, "), count(shape.kv_heads, " KV heads of "),
+                           count(shape.head_dim, ", pages of "), count(shape.tokens, " tokens and "),
+                           count(now.page_bytes, " bytes ("), cache.codec().name(), "); ", count(now.pages, " pages: "),
+                           count(now.in_use, " in use by "), count(now.sequences, " sequences, "),
+                           count(now.evictable, " evictable, "), count(now.free, " free; identity "),
+                           to_string(digest_of(cache.id()))});
 }
 
 }} // namespace kvcache

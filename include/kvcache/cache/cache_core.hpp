@@ -3,16 +3,14 @@
 
 #include <kvcache/cache/config.hpp>
 #include <kvcache/cache/handle.hpp>
-#include <kvcache/cache/no_tier_client.hpp>
 #include <kvcache/cache/page_manager.hpp>
 #include <kvcache/cache/sequence_manager.hpp>
-#include <kvcache/cache/stats.hpp>
 #include <kvcache/codec/concept.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/identity.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/index/concept.hpp>
 #include <kvcache/locking/concept.hpp>
+#include <kvcache/locking/none.hpp>
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/storage/concept.hpp>
 #include <kvcache/tier/concept.hpp>
@@ -27,6 +25,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -41,8 +40,6 @@ class cache_core {
     template <class Policy, class... Arguments>
     using opened = decltype(std::declval<const Policy&>().open(std::declval<Arguments>()...));
 
-    using hash_policy_type = decltype(Policies::hash);
-
 public:
     using index_type = opened<decltype(Policies::index), page_shape, std::size_t>;
     using codec_type = opened<decltype(Policies::codec), page_shape>;
@@ -50,7 +47,7 @@ public:
     using recompute_type = opened<decltype(Policies::recompute), page_shape>;
     using tier_type = opened<decltype(Policies::tier)>;
     using locking_type = typename decltype(Policies::locking)::state;
-    using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>, index_type,
+    using page_manager_type = page_manager<storage_type, opened<decltype(Policies::hash), identity>, index_type,
                                            opened<decltype(Policies::eviction), eviction_capacity>,
                                            opened<decltype(Policies::observer)>, page_writer<codec_type>>;
     using sequence = basic_sequence<cache_core>;
@@ -91,13 +88,11 @@ public:
     [[nodiscard]] tier_client<tier_type>& tier() noexcept { return tier_; }
     [[nodiscard]] const tier_client<tier_type>& tier() const noexcept { return tier_; }
 
-    // What the lock guards.
+    // What the lock guards. Requires: the lock is held.
 
     [[nodiscard]] locking_type& lock() const noexcept { return lock_; }
-    /// Requires: the lock is held.
     [[nodiscard]] page_manager_type& pages() noexcept { return pages_; }
     [[nodiscard]] const page_manager_type& pages() const noexcept { return pages_; }
-    /// Requires: the lock is held.
     [[nodiscard]] sequence_manager<page_manager_type>& sequences() noexcept { return sequences_; }
     [[nodiscard]] const sequence_manager<page_manager_type>& sequences() const noexcept { return sequences_; }
 
@@ -124,7 +119,7 @@ public:
 
     /// What is cached of a prompt, and what is being computed. Pins and changes nothing.
     [[nodiscard]] lookup_result lookup(std::uint32_t tenant, std::span<const token_id> tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         const index_match& found = pages_.find(tenant, tokens);
         lookup_result made = described(found, tokens.size());
         made.cached_tokens = sequences_.residual().kept(found.pages, found.tokens);
@@ -135,7 +130,7 @@ public:
     /// A sequence that shares the longest prefix of a prompt that is in memory.
     [[nodiscard]] match match_in_memory(std::uint32_t tenant, std::span<const token_id> tokens,
                                         const match_options& options) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         auto known = sequences_.fresh();
         const index_match& found = pages_.find(tenant, tokens);
         lookup_result made = described(found, tokens.size());
@@ -152,9 +147,8 @@ public:
             const auto pages = std::span(found.pages).first(known->table.size());
             pages_.emit({event_kind::matched, kept, tokens.size(), pages.size(), pages});
         }
-        const std::size_t first =
-            options.plans ? first_computed(kept, tokens.size()) : kept; // before `add`: it may throw
-        sequences_.add(*known);
+        const std::size_t first = options.plans ? first_computed(kept, tokens.size()) : kept;
+        sequences_.add(*known); // after what may throw
         if (options.plans)
             truncate_to(*known, first);
         return {{*this, std::move(known)}, made};
@@ -173,7 +167,7 @@ public:
         std::vector<page_id> pages;
         for (const page_entry& entry : found.sequence.table())
             pages.push_back(entry.page);
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         pages_.emit({event_kind::matched, found.found.cached_tokens, found.found.prompt_tokens, pages.size(), pages});
         sequence_state& state = found.sequence.state_in(*this);
         if (plans)
@@ -197,7 +191,7 @@ public:
 
     /// An empty sequence.
     [[nodiscard]] sequence open(std::uint32_t tenant) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         auto state = sequences_.fresh();
         state->tenant = tenant;
         sequences_.add(*state);
@@ -206,23 +200,23 @@ public:
 
     /// See basic_cache.
     std::size_t evict(std::uint32_t tenant, std::span<const token_id> tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return pages_.evict(pages_.find(tenant, tokens).pages);
     }
     std::size_t evict(std::span<const page_id> pages) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         for (const page_id page : pages)
             require(index_of(page) < pages_.pool().pages(), "an evicted page is one of the cache's");
         return pages_.evict(pages);
     }
     [[nodiscard]] bool clear(std::uint32_t tenant) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return pages_.clear(tenant);
     }
 
     /// Expected seconds to compute `rows` rows from position `first` on, from the leases committed so far.
     [[nodiscard]] double prefill_seconds(std::size_t first, std::size_t rows) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return pages_.seconds(first, rows);
     }
 
@@ -230,7 +224,7 @@ public:
 
     /// See basic_cache.
     [[nodiscard]] result<kvcache::tenant> open_tenant(const std::string& salt, std::size_t quota) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         require(tenants_.most() > 0, "a cache with tenants is opened for a number of them");
         if (salt.empty())
             return tenants_.use(1);
@@ -247,18 +241,19 @@ public:
         const identity own = tenant_identity(salt);
         const digest root = hash_.open(own).root();
         std::string kept = salt;
-        tier_.set(number, own);
+        if constexpr (has_tier)
+            tier_.set(number, own);
         pages_.replace_tenant(number, root, quota);
         tenants_.replace(number, std::move(kept));
         return tenants_.use(number);
     }
     [[nodiscard]] tenant_usage usage(std::uint32_t tenant) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return pages_.tenants().usage(tenant);
     }
     /// The identity of what a tenant stores.
     [[nodiscard]] identity id(std::uint32_t tenant) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return tenant == 0 ? identity_ : tenant_identity(tenants_.salt(tenant));
     }
     [[nodiscard]] const identity& id() const noexcept { return identity_; }
@@ -271,7 +266,7 @@ public:
     }
 
     [[nodiscard]] sequence fork(const sequence_state& from, std::size_t tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         auto made = sequences_.fresh();
         made->share(from, sequences_.residual().kept(from.table, tokens), shape_.tokens);
@@ -280,19 +275,19 @@ public:
     }
 
     void set_cacheable_limit(sequence_state& state, std::size_t tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         state.cacheable = tokens;
     }
 
     void truncate(sequence_state& state, std::size_t tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         require(tokens <= state.tokens.size() && !state.lease.open,
                 "a truncation lies inside a sequence without a lease");
         truncate_to(state, tokens);
     }
 
     [[nodiscard]] result<sequence> erase_range(const sequence_state& from, std::size_t first, std::size_t count) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         require(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
                 "an erased range lies inside a sequence without a lease");
         auto kept = sequences_.fresh();
@@ -311,8 +306,10 @@ public:
 
     /// Reserves rows. Errors, exceptions: those of the cache's reserve.
     [[nodiscard]] result<lease> reserve(sequence_state& state, std::size_t rows, reserve_options options) {
-        const std::lock_guard guard(lock_);
-        return reserve_locked(state, rows, options);
+        const lock_guard guard(lock_);
+        if (auto reserved = sequences_.reserve(state, codec_, rows, options); !reserved)
+            return reserved.error();
+        return lease(*this, state);
     }
 
     void commit(sequence_state& state, std::span<const token_id> tokens) {
@@ -321,7 +318,8 @@ public:
             sequences_.commit(state, tokens);
             pages_.emit({event_kind::stored, tokens.size(), 0, 0});
         }
-        tier_.store(*this, state);
+        if constexpr (has_tier)
+            tier_.store(*this, state);
     }
     /// The same for rows that were not computed here; the tier gets none of them.
     void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
@@ -337,7 +335,7 @@ public:
     // The whole cache.
 
     [[nodiscard]] cache_stats stats() const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         const auto& pool = pages_.pool();
         const std::size_t free = pool.free().size(), evictable = pages_.evictable();
         return {pool.pages(),
@@ -350,22 +348,29 @@ public:
                 pages_.residual().bytes()};
     }
     [[nodiscard]] result<void> check() const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return sequences_.check();
     }
     /// Full-precision rows attached to a page that a sequence references; empty if there are none.
     [[nodiscard]] std::span<const std::byte> residual_bytes(page_id page) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         const codec::residual_page* rows = pages_.residual().of(page);
         return rows != nullptr ? rows->bytes() : std::span<const std::byte>();
     }
     /// The pages that a reservation would take now. Cost: O(1).
     [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return sequences_.demand(to.state_in(*this), rows, options).pages;
     }
 
 private:
+    // A cache without a lock does not call one.
+    struct no_guard {
+        explicit no_guard(const locking_type&) {}
+    };
+    using lock_guard =
+        std::conditional_t<std::same_as<locking_type, locking::none::state>, no_guard, std::lock_guard<locking_type>>;
+
     // Holds the lock. At its end it wakes the threads that wait for the lease of a prompt, if one has ended meanwhile.
     class ending {
     public:
@@ -380,7 +385,7 @@ private:
 
     private:
         cache_core& core_;
-        std::lock_guard<locking_type> guard_;
+        lock_guard guard_;
         std::uint64_t before_;
     };
 
@@ -398,11 +403,11 @@ private:
         return pages;
     }
     // The rows that stay in full precision, where the codec encodes whole pages.
-    [[nodiscard]] static std::optional<residual_window> residual_window_of([[maybe_unused]] const codec_type& codec) {
+    [[nodiscard]] static residual_window residual_window_of([[maybe_unused]] const codec_type& codec) {
         if constexpr (page_writer<codec_type>)
             return codec.exact();
         else
-            return std::nullopt;
+            return {};
     }
 
     [[nodiscard]] static lookup_result described(const index_match& found, std::size_t prompt) {
@@ -425,15 +430,8 @@ private:
     }
 
     [[nodiscard]] std::uint64_t prompts_ended() const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return sequences_.prompts_ended();
-    }
-
-    [[nodiscard]] result<lease> reserve_locked(sequence_state& state, std::size_t rows, reserve_options options) {
-        require(!state.lease.open, "a sequence has one lease at a time");
-        if (auto reserved = sequences_.reserve(state, codec_, rows, options); !reserved)
-            return reserved.error();
-        return lease(*this, state);
     }
 
     // Reserves the rows of a prompt after those that a sequence has, and notes what they are. Returns nullopt if the
@@ -441,7 +439,7 @@ private:
     // waited for one. Errors: as reserve; pending.
     [[nodiscard]] std::optional<result<lease>> reserve_prompt(sequence& to, std::span<const token_id> tokens,
                                                               const acquire_options& options, std::uint64_t ended) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         sequence_state& state = to.state_in(*this);
         const std::size_t known = state.tokens.size();
         if (options.pending != pending_prefix::compute) {
@@ -463,10 +461,10 @@ private:
         }
         const auto rest = tokens.subspan(known);
         state.lease.prompt.reserve(rest.size());
-        auto made = reserve_locked(state, rest.size(), {options.max_batch_tokens});
-        if (made)
-            state.lease.prompt.assign(rest.begin(), rest.end());
-        return made;
+        if (auto reserved = sequences_.reserve(state, codec_, rest.size(), {options.max_batch_tokens}); !reserved)
+            return reserved.error();
+        state.lease.prompt.assign(rest.begin(), rest.end());
+        return lease(*this, state);
     }
 
     [[nodiscard]] identity tenant_identity(const std::string& salt) const {
@@ -480,7 +478,8 @@ private:
         const identity own = tenant_identity(salt);
         tenant_registry::account account{.salt = salt};
         tenants_.reserve();
-        tier_.set(tenants_.size() + 1, own);
+        if constexpr (has_tier)
+            tier_.set(tenants_.size() + 1, own);
         pages_.add_tenant(hash_.open(own).root(), quota);
         return tenants_.add(std::move(account));
     }
@@ -489,7 +488,7 @@ private:
     codec_type codec_;
     identity identity_;
     page_manager_type pages_;
-    hash_policy_type hash_;
+    decltype(Policies::hash) hash_;
     sequence_manager<page_manager_type> sequences_;
     recompute_type recompute_;
     tier_client<tier_type> tier_;

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <kvcache/codec/concept.hpp>
-#include <kvcache/core/contract.hpp>
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/index/concept.hpp>
+#include <kvcache/tier/none.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -163,13 +163,7 @@ public:
     /// Throws: bad_alloc; the index is then unchanged.
     void add_root(std::uint32_t tenant) { index_.insert(std::nullopt, run_of(tenant), *root_of(tenant)); }
 
-    /// The longest cached prefix of a tenant's tokens.
-    [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
-        index_match found;
-        match(tenant, tokens, found);
-        return found;
-    }
-    /// The same in the memory of another match.
+    /// Makes `found` the longest cached prefix of a tenant's tokens.
     void match(std::uint32_t tenant, std::span<const token_id> tokens, index_match& found) const {
         if (tenant == 0)
             return in_index(tokens, found);
@@ -179,7 +173,6 @@ public:
         found.pages.erase(found.pages.begin());
         found.tokens -= page_tokens_;
     }
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
 
     /// Chunks that a tenant has registered, if the index supports chunks.
     [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
@@ -280,6 +273,54 @@ struct reservation {
     typename Cache::sequence* to = nullptr;
     std::size_t rows = 0;
     reserve_options options = {};
+};
+
+/// The occupancy of a cache. Every page is free, in use or evictable.
+struct cache_stats {
+    std::size_t pages = 0;      ///< Number of pages within the cache's limit.
+    std::size_t free = 0;       ///< Pages that hold nothing: never used, or freed.
+    std::size_t in_use = 0;     ///< Pages referenced by live sequences, each counted once however many share it.
+    std::size_t evictable = 0;  ///< Pages without references, cached for the next match until space is needed.
+    std::size_t page_bytes = 0; ///< Bytes of a page.
+    std::size_t sequences = 0;  ///< Live sequences and matches.
+
+    std::size_t exact = 0;          ///< Pages with attached full-precision rows, for a codec of whole pages.
+    std::size_t residual_bytes = 0; ///< What those take of the budget.
+
+    friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
+};
+
+/// Counters of a cache's use of its tier.
+struct tier_stats {
+    std::uint64_t asked = 0;          ///< Prompts with whole pages that were not in memory.
+    std::uint64_t hits = 0;           ///< Of these, prompts of which the tier had pages.
+    std::uint64_t loaded_tokens = 0;  ///< Tokens loaded, verified and published.
+    std::uint64_t refused = 0;        ///< Records that were damaged or not the requested ones; see tier_client.
+    std::uint64_t failed = 0;         ///< Tier calls that failed, and loads and hand-overs that ran out of memory.
+    std::uint64_t no_room = 0;        ///< Failed attempts to allocate pages for records; one prompt can have several.
+    std::uint64_t slower = 0;         ///< Prompts with pages in the tier that are faster to compute.
+    std::uint64_t handed_over = 0;    ///< Records given to the tier, which may write them later, or drop them.
+    std::uint64_t stored = 0;         ///< Records that the tier has written.
+    std::uint64_t store_failures = 0; ///< Failures that the tier counted, those of its later writes included.
+    std::optional<error> last = {};   ///< The error of the last refusal or failure.
+};
+
+/// The tier operations of a cache: cache/tier_client.hpp, which <kvcache/tier.hpp> includes.
+template <tier_state Tier>
+class tier_client;
+
+/// The client of a cache without a tier: it makes no records.
+template <>
+class tier_client<tier::none::state> {
+public:
+    tier_client(tier::none::state, const identity&, const std::string&) {}
+
+    [[nodiscard]] tier::none::state& tier() noexcept { return none_; }
+    [[nodiscard]] const tier::none::state& tier() const noexcept { return none_; }
+    [[nodiscard]] tier_stats stats() const { return {}; }
+
+private:
+    tier::none::state none_;
 };
 
 namespace detail {

@@ -5,12 +5,11 @@
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/residual_page.hpp>
 #include <kvcache/codec/row_major.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/memory.hpp>
 #include <kvcache/core/number_format.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/core/shape.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/index/concept.hpp>
 
 #include <algorithm>

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/index/concept.hpp>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Recomputes the reference count of every page from the sequences, and compares each sequence with the index.
-template <index_state Index>
+template <class Index>
 class invariant_checker {
 public:
     invariant_checker(const Index& index, std::size_t page_tokens, std::size_t pages)

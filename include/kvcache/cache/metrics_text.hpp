@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/stats.hpp>
+#include <kvcache/cache/config.hpp>
 #include <kvcache/observer/metrics.hpp>
 
 #include <string>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/eviction/concept.hpp>
@@ -101,16 +101,15 @@ public:
     [[nodiscard]] bool ranked(page_id page) const noexcept { return (flags_[index_of(page)] & is_ranked) != 0; }
 
     /// Records that computing `rows` rows from position `first` on took `seconds`.
-    void measure(std::size_t first, std::size_t rows, double seconds) noexcept { cost_.measure(first, rows, seconds); }
+    void measure(std::size_t first, std::size_t rows, double seconds) { cost_.measure(first, rows, seconds); }
 
     /// The estimated time to compute `rows` rows from position `first` on.
     [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
         return cost_.seconds(first, rows);
     }
 
-    /// Ranks a page of the index. `length` is the number of pages of its request; if zero, the request ends with this
-    /// page.
-    /// Throws: bad_alloc; the page is then not ranked.
+    /// Ranks a page of the index that is in use. `length` is the number of pages of its request; if zero, the request
+    /// ends with this page. Throws: bad_alloc; the page is then not ranked.
     template <class Index>
     void rank(const Index& index, page_id page, std::size_t length) {
         if (ranked(page))
@@ -128,7 +127,7 @@ public:
                                       .length = length > depth ? static_cast<std::uint32_t>(length) : depth + 1};
         on_miss(eviction_, newcomer);
         eviction_.admit(slot_of(page), newcomer);
-        flags_[index_of(page)] = is_ranked;
+        flags_[index_of(page)] = is_ranked | in_use;
         follow(index, page);
     }
 
@@ -152,21 +151,29 @@ public:
             eviction_.touch(slot_of(page));
     }
 
-    /// Requires: the page is ranked, as in `evict`.
-    void on_released(page_id page) noexcept { kvcache::on_released(eviction_, slot_of(page)); }
+    /// The page is referenced again. Requires: it is ranked, as in the functions below.
+    void on_held(page_id page) noexcept { flags_[index_of(page)] |= in_use; }
+    /// The last reference to the page is gone.
+    void on_released(page_id page) noexcept {
+        flags_[index_of(page)] &= static_cast<std::uint8_t>(~in_use);
+        kvcache::on_released(eviction_, slot_of(page));
+    }
 
-    /// The page to evict among those for which `is_evictable(page)` holds. Throws: contract_violation, in every build,
-    /// if the policy names another.
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<page_id> victim(IsEvictable&& is_evictable) {
-        const auto is_evictable_slot = [&](slot_id slot) {
-            return index_of(slot) < flags_.size() && is_evictable(page_id{index_of(slot)});
+    /// Whether a page is ranked, unreferenced and has no children.
+    [[nodiscard]] bool evictable(page_id page) const noexcept { return flags_[index_of(page)] == is_ranked; }
+
+    /// The page to evict among the evictable ones for which `wanted(page)` holds. Throws: contract_violation, in every
+    /// build, if the policy names another.
+    template <class Wanted>
+    [[nodiscard]] std::optional<page_id> victim(const Wanted& wanted) {
+        const auto is_victim = [&](slot_id slot) {
+            const auto place = static_cast<std::uint32_t>(slot);
+            return place < flags_.size() && flags_[place] == is_ranked && wanted(page_id{place});
         };
-        const std::optional<slot_id> slot = eviction_.victim(is_evictable_slot);
+        const std::optional<slot_id> slot = eviction_.victim(is_victim);
         if (!slot)
             return std::nullopt;
-        require(is_evictable_slot(*slot) && ranked(page_id{index_of(*slot)}),
-                "an eviction policy's victim is evictable");
+        require(is_victim(*slot), "an eviction policy's victim is evictable");
         return page_id{index_of(*slot)};
     }
 
@@ -176,7 +183,7 @@ public:
     }
 
 private:
-    static constexpr std::uint8_t is_ranked = 1, has_children = 2;
+    static constexpr std::uint8_t is_ranked = 1, has_children = 2, in_use = 4;
 
     [[nodiscard]] static slot_id slot_of(page_id page) noexcept { return slot_id{index_of(page)}; }
 
@@ -184,11 +191,11 @@ private:
         std::uint8_t& flags = flags_[index_of(page)];
         if (covered == ((flags & has_children) != 0))
             return;
+        flags ^= has_children;
         if (covered)
             on_child_added(eviction_, slot_of(page));
         else
             on_last_child_removed(eviction_, slot_of(page));
-        flags ^= has_children;
     }
 
     std::size_t page_tokens_, page_bytes_;

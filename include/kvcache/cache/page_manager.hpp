@@ -5,22 +5,24 @@
 #include <kvcache/cache/page_eviction.hpp>
 #include <kvcache/cache/residual.hpp>
 #include <kvcache/codec/concept.hpp>
-#include <kvcache/core/contract.hpp>
-#include <kvcache/core/exceptions.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/hash/concept.hpp>
 #include <kvcache/index/concept.hpp>
 #include <kvcache/observer/concept.hpp>
+#include <kvcache/observer/none.hpp>
 #include <kvcache/storage/concept.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <new>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -88,6 +90,19 @@ private:
     std::vector<page_id> free_;
 };
 
+/// In place of a residual_pool, where a codec writes row by row: no page has residual rows.
+struct no_residual_pool {
+    no_residual_pool(page_shape, std::size_t, std::size_t) {}
+    static constexpr std::size_t more_aside(std::size_t) noexcept { return 0; }
+    static constexpr std::size_t aside() noexcept { return 0; }
+    static constexpr std::size_t alive() noexcept { return 0; }
+    static constexpr std::size_t bytes() noexcept { return 0; }
+    static constexpr codec::residual_page* of(page_id) noexcept { return nullptr; }
+    static constexpr void drop(page_id) noexcept {}
+    static constexpr void pass_on(page_id, page_id) noexcept {}
+    static constexpr bool add_up(std::size_t leased) noexcept { return leased == 0; }
+};
+
 /// The owner of each page. Tenants are numbered from one; number zero stands for a cache without tenants.
 class tenant_quotas {
 public:
@@ -144,6 +159,7 @@ template <storage_state Storage, hash_state Hash, index_state Index, eviction_st
 class page_manager {
 public:
     static constexpr bool quantized = Coded;
+    static constexpr bool observed = !std::same_as<Observer, observer::none::state>;
 
     /// Opens the storage, hash, index, eviction and observer of `policies`, a cache_policies.
     template <class Policies>
@@ -174,8 +190,8 @@ public:
     /// Whether a page has a rank among those that may be evicted.
     [[nodiscard]] bool ranked(page_id page) const noexcept { return eviction_.ranked(page); }
 
-    [[nodiscard]] residual_pool<Coded>& residual() noexcept { return residual_; }
-    [[nodiscard]] const residual_pool<Coded>& residual() const noexcept { return residual_; }
+    [[nodiscard]] auto& residual() noexcept { return residual_; }
+    [[nodiscard]] const auto& residual() const noexcept { return residual_; }
 
     /// Pages that can be allocated: free and evictable ones, minus those set aside for residual rows.
     [[nodiscard]] std::size_t available() const noexcept {
@@ -201,8 +217,9 @@ public:
     std::size_t evict(std::span<const page_id> pages) {
         std::size_t evicted = 0;
         for (std::size_t i = pages.size(); i-- > 0;)
-            if (is_evictable(pages[i])) {
-                evict(pages[i], [&] { eviction_.unrank(pages[i]); });
+            if (eviction_.evictable(pages[i])) {
+                eviction_.unrank(pages[i]);
+                discard(pages[i]);
                 ++evicted;
             }
         return evicted;
@@ -223,10 +240,12 @@ public:
     }
 
     /// Notifies the observer; its exceptions are ignored.
-    void emit(event what) noexcept {
-        what.names = eviction_.prefixes();
-        what.page_tokens = shape_.tokens;
-        detail::ignore_exceptions([&] { observer_.on(what); });
+    void emit([[maybe_unused]] event what) noexcept {
+        if constexpr (observed) {
+            what.names = eviction_.prefixes();
+            what.page_tokens = shape_.tokens;
+            detail::ignore_exceptions([&] { observer_.on(what); });
+        }
     }
 
     /// Allocates a page with one reference. Evicts if no page is free, and once more if the storage refuses a free
@@ -236,8 +255,9 @@ public:
         while (tenants_.full(tenant))
             if (!evict_any(tenant))
                 return std::nullopt;
-        if (!keep_free(residual_.aside() + 1))
-            return std::nullopt;
+        while (pool_.free().size() < residual_.aside() + 1)
+            if (!evict_any(0))
+                return std::nullopt;
         auto page = pool_.take();
         if (!page && evict_any(0))
             page = pool_.take();
@@ -265,8 +285,10 @@ public:
     }
 
     void hold(page_id page) noexcept {
-        if (pool_.holders(page) == 0)
+        if (pool_.holders(page) == 0) {
             mark_in_use(page);
+            eviction_.on_held(page);
+        }
         pool_.hold(page);
     }
 
@@ -288,7 +310,7 @@ public:
 
     /// Records that computing `rows` rows from `first` on took `seconds`, from which the cost of pages is learned.
     /// Fewer rows than a page has are decode steps, which do not tell the cost of a prefill, and are ignored.
-    void measure(std::size_t first, std::size_t rows, double seconds) noexcept {
+    void measure(std::size_t first, std::size_t rows, double seconds) {
         if (rows >= shape_.tokens)
             eviction_.measure(first, rows, seconds);
     }
@@ -349,9 +371,11 @@ private:
         pool_.reclaim(page);
     }
 
-    void emit_page_event(event_kind what, page_id page) noexcept {
-        const auto run = index_.run(page);
-        emit({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
+    void emit_page_event([[maybe_unused]] event_kind what, [[maybe_unused]] page_id page) noexcept {
+        if constexpr (observed) {
+            const auto run = index_.run(page);
+            emit({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
+        }
     }
 
     // Whether an indexed page can become evictable: it is ranked, or can be. Otherwise it is removed from the index.
@@ -384,26 +408,20 @@ private:
         }
     }
 
-    [[nodiscard]] bool is_evictable(page_id page) const {
-        return pool_.holders(page) == 0 && index_.contains(page) && index_.leaf(page);
-    }
-
     // Evicts an evictable page; one of this tenant's, if `tenant` is not zero.
     [[nodiscard]] bool evict_any(std::uint32_t tenant) {
-        const auto page = eviction_.victim([this, tenant](page_id candidate) {
-            return pool_.holders(candidate) == 0 && index_.leaf(candidate) &&
-                   (tenant == 0 || tenants_.owns(tenant, candidate));
-        });
-        if (page)
-            evict(*page, [&] { eviction_.evict(*page); });
-        return page.has_value();
+        const auto page = eviction_.victim(
+            [this, tenant](page_id candidate) { return tenant == 0 || tenants_.owns(tenant, candidate); });
+        if (!page)
+            return false;
+        eviction_.evict(*page);
+        discard(*page);
+        return true;
     }
 
-    // Evicts a page. `unrank` removes it from the eviction policy.
-    template <class Unrank>
-    void evict(page_id page, Unrank&& unrank) {
+    // Frees an evictable page that the eviction policy has given up.
+    void discard(page_id page) {
         emit_page_event(event_kind::evicted, page);
-        unrank();
         remove_from_index(page);
         unlist(page);
         if constexpr (requires { pool_.storage().on_evict(page); })
@@ -411,7 +429,7 @@ private:
     }
 
     page_shape shape_;
-    residual_pool<Coded> residual_;
+    std::conditional_t<Coded, residual_pool, no_residual_pool> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
     index_match found_; // of the last `find`

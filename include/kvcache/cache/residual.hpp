@@ -4,7 +4,7 @@
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/residual_page.hpp>
-#include <kvcache/core/exceptions.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/shape.hpp>
 
@@ -13,24 +13,18 @@
 #include <cstdint>
 #include <memory>
 #include <new>
-#include <optional>
 #include <utility>
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The residual rows that a codec of whole pages keeps in addition to the pages: those of each page, and their total
-/// size. They count toward the cache's limit: as many pages as they occupy are set aside. `Coded`: whether the cache
-/// has such a codec; otherwise no page has residual rows.
-template <bool Coded>
+/// size. They count toward the cache's limit: as many pages as they occupy are set aside.
 class residual_pool {
 public:
     /// Manages the residual rows of `pages` pages of `page_bytes` each.
     residual_pool(page_shape shape, std::size_t pages, std::size_t page_bytes)
-        : shape_(shape), page_bytes_(page_bytes) {
-        if constexpr (Coded)
-            of_page_.resize(pages);
-    }
+        : shape_(shape), page_bytes_(page_bytes), of_page_(pages) {}
 
     /// Additional pages to set aside for `more` more residual pages.
     [[nodiscard]] std::size_t more_aside(std::size_t more) const noexcept { return weight(alive_ + more) - aside(); }
@@ -40,12 +34,7 @@ public:
     [[nodiscard]] std::size_t bytes() const noexcept { return alive_ * codec::residual_page::bytes_for(shape_); }
 
     /// The residual rows of a page; null if it has none.
-    [[nodiscard]] codec::residual_page* of([[maybe_unused]] page_id page) const noexcept {
-        if constexpr (Coded)
-            return of_page_[index_of(page)].get();
-        else
-            return nullptr;
-    }
+    [[nodiscard]] codec::residual_page* of(page_id page) const noexcept { return of_page_[index_of(page)].get(); }
 
     /// Throws: bad_alloc.
     [[nodiscard]] std::shared_ptr<codec::residual_page> make() {
@@ -54,39 +43,34 @@ public:
         return made;
     }
     /// Frees residual rows that were given to no page.
-    void end(std::shared_ptr<codec::residual_page> rows) noexcept { alive_ -= rows != nullptr; }
+    void end(const std::shared_ptr<codec::residual_page>& rows) noexcept { alive_ -= rows != nullptr; }
 
     void give(page_id page, std::shared_ptr<codec::residual_page> rows) noexcept {
         end(std::exchange(of_page_[index_of(page)], std::move(rows)));
     }
     /// Frees the residual rows of a page, if it has any.
-    void drop([[maybe_unused]] page_id page) noexcept {
-        if constexpr (Coded)
-            give(page, nullptr);
-    }
+    void drop(page_id page) noexcept { give(page, nullptr); }
     /// Moves the rows of one page to another that holds the same tokens and has no residual rows.
-    void pass_on([[maybe_unused]] page_id from, [[maybe_unused]] page_id to) noexcept {
-        if constexpr (Coded)
-            if (of(from) != nullptr && of(to) == nullptr)
-                of_page_[index_of(to)] = std::move(of_page_[index_of(from)]);
+    void pass_on(page_id from, page_id to) noexcept {
+        if (of(from) != nullptr && of(to) == nullptr)
+            of_page_[index_of(to)] = std::move(of_page_[index_of(from)]);
     }
 
     /// Returns whether the residual rows of pages and `leased` others account for all that exist.
     [[nodiscard]] bool add_up(std::size_t leased) const noexcept {
-        if constexpr (Coded)
-            for (const auto& rows : of_page_)
-                leased += rows != nullptr;
+        for (const auto& rows : of_page_)
+            leased += rows != nullptr;
         return leased == alive_;
     }
 
 private:
     [[nodiscard]] std::size_t weight(std::size_t exact) const noexcept {
-        return Coded ? (exact * codec::residual_page::bytes_for(shape_) + page_bytes_ - 1) / page_bytes_ : 0;
+        return (exact * codec::residual_page::bytes_for(shape_) + page_bytes_ - 1) / page_bytes_;
     }
 
     page_shape shape_;
     std::size_t page_bytes_;
-    std::vector<std::shared_ptr<codec::residual_page>> of_page_; // empty if the codec needs none
+    std::vector<std::shared_ptr<codec::residual_page>> of_page_;
     std::size_t alive_ = 0;
 };
 
@@ -96,71 +80,20 @@ private:
 template <class PageManager>
 class residual_leases {
 public:
-    /// `quantized`: what stays exact; none for a codec that writes row by row, and then nothing here does anything.
-    residual_leases(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
-        : pages_(pages), page_tokens_(page_tokens), quantized_(quantized) {}
+    /// `window`: what stays in full precision.
+    residual_leases(PageManager& pages, std::size_t page_tokens, residual_window window)
+        : pages_(pages), page_tokens_(page_tokens), window_(window) {}
 
     /// The number of the first `tokens` tokens in these pages, page-table entries or page_ids, that can be continued:
     /// up to the last token for which all residual rows that the next query reads are present.
     template <class Pages>
-    [[nodiscard]] std::size_t kept([[maybe_unused]] const Pages& pages, std::size_t tokens) const noexcept {
-        if constexpr (!PageManager::quantized)
-            return tokens;
-        else
-            return kept_residual(pages, tokens);
-    }
-
-    /// The number of residual pages that a lease allocates: for a copied last page, and for `fresh` new ones after
-    /// `before`.
-    [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh,
-                                     std::size_t max_batch_tokens) const {
-        return PageManager::quantized ? (copies ? 1 : 0) + places(before, fresh, max_batch_tokens) : 0;
-    }
-
-    /// Allocates the residual rows of a lease whose pages are already in the table. `used` is the number of rows in use
-    /// in the last page before the lease. Returns false if there is no memory: allocated rows then belong to the lease
-    /// and end with it.
-    [[nodiscard]] bool open([[maybe_unused]] sequence_state& state, [[maybe_unused]] std::uint32_t used,
-                            [[maybe_unused]] std::size_t max_batch_tokens) {
-        if constexpr (!PageManager::quantized)
-            return true;
-        else
-            return open_residual(state, used, max_batch_tokens);
-    }
-
-    /// The residual rows that a lease passes to a page when all its rows are committed; null if it passes none.
-    [[nodiscard]] codec::residual_page* given([[maybe_unused]] const sequence_state& state,
-                                              [[maybe_unused]] std::size_t entry) const noexcept {
-        if constexpr (!PageManager::quantized)
-            return nullptr;
-        else
-            return given_residual(state, entry);
-    }
-
-    /// Passes to the pages the residual rows that they keep, and frees the others. Returns the number of tokens that
-    /// remain.
-    [[nodiscard]] std::size_t finalize(sequence_state& state) noexcept {
-        if constexpr (!PageManager::quantized)
-            return state.tokens.size();
-        else
-            return finalize_residual(state);
-    }
-
-    /// Frees the residual rows that belong to a lease and to no page.
-    void end([[maybe_unused]] residual_ring& ring) noexcept {
-        if constexpr (PageManager::quantized)
-            end_residual(ring);
-    }
-
-private:
-    template <class Pages>
-    [[nodiscard]] std::size_t kept_residual(const Pages& pages, std::size_t tokens) const noexcept {
+    [[nodiscard]] std::size_t kept(const Pages& pages, std::size_t tokens) const noexcept {
         if (tokens % page_tokens_ != 0 && !has(pages, tokens / page_tokens_))
             tokens -= tokens % page_tokens_;
         while (tokens > 0) {
             const std::size_t page = tokens / page_tokens_;
             bool all = true;
-            for (std::size_t i = page - std::min(page, quantized_->recent); i < page; ++i)
+            for (std::size_t i = page - std::min(page, window_.recent); i < page; ++i)
                 all = all && has(pages, i);
             if (all)
                 break;
@@ -169,7 +102,17 @@ private:
         return tokens;
     }
 
-    [[nodiscard]] bool open_residual(sequence_state& state, std::uint32_t used, std::size_t max_batch_tokens) {
+    /// The number of residual pages that a lease allocates: for a copied last page, and for `fresh` new ones after
+    /// `before`.
+    [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh,
+                                     std::size_t max_batch_tokens) const {
+        return (copies ? 1 : 0) + places(before, fresh, max_batch_tokens);
+    }
+
+    /// Allocates the residual rows of a lease whose pages are already in the table. `used` is the number of rows in use
+    /// in the last page before the lease. Returns false if there is no memory: allocated rows then belong to the lease
+    /// and end with it.
+    [[nodiscard]] bool open(sequence_state& state, std::uint32_t used, std::size_t max_batch_tokens) {
         const bool made = detail::completes<std::bad_alloc>([&] {
             if (state.lease.has_copied_tail(state.table)) {
                 const page_id own = state.table[state.lease.pages_before - 1].page;
@@ -199,36 +142,42 @@ private:
         return pages_.keep_free(pages_.residual().aside());
     }
 
-    [[nodiscard]] codec::residual_page* given_residual(const sequence_state& state, std::size_t entry) const noexcept {
+    /// The residual rows that a lease passes to a page when all its rows are committed; null if it passes none.
+    [[nodiscard]] codec::residual_page* given(const sequence_state& state, std::size_t entry) const noexcept {
         const std::size_t tokens = state.tokens.size() + state.lease.rows, last = tokens / page_tokens_;
-        const bool gives = stays(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
+        const bool gives = window_.covers(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
                            state.lease.ring.keeps(entry, state.table.size());
         return gives ? state.lease.ring.at(entry) : nullptr;
     }
 
-    [[nodiscard]] std::size_t finalize_residual(sequence_state& state) noexcept {
+    /// Passes to the pages the residual rows that they keep, and frees the others. Returns the number of tokens that
+    /// remain.
+    [[nodiscard]] std::size_t finalize(sequence_state& state) noexcept {
         const std::size_t entries = state.table.size(), tokens = state.tokens.size();
         const std::size_t last = tokens / page_tokens_; // the partial page, or the one that would come next
         const std::size_t before = std::min(state.lease.pages_before, entries);
         for (std::size_t i = before; i < entries && i <= last; ++i)
-            if (stays(i, last) && (i < last || tokens % page_tokens_ != 0) && state.lease.ring.keeps(i, entries))
+            if (window_.covers(i, last) && (i < last || tokens % page_tokens_ != 0) &&
+                state.lease.ring.keeps(i, entries))
                 pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
         end(state.lease.ring);
         const std::size_t stay = kept(state.table, tokens);
         // Pages that left the residual window. A page that other sequences reference may be in theirs.
-        const std::size_t first = before - std::min(before, quantized_->recent + 1);
+        const std::size_t first = before - std::min(before, window_.recent + 1);
         for (std::size_t i = first; i < before && i < stay / page_tokens_; ++i)
-            if (!stays(i, stay / page_tokens_) && pages_.pool().holders(state.table[i].page) == 1)
+            if (!window_.covers(i, stay / page_tokens_) && pages_.pool().holders(state.table[i].page) == 1)
                 pages_.residual().drop(state.table[i].page);
         return stay;
     }
 
-    void end_residual(residual_ring& ring) noexcept {
+    /// Frees the residual rows that belong to a lease and to no page.
+    void end(residual_ring& ring) noexcept {
         for (auto& place : ring.places)
             pages_.residual().end(std::move(place));
         ring.places.clear();
     }
 
+private:
     template <class Pages>
     [[nodiscard]] bool has(const Pages& pages, std::size_t i) const noexcept {
         return i < pages.size() && pages_.residual().of(page_of(pages[i])) != nullptr;
@@ -236,21 +185,18 @@ private:
     [[nodiscard]] static page_id page_of(page_id page) noexcept { return page; }
     [[nodiscard]] static page_id page_of(const page_entry& entry) noexcept { return entry.page; }
 
-    // Whether page `i` keeps residual rows for a sequence that ends in page `last`.
-    [[nodiscard]] bool stays(std::size_t i, std::size_t last) const noexcept { return quantized_->covers(i, last); }
-
     [[nodiscard]] std::size_t own_places(std::size_t before, std::size_t fresh) const noexcept {
-        return std::min(fresh, quantized_->first - std::min(quantized_->first, before));
+        return std::min(fresh, window_.first - std::min(window_.first, before));
     }
     [[nodiscard]] std::size_t places(std::size_t before, std::size_t fresh,
                                      std::size_t max_batch_tokens) const noexcept {
         return residual_ring::places_for(fresh, own_places(before, fresh), max_batch_tokens, page_tokens_,
-                                         quantized_->recent);
+                                         window_.recent);
     }
 
     PageManager& pages_;
     std::size_t page_tokens_;
-    std::optional<residual_window> quantized_;
+    residual_window window_;
 };
 
 }} // namespace kvcache

@@ -7,9 +7,8 @@
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/exceptions.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/observer/concept.hpp>
 
 #include <algorithm>
@@ -21,6 +20,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -36,17 +36,35 @@ struct row_demand {
     std::size_t pages = 0;            ///< Pages in all, with those set aside for residual rows.
 };
 
+/// In place of residual_leases, where a codec writes row by row: every row of a page can be continued.
+struct no_residual_leases {
+    template <class PageManager>
+    no_residual_leases(const PageManager&, std::size_t, residual_window) {}
+    template <class Pages>
+    static constexpr std::size_t kept(const Pages&, std::size_t tokens) noexcept {
+        return tokens;
+    }
+    static constexpr std::size_t needed(bool, std::size_t, std::size_t, std::size_t) noexcept { return 0; }
+    static constexpr bool open(sequence_state&, std::uint32_t, std::size_t) noexcept { return true; }
+    static constexpr codec::residual_page* given(const sequence_state&, std::size_t) noexcept { return nullptr; }
+    static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
+    static constexpr void end(residual_ring&) noexcept {}
+};
+
 /// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
 /// released tail first, so that a parent was always used more recently than its children.
 template <class PageManager>
 class sequence_manager {
 public:
-    /// Requires: the page manager outlives it. It cannot be moved.
-    sequence_manager(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
+    /// Whether the codec encodes whole pages: only those are shared then, with the rows that stay in full precision.
+    static constexpr bool quantized = PageManager::quantized;
+
+    /// `window`: the rows that stay in full precision, if `quantized`. Requires: the page manager outlives it. It
+    /// cannot be moved.
+    sequence_manager(PageManager& pages, std::size_t page_tokens, residual_window window)
         : pages_(pages),
           page_tokens_(page_tokens),
-          whole_(quantized.has_value()),
-          residual_(pages, page_tokens, quantized),
+          residual_(pages, page_tokens, window),
           spare_(pages.pool().pages()) {
         ring_.previous = ring_.next = &ring_;
     }
@@ -71,8 +89,7 @@ public:
     }
 
     /// The exact rows that its sequences and leases have.
-    [[nodiscard]] residual_leases<PageManager>& residual() noexcept { return residual_; }
-    [[nodiscard]] const residual_leases<PageManager>& residual() const noexcept { return residual_; }
+    [[nodiscard]] const auto& residual() const noexcept { return residual_; }
 
     /// Adds a sequence, and references the pages of its table.
     void add(sequence_state& state) noexcept {
@@ -124,6 +141,7 @@ public:
     template <class Codec>
     [[nodiscard]] result<void> reserve(sequence_state& state, const Codec& codec, std::size_t rows,
                                        reserve_options options) {
+        require(!state.lease.open, "a sequence has one lease at a time");
         const row_demand wanted = demand(state, rows, options);
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
@@ -131,14 +149,13 @@ public:
         if constexpr (row_writer<Codec> || page_writer<Codec>)
             state.lease.written.begin(rows, pages_.shape().layers);
         state.lease.begin(rows, state.table, state.open_rows(page_tokens_).has_value());
-        const bool taken = [&] {
-            detail::scope_guard undone([&] { undo(state); });
-            if (!take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.max_batch_tokens))
-                return false;
-            undone.dismiss();
-            return true;
-        }();
-        return taken ? result<void>() : refuse_storage(state, rows, wanted.pages, codec.page_bytes());
+        detail::scope_guard undone([&] { undo(state); });
+        if (!take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.max_batch_tokens)) {
+            undo(state);
+            return refuse_storage(state, rows, wanted.pages, codec.page_bytes());
+        }
+        undone.dismiss();
+        return {};
     }
 
     /// The number of leases that have ended whose rows were of a prompt.
@@ -205,7 +222,7 @@ public:
     /// The same where there was room for them, and the storage refused. If it says why, that is the error.
     [[nodiscard]] error refuse_storage(const sequence_state& state, std::size_t rows, std::size_t pages,
                                        std::size_t page_bytes) {
-        const error full = refuse(state, rows, pages, page_bytes);
+        error full = refuse(state, rows, pages, page_bytes);
         if constexpr (requires { pages_.pool().storage().status(); })
             if (const result<void> stored = pages_.pool().storage().status(); !stored)
                 return stored.error();
@@ -305,7 +322,7 @@ private:
         const std::size_t length = std::max(state.full_entries(page_tokens_), state.prompt / page_tokens_);
         for (std::size_t i = state.published_pages; state.publishable && i < state.table.size(); ++i) {
             page_entry& entry = state.table[i];
-            if (whole_ && entry.count < page_tokens_)
+            if (quantized && entry.count < page_tokens_)
                 break;
             if (i * page_tokens_ + entry.count > std::min(state.exact, state.cacheable)) // approximate: never published
                 return;
@@ -348,8 +365,7 @@ private:
 
     PageManager& pages_;
     std::size_t page_tokens_;
-    bool whole_; // whether the codec codes whole pages: only those are shared
-    residual_leases<PageManager> residual_;
+    std::conditional_t<quantized, residual_leases<PageManager>, no_residual_leases> residual_;
     sequence_state ring_;
     std::size_t size_ = 0;
     std::uint64_t prompts_ended_ = 0;

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/config.hpp>
 #include <kvcache/cache/handle.hpp>
-#include <kvcache/cache/no_tier_client.hpp>
 #include <kvcache/cache/sequence_state.hpp>
-#include <kvcache/cache/stats.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/exceptions.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/record/page_records.hpp>
 #include <kvcache/record/record.hpp>
 #include <kvcache/record/record_writer.hpp>

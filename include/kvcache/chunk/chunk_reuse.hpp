@@ -2,10 +2,8 @@
 #pragma once
 
 #include <kvcache/cache/sequence_state.hpp>
-#include <kvcache/core/contract.hpp>
-#include <kvcache/core/exceptions.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/index/concept.hpp>
 #include <kvcache/recompute/concept.hpp>
 

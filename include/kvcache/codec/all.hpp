@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/bf16.hpp>
 #include <kvcache/codec/codebook.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/external.hpp>
-#include <kvcache/codec/f16.hpp>
 #include <kvcache/codec/f32.hpp>
+#include <kvcache/codec/float16.hpp>
 #include <kvcache/codec/hadamard.hpp>
 #include <kvcache/codec/int4.hpp>
 #include <kvcache/codec/int4_per_channel.hpp>
 #include <kvcache/codec/int8.hpp>
-#include <kvcache/codec/int8_grouped.hpp>
-#include <kvcache/codec/keep_recent.hpp>
-#include <kvcache/codec/keep_sinks.hpp>
+#include <kvcache/codec/keep_exact.hpp>
 #include <kvcache/codec/mixed_kv.hpp>
 #include <kvcache/codec/row_major.hpp>
 

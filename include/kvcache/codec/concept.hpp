@@ -55,8 +55,8 @@ concept page_reader = requires(const S s, std::span<const std::byte> bytes, page
     { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
 };
 
-/// Writer of single rows of keys and values into a page. Reads give what was written, rounded at most as each number
-/// alone decides. `copy` copies the first `rows` rows to another page. It reads no byte of later rows, which another
+/// Writer of single rows of keys and values into a page. A read returns the written row; each number is rounded by
+/// itself at most. `copy` copies the first `rows` rows to another page. It reads no byte of later rows, which another
 /// thread may be writing.
 template <class S>
 concept row_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
@@ -65,9 +65,10 @@ concept row_writer = requires(const S s, std::span<std::byte> page, std::span<co
     s.copy(bytes, page, rows);
 };
 
-/// Writes a layer's head of a page once all its rows are there, as the plain codec lays them out; what it keeps may
-/// differ from what was computed. `transform_key` and `transform_value` turn a row before it is kept, exact or coded:
-/// queries are turned as keys, and what attention gives is turned back as values.
+/// Writer of whole pages: it quantizes one head of a layer once all rows of the page are present, in the layout of
+/// codec::f32. `transform_key` and `transform_value` transform a row before it is stored, in full precision or
+/// quantized. Queries are transformed as keys; the output of attention is transformed back by `inverse_transform`. row:
+/// (head_dim)
 template <class S>
 concept page_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> rows, layer_id layer,
                                head_id head, std::span<float> row) {
@@ -79,8 +80,8 @@ concept page_writer = requires(const S s, std::span<std::byte> page, std::span<c
     { s.shape() } -> std::same_as<page_shape>;
 };
 
-/// Codec whose pages only a backend of its own reads and writes. It names the backend and the layout, both of which are
-/// part of the cache's identity.
+/// Codec whose pages only its own backend reads and writes. The names of the backend and of the layout are part of the
+/// cache's identity.
 template <class S>
 concept device_codec_state = requires(const S s) {
     { s.page_bytes() } -> std::same_as<std::size_t>;

@@ -3,7 +3,7 @@
 
 #include <kvcache/codec/quantized_pages.hpp>
 #include <kvcache/codec/token_coder.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/packed_quants.hpp>
 #include <kvcache/codec/quantized_pages.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/codec/side_coder.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/number_format.hpp>
 
 #include <cmath>

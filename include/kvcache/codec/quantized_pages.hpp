@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/codec/f32.hpp>
-#include <kvcache/codec/kv_kind.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/codec/side_coder.hpp>
+#include <kvcache/core/errors.hpp>
 
 #include <cstddef>
 #include <span>

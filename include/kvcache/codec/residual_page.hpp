@@ -3,9 +3,9 @@
 
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/f32.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/memory.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -79,7 +79,9 @@ private:
 /// Residual rows in the layout of the f32 codec.
 using residual_page = basic_residual_page<f32::state>;
 
-} /// The pages of one sequence, as attention reads them.
+} // namespace codec
+
+/// The pages of one sequence, as attention reads them.
 struct sequence_pages {
     std::span<const page_entry> table = {};
     /// Residual pages by table entry, for a codec of whole pages: the full-precision rows where a query of this
@@ -88,4 +90,4 @@ struct sequence_pages {
     bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
 };
 
-}} // namespace kvcache::codec
+}} // namespace kvcache

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/codec/concept.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/number_format.hpp>
 
 #include <algorithm>

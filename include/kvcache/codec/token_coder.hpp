@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/packed_quants.hpp>
+#include <kvcache/codec/side_coder.hpp>
 #include <kvcache/core/number_format.hpp>
 
 #include <algorithm>
@@ -89,9 +89,9 @@ public:
     /// Returns the operand that describes the encoded tile.
     [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept {
         constexpr auto format = bits == 8   ? quant_format::int8
-                                : bits == 4 ? quant_format::four
-                                : bits == 3 ? quant_format::three
-                                            : quant_format::two;
+                                : bits == 4 ? quant_format::int4
+                                : bits == 3 ? quant_format::int3
+                                            : quant_format::int2;
         return {.format = format,
                 .codes = from,
                 .scales = scales_of(from, 0),

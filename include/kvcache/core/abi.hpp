@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/version.hpp>
+/// The one place where the version lives; CMake reads it from here.
+#define KVCACHE_VERSION_MAJOR 0
+#define KVCACHE_VERSION_MINOR 1
+#define KVCACHE_VERSION_PATCH 0
 
 #if __cplusplus < 202002L
 #error "kvcache: C++20 is needed; compile with -std=c++20"

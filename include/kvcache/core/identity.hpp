@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/revisions.hpp>
 
 #include <cstdint>
 #include <string>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split lengths. It
+/// changes whenever the same inputs may give different bits. It is part of a cache's identity.
+inline constexpr unsigned numeric_contract_revision = 1;
+
+/// The revision of the record format of snapshots and tiers (docs/format.md). It changes whenever the meaning of any
+/// byte changes. It is part of a cache's identity, so records of another revision are not found.
+inline constexpr unsigned record_format_revision = 1;
 
 /// Everything besides the tokens that determines the bits of a cached page. Two caches may exchange pages if and only
 /// if every field is equal. A new field must be named in for_each_field, which does not compile otherwise; `digest_of`
@@ -70,7 +78,7 @@ void for_each_field(const identity& id, Visit visit) {
 /// The digest of an identity: domain-separated, every field preceded by its name, length-prefixed.
 [[nodiscard]] inline digest digest_of(const identity& id) {
     digest_builder builder;
-    builder.text("kvcache identity 2");
+    builder.text("kvcache identity 3");
     for_each_field(id, [&](const char* name, const auto& field) {
         builder.text(name);
         detail::append_field(builder, field);

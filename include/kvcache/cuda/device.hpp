@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 
 #include <concepts>
 #include <cstddef>

@@ -2,18 +2,17 @@
 #pragma once
 
 #include <kvcache/attention/attention_part.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/identity.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/cuda/device.hpp>
 #include <kvcache/cuda/device_memory.hpp>
 #include <kvcache/cuda/device_storage.hpp>
 #include <kvcache/cuda/paged_attention.hpp>
 #include <kvcache/cuda/quantize_rows.hpp>
-#include <kvcache/kernel/portable_math.hpp>
+#include <kvcache/kernel/math.hpp>
 #include <kvcache/kernel/rope.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
-#include <kvcache/model/batch_slice.hpp>
+#include <kvcache/model/forward_pass.hpp>
 #include <kvcache/model/transformer.hpp>
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/cuda/attention_table.hpp>
 #include <kvcache/cuda/decode_attention.hpp>
 #include <kvcache/cuda/device_math.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/cuda/device_math.hpp>
 #include <kvcache/cuda/page_layout.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/cuda/device.hpp>
 #include <kvcache/cuda/device_storage.hpp>
@@ -94,7 +94,7 @@ public:
             if (own.holds++ == 0 && own.slot == none)
                 coming_.push_back(page);
         }
-        const result<void> room = make_room(), done = room ? bring() : room;
+        result<void> room = make_room(), done = room ? bring() : room;
         if (!done) {
             for (const page_id page : pages)
                 --pages_[index_of(page)].holds;

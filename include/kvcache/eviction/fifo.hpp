@@ -14,43 +14,39 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 ///     admit, first release -> [ newest ... oldest ] -> victim
 struct fifo {
     using role = eviction_role;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
+
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
+    class state {
+    public:
+        explicit state(std::size_t slots) : queue_(slots, 1), settled_(slots) {}
+
+        void admit(slot_id slot, const eviction_entry&) {
+            queue_.push_front(slot, 0);
+            settled_[index_of(slot)] = 0;
+        }
+
+        void touch([[maybe_unused]] slot_id slot) {}
+
+        void on_released(slot_id slot) {
+            if (settled_[index_of(slot)] == 0)
+                queue_.move_to_front(slot, 0);
+            settled_[index_of(slot)] = 1;
+        }
+
+        void erase(slot_id slot) { queue_.remove(slot); }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            return queue_.oldest(0, is_evictable);
+        }
+
+    private:
+        slot_lists queue_;
+        std::vector<std::uint8_t> settled_; // whether it was released once
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
 };
-
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
-class fifo::state {
-public:
-    explicit state(std::size_t slots) : queue_(slots, 1), settled_(slots) {}
-
-    void admit(slot_id slot, const eviction_entry&) {
-        queue_.push_front(slot, 0);
-        settled_[index_of(slot)] = 0;
-    }
-
-    void touch([[maybe_unused]] slot_id slot) {}
-
-    void on_released(slot_id slot) {
-        if (settled_[index_of(slot)] == 0)
-            queue_.move_to_front(slot, 0);
-        settled_[index_of(slot)] = 1;
-    }
-
-    void erase(slot_id slot) { queue_.remove(slot); }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        return queue_.oldest(0, is_evictable);
-    }
-
-private:
-    slot_lists queue_;
-    std::vector<std::uint8_t> settled_; // whether it was released once
-};
-
-inline fifo::state fifo::open(eviction_capacity room) const {
-    return state{room.slots};
-}
 
 static_assert(eviction_policy<fifo>);
 

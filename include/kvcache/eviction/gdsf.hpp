@@ -18,38 +18,34 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 /// dual size frequency caching policy", HP Labs 1998.
 struct gdsf {
     using role = eviction_role;
-    class worth;
-    using state = greedy_dual<worth>;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// The value of each entry. Cost: O(1) each. 12 bytes a slot; with its rank 32.
-class gdsf::worth {
-public:
-    explicit worth(std::size_t slots) : entries_(slots) {}
+    /// The value of each entry. Cost: O(1) each. 12 bytes a slot; with its rank 32.
+    class worth {
+    public:
+        explicit worth(std::size_t slots) : entries_(slots) {}
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        entries_[index_of(slot)] = {1, static_cast<float>(newcomer.cost), static_cast<float>(newcomer.bytes)};
-    }
-    void touch(slot_id slot) { ++entries_[index_of(slot)].uses; }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            entries_[index_of(slot)] = {1, static_cast<float>(newcomer.cost), static_cast<float>(newcomer.bytes)};
+        }
+        void touch(slot_id slot) { ++entries_[index_of(slot)].uses; }
 
-    [[nodiscard]] double operator()(slot_id slot) const {
-        const auto [uses, cost, bytes] = entries_[index_of(slot)];
-        return static_cast<double>(uses) * static_cast<double>(cost) / static_cast<double>(bytes);
-    }
+        [[nodiscard]] double operator()(slot_id slot) const {
+            const auto [uses, cost, bytes] = entries_[index_of(slot)];
+            return static_cast<double>(uses) * static_cast<double>(cost) / static_cast<double>(bytes);
+        }
 
-private:
-    struct known {
-        std::uint32_t uses = 0;
-        float cost = 0.0f;
-        float bytes = 0.0f;
+    private:
+        struct known {
+            std::uint32_t uses = 0;
+            float cost = 0.0f;
+            float bytes = 0.0f;
+        };
+        std::vector<known> entries_;
     };
-    std::vector<known> entries_;
-};
 
-inline gdsf::state gdsf::open(eviction_capacity room) const {
-    return state(room.slots);
-}
+    using state = greedy_dual<worth>;
+    [[nodiscard]] state open(eviction_capacity room) const { return state(room.slots); }
+};
 
 static_assert(eviction_policy<gdsf>);
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/prefetch.hpp>
+#include <kvcache/core/intrinsics.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
 
@@ -105,154 +105,150 @@ private:
 struct learned_reuse {
     using role = eviction_role;
     std::size_t ghosts_a_slot = 4;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 32 bytes a slot, 16 a ghost,
-/// 5 KB.
-class learned_reuse::state {
-public:
-    state(const learned_reuse& policy, eviction_capacity room)
-        : queues_(room.slots, classes),
-          entries_(room.slots),
-          ghosts_(room.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
-          period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 32 bytes a slot, 16 a
+    /// ghost, 5 KB.
+    class state {
+    public:
+        state(const learned_reuse& policy, eviction_capacity room)
+            : queues_(room.slots, classes),
+              entries_(room.slots),
+              ghosts_(room.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
+              period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        apply_touches();
-        known& one = entries_[index_of(slot)];
-        one = {.key = newcomer.key, .bytes = static_cast<float>(std::max<std::size_t>(newcomer.bytes, 1))};
-        if (const auto ghost = ghosts_.take(newcomer.key)) {
-            const std::uint32_t c = ghost->mark & class_bits;
-            one.uses = static_cast<std::uint8_t>(c == 0 ? 1 : (1u << (c - 1)) + 1); // the least of the class
-            ages_.use(c, clock_ - (ghost->mark & ~class_bits));
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            apply_touches();
+            known& one = entries_[index_of(slot)];
+            one = {.key = newcomer.key, .bytes = static_cast<float>(std::max<std::size_t>(newcomer.bytes, 1))};
+            if (const auto ghost = ghosts_.take(newcomer.key)) {
+                const std::uint32_t c = ghost->mark & class_bits;
+                one.uses = static_cast<std::uint8_t>(c == 0 ? 1 : (1u << (c - 1)) + 1); // the least of the class
+                ages_.use(c, clock_ - (ghost->mark & ~class_bits));
+            }
+            use(slot);
         }
-        use(slot);
-    }
 
-    void touch(slot_id slot) {
-        touches_.add(
-            slot,
-            [this](slot_id one) {
-                queues_.prefetch(one);
-                prefetch_to_write(entries_.data(), index_of(one));
-            },
-            [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
-    }
+        void touch(slot_id slot) {
+            touches_.add(
+                slot,
+                [this](slot_id one) {
+                    queues_.prefetch(one);
+                    prefetch_to_write(entries_.data(), index_of(one));
+                },
+                [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
+        }
 
-    void on_released(slot_id slot) {
-        apply_touches();
-        queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
-    }
+        void on_released(slot_id slot) {
+            apply_touches();
+            queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
+        }
 
-    void erase(slot_id slot) {
-        apply_touches();
-        queues_.remove(slot);
-    }
+        void erase(slot_id slot) {
+            apply_touches();
+            queues_.remove(slot);
+        }
 
-    void evict(slot_id slot) {
-        apply_touches();
-        const known& one = entries_[index_of(slot)];
-        ghosts_.push(one.key, {.mark = (one.used & ~class_bits) | class_of(one)});
-        erase(slot);
-    }
+        void evict(slot_id slot) {
+            apply_touches();
+            const known& one = entries_[index_of(slot)];
+            ghosts_.push(one.key, {.mark = (one.used & ~class_bits) | class_of(one)});
+            erase(slot);
+        }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        apply_touches();
-        const auto found = least(is_evictable, patience);
-        return found ? found : least(is_evictable, queues_.slots());
-    }
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            apply_touches();
+            const auto found = least(is_evictable, patience);
+            return found ? found : least(is_evictable, queues_.slots());
+        }
 
-private:
-    static constexpr std::uint32_t classes = 5, class_bits = 7;
-    static constexpr std::size_t patience = 64; // entries checked at each end of a list before it is skipped
-    struct known {
-        std::uint64_t key = 0;
-        float bytes = 1.0f;
-        std::uint32_t used = 0; // time of the last use
-        std::uint8_t uses = 0;  // up to 255
+    private:
+        static constexpr std::uint32_t classes = 5, class_bits = 7;
+        static constexpr std::size_t patience = 64; // entries checked at each end of a list before it is skipped
+        struct known {
+            std::uint64_t key = 0;
+            float bytes = 1.0f;
+            std::uint32_t used = 0; // time of the last use
+            std::uint8_t uses = 0;  // up to 255
+        };
+
+        // Classes: 1, 2, 3 to 4, 5 to 8 and more uses.
+        [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
+            return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
+                                           classes - 1);
+        }
+
+        void apply_touches() {
+            touches_.apply_all([this](slot_id slot) { use_again(slot); });
+        }
+
+        void use_again(slot_id slot) {
+            const known& one = entries_[index_of(slot)];
+            ages_.use(class_of(one), clock_ - one.used);
+            queues_.remove(slot);
+            use(slot);
+        }
+
+        void use(slot_id slot) {
+            known& one = entries_[index_of(slot)];
+            one.uses = static_cast<std::uint8_t>(std::min(one.uses + 1, 255));
+            one.used = ++clock_;
+            ages_.begin(class_of(one));
+            queues_.push_front(slot, class_of(one));
+            if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots
+                ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
+                next_ = std::min(2 * next_, period_);
+                since_learned_ = 0;
+            }
+        }
+
+        // The entry of least value among the oldest and the newest evictable entry of each list. The newest wins where
+        // all entries return at one age, as in a loop. An entry that is not evictable keeps its place: a parent is
+        // evicted after its children.
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> least(IsEvictable&& is_evictable, std::size_t most_asked) {
+            std::optional<slot_id> found;
+            double worth = 0.0;
+            std::uint32_t age = 0;
+            const auto consider_end = [&](std::uint32_t c, slot_id slot, auto next) {
+                for (std::size_t asked = 0; !queues_.ends(slot); slot = next(slot), ++asked) {
+                    if (asked == most_asked)
+                        return;
+                    if (!is_evictable(slot))
+                        continue;
+                    const known& one = entries_[index_of(slot)];
+                    const std::uint32_t own_age = clock_ - one.used;
+                    const double own = ages_.worth(c, own_age) / static_cast<double>(one.bytes);
+                    if (!found || own < worth || (own == worth && own_age > age)) {
+                        found = slot;
+                        worth = own;
+                        age = own_age;
+                    }
+                    return;
+                }
+            };
+            for (std::uint32_t c = 0; c < classes; ++c) {
+                if (queues_.empty(c))
+                    continue;
+                consider_end(c, queues_.back(c), [this](slot_id slot) { return queues_.newer(slot); });
+                consider_end(c, queues_.front(c), [this](slot_id slot) { return queues_.older(slot); });
+            }
+            return found;
+        }
+
+        slot_lists queues_;
+        std::vector<known> entries_;
+        touch_buffer touches_;
+        ghost_list ghosts_;
+        age_histogram<classes> ages_;
+        std::uint32_t clock_ = 0; // uses of all entries; wraps
+        std::uint32_t since_learned_ = 0;
+        std::uint32_t period_;
+        std::uint32_t next_ = 2000;
     };
 
-    // Classes: 1, 2, 3 to 4, 5 to 8 and more uses.
-    [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
-        return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
-                                       classes - 1);
-    }
-
-    void apply_touches() {
-        touches_.apply_all([this](slot_id slot) { use_again(slot); });
-    }
-
-    void use_again(slot_id slot) {
-        const known& one = entries_[index_of(slot)];
-        ages_.use(class_of(one), clock_ - one.used);
-        queues_.remove(slot);
-        use(slot);
-    }
-
-    void use(slot_id slot) {
-        known& one = entries_[index_of(slot)];
-        one.uses = static_cast<std::uint8_t>(std::min(one.uses + 1, 255));
-        one.used = ++clock_;
-        ages_.begin(class_of(one));
-        queues_.push_front(slot, class_of(one));
-        if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots
-            ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
-            next_ = std::min(2 * next_, period_);
-            since_learned_ = 0;
-        }
-    }
-
-    // The entry of least value among the oldest and the newest evictable entry of each list. The newest wins where all
-    // entries return at one age, as in a loop. An entry that is not evictable keeps its place: a parent is evicted
-    // after its children.
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> least(IsEvictable&& is_evictable, std::size_t most_asked) {
-        std::optional<slot_id> found;
-        double worth = 0.0;
-        std::uint32_t age = 0;
-        const auto consider_end = [&](std::uint32_t c, slot_id slot, auto next) {
-            for (std::size_t asked = 0; !queues_.ends(slot); slot = next(slot), ++asked) {
-                if (asked == most_asked)
-                    return;
-                if (!is_evictable(slot))
-                    continue;
-                const known& one = entries_[index_of(slot)];
-                const std::uint32_t own_age = clock_ - one.used;
-                const double own = ages_.worth(c, own_age) / static_cast<double>(one.bytes);
-                if (!found || own < worth || (own == worth && own_age > age)) {
-                    found = slot;
-                    worth = own;
-                    age = own_age;
-                }
-                return;
-            }
-        };
-        for (std::uint32_t c = 0; c < classes; ++c) {
-            if (queues_.empty(c))
-                continue;
-            consider_end(c, queues_.back(c), [this](slot_id slot) { return queues_.newer(slot); });
-            consider_end(c, queues_.front(c), [this](slot_id slot) { return queues_.older(slot); });
-        }
-        return found;
-    }
-
-    slot_lists queues_;
-    std::vector<known> entries_;
-    touch_buffer touches_;
-    ghost_list ghosts_;
-    age_histogram<classes> ages_;
-    std::uint32_t clock_ = 0; // uses of all entries; wraps
-    std::uint32_t since_learned_ = 0;
-    std::uint32_t period_;
-    std::uint32_t next_ = 2000;
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline learned_reuse::state learned_reuse::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<learned_reuse>);
 

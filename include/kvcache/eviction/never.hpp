@@ -9,26 +9,22 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 /// Evicts nothing. A full cache refuses new entries instead, so its entries stay until the owner removes them.
 struct never {
     using role = eviction_role;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
+
+    /// Cost: O(1) each. 0 bytes a slot.
+    class state {
+    public:
+        void admit(slot_id, const eviction_entry&) {}
+        void touch(slot_id) {}
+        void erase(slot_id) {}
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&&) {
+            return std::nullopt;
+        }
+    };
+
+    [[nodiscard]] state open(eviction_capacity) const { return {}; }
 };
-
-/// Cost: O(1) each. 0 bytes a slot.
-class never::state {
-public:
-    void admit(slot_id, const eviction_entry&) {}
-    void touch(slot_id) {}
-    void erase(slot_id) {}
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&&) {
-        return std::nullopt;
-    }
-};
-
-inline never::state never::open(eviction_capacity) const {
-    return {};
-}
 
 static_assert(eviction_policy<never>);
 

@@ -18,68 +18,64 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 /// Zhang et al., "SIEVE is simpler than LRU", NSDI 2024.
 struct sieve {
     using role = eviction_role;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
-class sieve::state {
-public:
-    explicit state(std::size_t slots)
-        : queue_(slots, 1), marks_(slots), hand_(slot_id{static_cast<std::uint32_t>(slots)}) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
+    class state {
+    public:
+        explicit state(std::size_t slots)
+            : queue_(slots, 1), marks_(slots), hand_(slot_id{static_cast<std::uint32_t>(slots)}) {}
 
-    void admit(slot_id slot, const eviction_entry&) {
-        queue_.push_front(slot, 0);
-        marks_[index_of(slot)] = fresh;
-    }
+        void admit(slot_id slot, const eviction_entry&) {
+            queue_.push_front(slot, 0);
+            marks_[index_of(slot)] = fresh;
+        }
 
-    void touch(slot_id slot) { marks_[index_of(slot)] |= used; }
+        void touch(slot_id slot) { marks_[index_of(slot)] |= used; }
 
-    void on_released(slot_id slot) {
-        if ((marks_[index_of(slot)] & fresh) != 0) { // its first release: a chain queues tail first
+        void on_released(slot_id slot) {
+            if ((marks_[index_of(slot)] & fresh) != 0) { // its first release: a chain queues tail first
+                step_off(slot);
+                queue_.move_to_front(slot, 0);
+            }
+            marks_[index_of(slot)] &= used;
+        }
+
+        void erase(slot_id slot) {
             step_off(slot);
-            queue_.move_to_front(slot, 0);
+            queue_.remove(slot);
         }
-        marks_[index_of(slot)] &= used;
-    }
 
-    void erase(slot_id slot) {
-        step_off(slot);
-        queue_.remove(slot);
-    }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        // One round clears every mark, the next checks every entry.
-        for (std::size_t met = 0; met < 2 * queue_.slots() && !queue_.empty(0); ++met) {
-            if (queue_.ends(hand_))
-                hand_ = queue_.back(0);
-            std::uint8_t& marks = marks_[index_of(hand_)];
-            if ((marks & used) == 0 && is_evictable(hand_))
-                return hand_;
-            marks &= fresh;
-            hand_ = queue_.newer(hand_);
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            // One round clears every mark, the next checks every entry.
+            for (std::size_t met = 0; met < 2 * queue_.slots() && !queue_.empty(0); ++met) {
+                if (queue_.ends(hand_))
+                    hand_ = queue_.back(0);
+                std::uint8_t& marks = marks_[index_of(hand_)];
+                if ((marks & used) == 0 && is_evictable(hand_))
+                    return hand_;
+                marks &= fresh;
+                hand_ = queue_.newer(hand_);
+            }
+            return std::nullopt;
         }
-        return std::nullopt;
-    }
 
-private:
-    static constexpr std::uint8_t used = 1;  // since the hand last passed
-    static constexpr std::uint8_t fresh = 2; // not yet released
+    private:
+        static constexpr std::uint8_t used = 1;  // since the hand last passed
+        static constexpr std::uint8_t fresh = 2; // not yet released
 
-    void step_off(slot_id slot) {
-        if (hand_ == slot)
-            hand_ = queue_.newer(slot);
-    }
+        void step_off(slot_id slot) {
+            if (hand_ == slot)
+                hand_ = queue_.newer(slot);
+        }
 
-    slot_lists queue_;
-    std::vector<std::uint8_t> marks_;
-    slot_id hand_; // past the front: restarts at the oldest
+        slot_lists queue_;
+        std::vector<std::uint8_t> marks_;
+        slot_id hand_; // past the front: restarts at the oldest
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
 };
-
-inline sieve::state sieve::open(eviction_capacity room) const {
-    return state{room.slots};
-}
 
 static_assert(eviction_policy<sieve>);
 

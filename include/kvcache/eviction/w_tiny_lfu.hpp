@@ -60,7 +60,7 @@ private:
     // Each word holds four counters of each row. A row's hash is the high half of a product with the row's own odd
     // number.
     [[nodiscard]] place counter(std::uint64_t hash, std::uint32_t row) const noexcept {
-        const std::uint64_t own = (hash | 1) * (0x9e3779b97f4a7c15ull + 2 * row * 0xd1b54a32d192ed03ull);
+        const std::uint64_t own = (hash | 1) * (0x9e3779b97f4a7c15ull + 2ull * row * 0xd1b54a32d192ed03ull);
         return {own >> 34 & (words_.size() - 1), 16 * row + 4 * static_cast<std::uint32_t>(own >> 32 & 3)};
     }
 
@@ -106,148 +106,144 @@ struct w_tiny_lfu {
     using role = eviction_role;
     double window = 0.01; ///< Initial share of the capacity for the window.
     bool adaptive = true; ///< Whether the window's share adapts.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. At most 32 bytes a slot: 22
-/// and the sketch.
-class w_tiny_lfu::state {
-public:
-    state(const w_tiny_lfu& policy, eviction_capacity room)
-        : queues_(room.slots, 3),
-          keys_(room.slots),
-          sizes_(room.slots),
-          places_(room.slots),
-          sketch_(room.slots),
-          room_(room.bytes),
-          window_share_(static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.window)),
-          step_(static_cast<double>(room.bytes) / 16),
-          period_(policy.adaptive ? std::max<std::size_t>(10 * room.slots, 40) : 0),
-          grain_(std::bit_width(room.bytes) > 32 ? static_cast<int>(std::bit_width(room.bytes)) - 32 : 0) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. At most 32 bytes a slot:
+    /// 22 and the sketch.
+    class state {
+    public:
+        state(const w_tiny_lfu& policy, eviction_capacity room)
+            : queues_(room.slots, 3),
+              keys_(room.slots),
+              sizes_(room.slots),
+              places_(room.slots),
+              sketch_(room.slots),
+              room_(room.bytes),
+              window_share_(static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.window)),
+              step_(static_cast<double>(room.bytes) / 16),
+              period_(policy.adaptive ? std::max<std::size_t>(10 * room.slots, 40) : 0),
+              grain_(std::bit_width(room.bytes) > 32 ? static_cast<int>(std::bit_width(room.bytes)) - 32 : 0) {}
 
-    void on_miss(const eviction_entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
+        void on_miss(const eviction_entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        bytes_to_come_ = newcomer.bytes;
-        keys_[index_of(slot)] = newcomer.key;
-        sizes_[index_of(slot)] =
-            static_cast<std::uint32_t>((newcomer.bytes + (std::size_t{1} << grain_) - 1) >> grain_);
-        insert(slot, window);
-        count_use(newcomer.key, false);
-    }
-
-    void touch(slot_id slot) {
-        if (places_[index_of(slot)] == window) {
-            queues_.move_to_front(slot, window);
-        } else {
-            erase(slot);
-            insert(slot, guarded);
-            while (bytes_[guarded] > (room_ - window_share_) / 5 * 4) {
-                const slot_id oldest = queues_.back(guarded);
-                erase(oldest);
-                insert(oldest, probation);
-            }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            bytes_to_come_ = newcomer.bytes;
+            keys_[index_of(slot)] = newcomer.key;
+            sizes_[index_of(slot)] =
+                static_cast<std::uint32_t>((newcomer.bytes + (std::size_t{1} << grain_) - 1) >> grain_);
+            insert(slot, window);
+            count_use(newcomer.key, false);
         }
-        count_use(keys_[index_of(slot)], true);
-    }
 
-    void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
+        void touch(slot_id slot) {
+            if (places_[index_of(slot)] == window) {
+                queues_.move_to_front(slot, window);
+            } else {
+                erase(slot);
+                insert(slot, guarded);
+                while (bytes_[guarded] > (room_ - window_share_) / 5 * 4) {
+                    const slot_id oldest = queues_.back(guarded);
+                    erase(oldest);
+                    insert(oldest, probation);
+                }
+            }
+            count_use(keys_[index_of(slot)], true);
+        }
 
-    void erase(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[places_[index_of(slot)]] -= size(slot);
-    }
+        void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
 
-    /// The current share of the window in bytes.
-    [[nodiscard]] std::size_t window_share() const noexcept { return window_share_; }
+        void erase(slot_id slot) {
+            queues_.remove(slot);
+            bytes_[places_[index_of(slot)]] -= size(slot);
+        }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        while (bytes_[window] + bytes_to_come_ > window_share_) {
-            const auto candidate = queues_.oldest(window, is_evictable, patience);
-            if (!candidate)
-                break;
-            if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
-                const auto other = oldest_of_main(is_evictable, patience);
-                if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
-                    return candidate;
+        /// The current share of the window in bytes.
+        [[nodiscard]] std::size_t window_share() const noexcept { return window_share_; }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            while (bytes_[window] + bytes_to_come_ > window_share_) {
+                const auto candidate = queues_.oldest(window, is_evictable, patience);
+                if (!candidate)
+                    break;
+                if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
+                    const auto other = oldest_of_main(is_evictable, patience);
+                    if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
+                        return candidate;
+                    to_main(*candidate);
+                    return other;
+                }
                 to_main(*candidate);
-                return other;
             }
-            to_main(*candidate);
+            if (const auto found = oldest_of_main(is_evictable, patience))
+                return found;
+            if (const auto found = queues_.oldest(window, is_evictable))
+                return found;
+            return oldest_of_main(is_evictable, queues_.slots());
         }
-        if (const auto found = oldest_of_main(is_evictable, patience))
-            return found;
-        if (const auto found = queues_.oldest(window, is_evictable))
-            return found;
-        return oldest_of_main(is_evictable, queues_.slots());
-    }
 
-private:
-    static constexpr std::uint8_t window = 0, probation = 1, guarded = 2; // queues
-    static constexpr std::size_t patience = 64; // entries checked in a list before it is skipped
+    private:
+        static constexpr std::uint8_t window = 0, probation = 1, guarded = 2; // queues
+        static constexpr std::size_t patience = 64; // entries checked in a list before it is skipped
 
-    [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
+        [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> oldest_of_main(IsEvictable&& is_evictable, std::size_t most) {
-        if (const auto found = queues_.oldest(probation, is_evictable, most))
-            return found;
-        return queues_.oldest(guarded, is_evictable, most);
-    }
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> oldest_of_main(IsEvictable&& is_evictable, std::size_t most) {
+            if (const auto found = queues_.oldest(probation, is_evictable, most))
+                return found;
+            return queues_.oldest(guarded, is_evictable, most);
+        }
 
-    void insert(slot_id slot, std::uint8_t queue) {
-        queues_.push_front(slot, queue);
-        places_[index_of(slot)] = queue;
-        bytes_[queue] += size(slot);
-    }
+        void insert(slot_id slot, std::uint8_t queue) {
+            queues_.push_front(slot, queue);
+            places_[index_of(slot)] = queue;
+            bytes_[queue] += size(slot);
+        }
 
-    void to_main(slot_id slot) {
-        erase(slot);
-        insert(slot, probation);
-    }
+        void to_main(slot_id slot) {
+            erase(slot);
+            insert(slot, probation);
+        }
 
-    // After each period the window grows or shrinks as before if the hit ratio rose, and reverses otherwise. The step
-    // shrinks by 2 % each time and is reset when the hit ratio changes by at least 0.05, a sign of a new workload
-    // (Caffeine's constants).
-    void count_use(std::uint64_t key, bool hit) {
-        sketch_.add(key);
-        hits_ += hit;
-        if (period_ == 0 || ++uses_ < period_)
-            return;
-        const double rate = static_cast<double>(hits_) / static_cast<double>(uses_);
-        const double change = rate - last_rate_;
-        if (change < 0)
-            step_ = -step_;
-        const double bytes =
-            std::clamp(static_cast<double>(window_share_) + step_, 0.0, 0.8 * static_cast<double>(room_));
-        window_share_ = static_cast<std::size_t>(bytes);
-        const double whole = static_cast<double>(room_) / 16;
-        step_ = change >= 0.05 || change <= -0.05 ? (step_ < 0 ? -whole : whole) : 0.98 * step_;
-        last_rate_ = rate;
-        uses_ = hits_ = 0;
-    }
+        // After each period the window grows or shrinks as before if the hit ratio rose, and reverses otherwise. The
+        // step shrinks by 2 % each time and is reset when the hit ratio changes by at least 0.05, a sign of a new
+        // workload (Caffeine's constants).
+        void count_use(std::uint64_t key, bool hit) {
+            sketch_.add(key);
+            hits_ += hit;
+            if (period_ == 0 || ++uses_ < period_)
+                return;
+            const double rate = static_cast<double>(hits_) / static_cast<double>(uses_);
+            const double change = rate - last_rate_;
+            if (change < 0)
+                step_ = -step_;
+            const double bytes =
+                std::clamp(static_cast<double>(window_share_) + step_, 0.0, 0.8 * static_cast<double>(room_));
+            window_share_ = static_cast<std::size_t>(bytes);
+            const double whole = static_cast<double>(room_) / 16;
+            step_ = change >= 0.05 || change <= -0.05 ? (step_ < 0 ? -whole : whole) : 0.98 * step_;
+            last_rate_ = rate;
+            uses_ = hits_ = 0;
+        }
 
-    slot_lists queues_;
-    std::vector<std::uint64_t> keys_;
-    std::vector<std::uint32_t> sizes_; // in grains
-    std::vector<std::uint8_t> places_;
-    frequency_sketch sketch_;
-    std::size_t room_;
-    std::size_t window_share_;
-    double step_; // change of the window's share, in bytes
-    std::size_t period_;
-    int grain_;
-    std::size_t bytes_[3] = {};
-    std::size_t bytes_to_come_ = 0;
-    std::size_t uses_ = 0, hits_ = 0; // in this period
-    double last_rate_ = 0.0;
+        slot_lists queues_;
+        std::vector<std::uint64_t> keys_;
+        std::vector<std::uint32_t> sizes_; // in grains
+        std::vector<std::uint8_t> places_;
+        frequency_sketch sketch_;
+        std::size_t room_;
+        std::size_t window_share_;
+        double step_; // change of the window's share, in bytes
+        std::size_t period_;
+        int grain_;
+        std::size_t bytes_[3] = {};
+        std::size_t bytes_to_come_ = 0;
+        std::size_t uses_ = 0, hits_ = 0; // in this period
+        double last_rate_ = 0.0;
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline w_tiny_lfu::state w_tiny_lfu::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<w_tiny_lfu>);
 

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/file.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/result.hpp>
-#include <kvcache/core/shown.hpp>
-#include <kvcache/formats/gguf_header.hpp>
+#include <kvcache/formats/gguf.hpp>
 
 #include <cmath>
 #include <cstddef>

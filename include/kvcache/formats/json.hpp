@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -32,6 +32,7 @@ using json_events = nlohmann::json_sax<json>;
 KVCACHE_LAZY bool tell_json(std::string_view text, json_events& to) {
     // Equivalent to json::sax_parse, without compiling its readers of binary formats.
     auto from = nlohmann::detail::input_adapter(text.data(), text.data() + text.size());
+    // NOLINTNEXTLINE(performance-move-const-arg): the parser takes an rvalue
     return nlohmann::detail::parser<json, decltype(from)>(std::move(from)).sax_parse(&to);
 }
 

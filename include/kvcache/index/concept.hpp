@@ -27,14 +27,6 @@ struct index_match {
     std::size_t tokens = 0;
     match_end end = match_end::unknown;
     std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
-
-    /// Makes it the match of nothing. The pages keep their memory.
-    void clear() noexcept {
-        pages.clear();
-        tokens = 0;
-        end = match_end::unknown;
-        stored.reset();
-    }
 };
 
 /// The outcome of an insertion.

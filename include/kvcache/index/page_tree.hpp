@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/prefetch.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/intrinsics.hpp>
+#include <kvcache/core/memory.hpp>
 #include <kvcache/index/concept.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -123,11 +124,11 @@ public:
         : page_tokens_(shape.tokens), tokens_(pages * page_tokens_), nodes_(pages), order_(pages) {}
 
     [[nodiscard]] std::size_t page_tokens() const noexcept { return page_tokens_; }
-    [[nodiscard]] bool contains(page_id page) const { return node_of(page).count > 0; }
-    [[nodiscard]] bool full(page_id page) const { return node_of(page).count == page_tokens_; }
-    [[nodiscard]] bool leaf(page_id page) const { return node_of(page).children.empty(); }
+    [[nodiscard]] bool contains(page_id page) const { return nodes_[index_of(page)].count > 0; }
+    [[nodiscard]] bool full(page_id page) const { return nodes_[index_of(page)].count == page_tokens_; }
+    [[nodiscard]] bool leaf(page_id page) const { return nodes_[index_of(page)].children.empty(); }
     [[nodiscard]] std::optional<page_id> parent(page_id page) const {
-        const std::uint32_t above = node_of(page).parent;
+        const std::uint32_t above = nodes_[index_of(page)].parent;
         return above == none ? std::nullopt : std::optional(page_id{above});
     }
 
@@ -163,9 +164,10 @@ public:
 
     /// Requires: the page is a leaf of the tree.
     void erase(page_id page) {
-        expects(contains(page) && leaf(page), "only a leaf leaves the index");
+        node& own = nodes_[index_of(page)];
+        expects(own.count > 0 && own.children.empty(), "only a leaf leaves the index");
         unlink(index_of(page));
-        nodes_[index_of(page)] = {};
+        own = {};
     }
 
     /// Returns whether a page is in the tree, full, holds exactly this run and has `last` (or none) as its parent.
@@ -184,7 +186,7 @@ public:
     /// Extends a match by one page, whole or in part: the child of the last page that shares most with the query, which
     /// has at most a page's length. Returns whether a whole page matched; if not, the match holds the reason.
     bool step(index_match& found, std::span<const token_id> query) const {
-        const sibling_order::set& level = found.pages.empty() ? roots_ : node_of(found.pages.back()).children;
+        const sibling_order::set& level = found.pages.empty() ? roots_ : nodes_[index_of(found.pages.back())].children;
         if (query.empty())
             found.end = match_end::complete;
         if (query.empty() || level.empty())
@@ -244,7 +246,6 @@ private:
     [[nodiscard]] std::span<const token_id> run_of(std::uint32_t page) const {
         return {tokens_.data() + page * page_tokens_, nodes_[page].count};
     }
-    [[nodiscard]] const node& node_of(page_id page) const { return nodes_[index_of(page)]; }
     [[nodiscard]] sibling_order::set& children(std::uint32_t above) {
         return above == none ? roots_ : nodes_[above].children;
     }
@@ -256,6 +257,91 @@ private:
     aligned_vector<node> nodes_;      // by page
     sibling_order order_;             // children of each page, and the roots
     sibling_order::set roots_;
+};
+
+/// A lossy table from hashes to pages. A hash maps to one cache line of eight entries; a page that finds them all taken
+/// is not stored, and of two pages under one hash `find` may return either. The caller therefore compares and has a
+/// fallback. Nothing is allocated after construction. 16 bytes a page.
+class page_hints {
+public:
+    static constexpr std::uint32_t none = page_tree::none;
+
+    explicit page_hints(std::size_t pages) : lines_(2 * pages / places + 1) {}
+
+    /// A page stored under this hash or under one with the same tag; `none` if there is none.
+    [[nodiscard]] std::uint32_t find(std::uint64_t hash) const noexcept {
+        const line& at = lines_[home(hash)];
+        std::uint32_t found = none; // branch-free: the position is unpredictable
+        for (std::size_t i = 0; i < places; ++i)
+            found = std::min(found, at.tags[i] == tag(hash) ? at.pages[i] : none);
+        return found;
+    }
+
+    /// Prefetches the line that `find` will read.
+    void expect(std::uint64_t hash) const noexcept { prefetch(lines_.data(), home(hash)); }
+
+    /// Stores a page if there is a free entry. Requires: page != none.
+    void insert(std::uint64_t hash, std::uint32_t page) noexcept { replace(hash, none, tag(hash), page); }
+
+    /// Removes a page that may have been stored under this hash.
+    void erase(std::uint64_t hash, std::uint32_t page) noexcept { replace(hash, page, 0, none); }
+
+    /// The longest known prefix of a prompt. `chain(past, run)` continues the hash of a prefix by a page.
+    template <class Chain>
+    void match(const page_tree& tree, const Chain& chain, std::span<const token_id> tokens, index_match& found) const {
+        std::uint64_t hash = 0;
+        const std::size_t length = tree.page_tokens(), whole = tokens.size() / length;
+        for (std::size_t first = 0; first < whole; first += ahead) {
+            const std::size_t pages = std::min(ahead, whole - first);
+            const auto run = [&](std::size_t i) { return tokens.subspan((first + i) * length, length); };
+            std::array<std::uint64_t, ahead> hashes;
+            std::array<std::uint32_t, ahead> hints;
+            for (std::size_t i = 0; i < pages; ++i) {
+                hashes[i] = hash = chain(hash, run(i));
+                expect(hash);
+            }
+            for (std::size_t i = 0; i < pages; ++i)
+                if (hints[i] = find(hashes[i]); hints[i] != none)
+                    tree.expect(hints[i]);
+            if (first == 0 && hints[0] != none)
+                found.pages.reserve(whole + 1);
+            for (std::size_t i = 0; i < pages; ++i) {
+                const std::uint32_t last = found.pages.empty() ? none : index_of(found.pages.back());
+                if (hints[i] != none && tree.continues(hints[i], last, run(i))) {
+                    found.pages.push_back(page_id{hints[i]});
+                    found.tokens += length;
+                } else if (!tree.step(found, run(i))) {
+                    return;
+                }
+            }
+        }
+        tree.step(found, tokens.subspan(whole * length));
+    }
+
+private:
+    static constexpr std::size_t places = 8;
+    static constexpr std::size_t ahead = 16; // pages: about as many as the cache misses a core can have in flight
+
+    struct alignas(line_bytes) line {
+        line() { pages.fill(none); }
+        std::array<std::uint32_t, places> tags = {};
+        std::array<std::uint32_t, places> pages;
+    };
+
+    [[nodiscard]] static std::uint32_t tag(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash); }
+    [[nodiscard]] std::size_t home(std::uint64_t hash) const noexcept { return (hash >> 32) * lines_.size() >> 32; }
+
+    void replace(std::uint64_t hash, std::uint32_t old, std::uint32_t new_tag, std::uint32_t page) noexcept {
+        line& at = lines_[home(hash)];
+        const auto place =
+            static_cast<std::size_t>(std::find(at.pages.begin(), at.pages.end(), old) - at.pages.begin());
+        if (place < places) {
+            at.tags[place] = new_tag;
+            at.pages[place] = page;
+        }
+    }
+
+    aligned_vector<line> lines_;
 };
 
 /// An index of a page tree whose full pages are also found by the chained hash of all tokens up to their end. Equal
@@ -279,7 +365,10 @@ public:
     }
     /// The same in the memory of another match.
     void match(std::span<const token_id> tokens, index_match& found) const {
-        found.clear();
+        found.pages.clear();
+        found.tokens = 0;
+        found.end = match_end::unknown;
+        found.stored.reset();
         lookup_.match(
             tree_, [this](std::uint64_t past, std::span<const token_id> run) { return chain(past, run); }, tokens,
             found);

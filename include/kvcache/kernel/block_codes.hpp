@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/inline.hpp>
-#include <kvcache/kernel/block_layout.hpp>
+#include <kvcache/core/intrinsics.hpp>
+#include <kvcache/kernel/block_format.hpp>
 #include <kvcache/kernel/quant_block.hpp>
 #include <kvcache/kernel/simd.hpp>
 
@@ -12,8 +12,9 @@
 #include <cstdint>
 #include <cstring>
 
-/// Vectors of codes, levels and scales from packed blocks of 16 outputs (block_layout).
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+// Vectors of codes, levels and scales from packed blocks of 16 outputs (block_layout).
 
 /// A quad of codes of native_lanes outputs: the bytes of a lane belong to four adjacent inputs, lowest byte first.
 using code_quad = std::uint32_t __attribute__((vector_size(4 * native_lanes)));
@@ -150,7 +151,8 @@ template <class Byte>
         Byte bytes[native_lanes];
         std::memcpy(bytes, from + part * native_lanes, sizeof bytes);
         code_numbers numbers;
-        KVCACHE_UNROLL for (std::size_t lane = 0; lane < native_lanes; ++lane) numbers[lane] = bytes[lane];
+        KVCACHE_UNROLL for (std::size_t lane = 0; lane < native_lanes; ++lane) numbers[lane] =
+            std::int32_t{bytes[lane]};
         v.part[part] = native_floats(__builtin_convertvector(numbers, lane_floats));
     }
     return v;
@@ -191,7 +193,7 @@ public:
             whole_.offset = f32x16::load(reinterpret_cast<const half*>(block + 32));
     }
 
-    /// Those of group `g`. `offset` is undefined for a format without offsets. The products are exact.
+    /// Scales and offsets of group `g`. `offset` is undefined for a format without offsets. The products are exact.
     [[nodiscard]] KVCACHE_INLINE group_scales group(std::size_t g) const noexcept {
         if constexpr (!layout.nested)
             return whole_;
@@ -209,5 +211,107 @@ private:
     const std::byte* nested_;
     group_scales whole_;
 };
+
+// Dot products of quads of weights, 16 outputs at once, with four int8 activations. Sums of int32 are exact, so all
+// variants give the same results.
+
+/// Running sums of native_lanes outputs.
+using dot_sums = code_numbers;
+
+#if defined(__AVX512VNNI__)
+
+/// VNNI needs one unsigned operand: weights are their levels plus the `zero` of the layout, and `zero` times the sum of
+/// the activations is subtracted.
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline code_quad operands_of(code_quad codes) noexcept {
+    return raised_levels_of<Format>(codes);
+}
+[[nodiscard]] constexpr std::int32_t zero_of_operands(block_layout layout) noexcept {
+    return layout.zero;
+}
+/// sums += four activations times a quad.
+KVCACHE_INLINE inline void add_dot(dot_sums& sums, const code_quad& weights, const std::int8_t* four) noexcept {
+    std::int32_t bytes;
+    std::memcpy(&bytes, four, sizeof bytes);
+    sums = reinterpret_cast<dot_sums>(_mm512_dpbusd_epi32(
+        reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(weights), _mm512_set1_epi32(bytes)));
+}
+
+#else
+
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline code_quad operands_of(code_quad codes) noexcept {
+    return levels_of<Format>(codes);
+}
+[[nodiscard]] constexpr std::int32_t zero_of_operands(block_layout) noexcept {
+    return 0;
+}
+KVCACHE_INLINE inline void add_dot(dot_sums& sums, const code_quad& weights, const std::int8_t* four) noexcept {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    std::int32_t bytes;
+    std::memcpy(&bytes, four, sizeof bytes);
+    // VPMADDUBSW needs one unsigned operand: the signs of the weights move to the activations. Pairs of products are at
+    // most 2 * 128 * 127, which fits int16.
+    const auto w = reinterpret_cast<__m256i>(weights);
+    const __m256i x = _mm256_sign_epi8(_mm256_set1_epi32(bytes), w);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), x);
+    sums += reinterpret_cast<dot_sums>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#else
+    for (unsigned i = 0; i < 4; ++i)
+        sums += (reinterpret_cast<code_numbers>(weights << (24 - 8 * i)) >> 24) * std::int32_t{four[i]};
+#endif
+}
+
+#endif
+
+/// The sums as float32, exactly.
+[[nodiscard]] KVCACHE_INLINE inline native_floats floats_of(const dot_sums& sums) noexcept {
+    return native_floats(__builtin_convertvector(sums, lane_floats));
+}
+
+/// Panels of a single row that are computed together: enough chains to hide the latency of a multiply-add, and no more.
+inline constexpr std::size_t row_panels = native_lanes == 4 ? 1 : 4;
+
+/// How far ahead a single row prefetches, in bytes. If the next panels begin within `most_panels_ahead`, the same place
+/// in them is prefetched, since a short panel ends before `panel_ahead` is reached. Both were found by measuring.
+inline constexpr std::size_t panel_ahead = 4096, most_panels_ahead = 128 << 10;
+
+/// Calls body<Format>() with the quantised format.
+template <class Body>
+inline void with_format(block_format format, Body body) {
+    using enum block_format;
+    switch (format) {
+    case f32:
+    case f16:
+    case bf16:
+        return;
+    case q4_0:
+        return body.template operator()<q4_0>();
+    case q4_1:
+        return body.template operator()<q4_1>();
+    case q5_0:
+        return body.template operator()<q5_0>();
+    case q5_1:
+        return body.template operator()<q5_1>();
+    case q8_0:
+        return body.template operator()<q8_0>();
+    case q2_k:
+        return body.template operator()<q2_k>();
+    case q3_k:
+        return body.template operator()<q3_k>();
+    case q4_k:
+        return body.template operator()<q4_k>();
+    case q5_k:
+        return body.template operator()<q5_k>();
+    case q6_k:
+        return body.template operator()<q6_k>();
+    case iq4_nl:
+        return body.template operator()<iq4_nl>();
+    case iq4_xs:
+        return body.template operator()<iq4_xs>();
+    case mxfp4:
+        return body.template operator()<mxfp4>();
+    }
+}
 
 }}} // namespace kvcache::detail

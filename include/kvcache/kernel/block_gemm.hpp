@@ -2,20 +2,160 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/intrinsics.hpp>
+#include <kvcache/kernel/block_codes.hpp>
 #include <kvcache/kernel/block_matrix.hpp>
-#include <kvcache/kernel/block_widen.hpp>
-#include <kvcache/kernel/gemm_macrokernel.hpp>
+#include <kvcache/kernel/gemm.hpp>
 #include <kvcache/kernel/gemm_microkernel.hpp>
-#include <kvcache/kernel/gemm_packed_rows.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
+
+// Weights of packed blocks as float32, in a buffer or in the chains of a single row.
+
+/// A dequantised weight, exactly: scale * level is exact, so fusing the offset rounds once, as it must.
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline native_floats weight_of(const native_floats& level, const native_floats& scale,
+                                                            const native_floats& offset) noexcept {
+    if constexpr (layout_of(Format).offset)
+        return fused(scale, level, offset);
+    else
+        return scale * level;
+}
+
+/// Widens the inputs [k, k + inputs) of a panel: input by input, 16 outputs at to + i * step. Requires: k and `inputs`
+/// are multiples of 32.
+template <block_format Format>
+void widen_panel(const std::byte* panel, std::size_t k, std::size_t inputs, float* to, std::size_t step) {
+    constexpr block_layout layout = layout_of(Format);
+    for (const std::size_t end = k + inputs; k < end; k += 32) {
+        const std::byte* block = panel + k / layout.weights() * layout.packed_bytes();
+        const std::size_t index = k % layout.weights() / 32;
+        const std::byte* codes = block + layout.head_bytes() + index * layout.step_bytes();
+        const block_scales<Format> scales(block);
+        KVCACHE_UNROLL for (std::size_t half_step = 0; half_step < 2; ++half_step) {
+            const group_scales by = scales.group((index * 32 + half_step * 16) / layout.group);
+            KVCACHE_UNROLL for (std::size_t quad = half_step * 4; quad < half_step * 4 + 4; ++quad) {
+                KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
+                    const code_quad levels = levels_of<Format>(codes_of<Format>(codes, quad, part));
+                    KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i)
+                        weight_of<Format>(level_of<Format>(levels, i), by.scale.part[part], by.offset.part[part])
+                            .store_unaligned(to + i * step + part * native_lanes);
+                }
+                to += 4 * step;
+            }
+        }
+    }
+}
+
+/// Weights of a group of inputs, for one row: the scales and offsets of Vectors vectors of outputs.
+template <block_format Format, std::size_t Vectors>
+class group_weights {
+    static constexpr block_layout layout = layout_of(Format);
+
+public:
+    KVCACHE_INLINE void set(std::size_t v, const native_floats& scale, const native_floats& offset) noexcept {
+        scale_[0][v] = scale;
+        if constexpr (layout.offset)
+            offset_[v] = offset;
+        KVCACHE_UNROLL for (std::size_t i = 1; i < scales; ++i) scale_[i][v] = scale * native_floats(1.0f / place(i));
+    }
+
+    /// Codes of quad `quad` of a step of 32 inputs, of one part of the 16 outputs, in the form that at() takes.
+    [[nodiscard]] KVCACHE_INLINE static code_quad four(const std::byte* step, std::size_t quad,
+                                                       std::size_t part) noexcept {
+        if constexpr (!in_place)
+            return levels_of<Format>(codes_of<Format>(step, quad, part));
+        keep(step); // otherwise GCC holds the bytes that adjacent quads share, and runs out of registers
+        code_quad codes;
+        if constexpr (layout.table == block_layout::values::linear && layout.high_bits == 0)
+            codes = load_quad(step + quad * layout.low_bits / 8 * 64) >> quad * layout.low_bits % 8; // masked in at()
+        else
+            codes = raised_levels_of<Format>(codes_of<Format>(step, quad, part));
+        keep(codes);
+        return codes;
+    }
+
+    /// The weights of input `i` of four, of vector `v`.
+    [[nodiscard]] KVCACHE_INLINE native_floats at(code_quad four, std::size_t v, std::size_t i) const noexcept {
+#if defined(__AVX512BW__)
+        if constexpr (in_place) {
+            const auto raised = reinterpret_cast<__m512i>(four & mask << 8 * i);
+            native_floats level(_mm512_cvtepu32_ps(raised));
+            if constexpr (layout.zero > 0)
+                level = level - native_floats(layout.zero * place(i));
+            return weight_of<Format>(level, scale_[i][v], offset_[v]);
+        }
+#endif
+        return weight_of<Format>(level_of<Format>(four, i), scale_[0][v], offset_[v]);
+    }
+
+private:
+    // A byte is masked where it lies, and its place is a factor of the scale: (level * 2^8i) * (scale * 2^-8i) is
+    // exact, since a scale that is not zero is at least 2^-24. Scales of MXFP4 are smaller. A shift or a shuffle would
+    // compete with multiply-adds for their ports.
+#if defined(__AVX512BW__)
+    static constexpr bool in_place = layout.table != block_layout::values::mxfp4;
+#else
+    static constexpr bool in_place = false;
+#endif
+    static constexpr std::size_t scales = in_place ? 4 : 1;
+    static constexpr std::uint32_t mask =
+        layout.table == block_layout::values::linear ? (1u << (layout.low_bits + layout.high_bits)) - 1 : 255u;
+    [[nodiscard]] static constexpr float place(std::size_t i) noexcept {
+        return static_cast<float>(std::uint32_t{1} << 8 * i);
+    }
+
+    native_floats scale_[scales][Vectors], offset_[Vectors];
+};
+
+/// Product of one row with Panels panels of a strip, from panel `panel` on: each output one chain of fused
+/// multiply-adds over ascending inputs. x: (inputs), y: (last - first) of the strip
+template <block_format Format, std::size_t Panels>
+void multiply_row(const float* x, const block_strip& strip, std::size_t panel, std::size_t inputs, float* y) {
+    constexpr block_layout layout = layout_of(Format);
+    constexpr std::size_t vectors = Panels * native_parts, quads = layout.group / 4;
+    tile_sums<1, Panels> sums;
+    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = native_floats(0.0f);
+    const std::byte* block = strip.panel(panel);
+    const std::size_t next = strip.panel_bytes;
+    const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
+    for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
+        for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
+            const std::byte* codes = block + layout.head_bytes() + step * layout.step_bytes();
+            KVCACHE_UNROLL for (std::size_t g = 0; g < 8 / quads; ++g) {
+                group_weights<Format, vectors> weights;
+                KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                    const group_scales by = block_scales<Format>(block + p * next).group(step * 8 / quads + g);
+                    KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part)
+                        weights.set(p * native_parts + part, by.scale.part[part], by.offset.part[part]);
+                }
+                KVCACHE_UNROLL for (std::size_t quad = g * quads; quad < (g + 1) * quads; ++quad) {
+                    code_quad four[vectors];
+                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) four[v] =
+                        weights.four(codes + v / native_parts * next, quad, v % native_parts);
+                    KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i) {
+                        const native_floats a(x[quad * 4 + i]);
+                        KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v)
+                            accumulate(sums[v], a, weights.at(four[v], v, i));
+                    }
+                }
+            }
+            for (std::size_t p = 0; p < Panels; ++p)
+                for (std::size_t line = 0; line < layout.step_bytes(); line += 64)
+                    prefetch_soon(codes + p * next, ahead + line);
+            x += 32;
+        }
+    }
+    end_sums<1, Panels>(sums, y + panel * 16, 0, strip.last - strip.first - panel * 16);
+}
 
 /// Widens the inputs [k, k + inputs) of a strip as a strip of packed_matrix. (inputs, panels * 16)
 KVCACHE_LAZY inline void widen_strip(const block_strip& strip, std::size_t k, std::size_t inputs, float* to) {

@@ -3,7 +3,8 @@
 
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/little_endian.hpp>
 #include <kvcache/kernel/exponent_code.hpp>
 
 #include <algorithm>
@@ -223,8 +224,8 @@ public:
         const auto lengths = prefix_code::lengths_for(counts);
         const prefix_code code(lengths);
         std::vector<std::byte> made(header_bytes + numbers.size() * parts::rest_bytes);
-        put(made.data(), sizeof(Number) | 128);
-        put(made.data() + 4, numbers.size());
+        store_little(made, 0, static_cast<std::uint32_t>(sizeof(Number) | 128));
+        store_little(made, 4, static_cast<std::uint32_t>(numbers.size()));
         for (std::size_t i = 0; i < 256; ++i)
             made[lengths_at + i / 2] |= static_cast<std::byte>(lengths[i] << (i % 2 * 4));
         for (std::size_t i = 0; i < numbers.size(); ++i)
@@ -232,7 +233,7 @@ public:
         for (std::size_t s = 0; s < streams; ++s) {
             const auto [first, last] = part_of(s, numbers.size());
             const auto stream = code.encode(std::span(exponents).subspan(first, last - first));
-            put(made.data() + 8 + 4 * s, stream.size());
+            store_little(made, 8 + 4 * s, static_cast<std::uint32_t>(stream.size()));
             made.insert(made.end(), stream.begin(), stream.end());
         }
         const std::uint64_t sum = checksum(made);
@@ -246,12 +247,12 @@ public:
         if (code.size() < header_bytes)
             return error{error_code::truncated, "header",
                          std::to_string(code.size()) + " bytes, where a header has " + std::to_string(header_bytes)};
-        if (get(code.data()) != (sizeof(Number) | 128))
+        if (load_little<std::uint32_t>(code, 0) != (sizeof(Number) | 128))
             return error{error_code::mismatched, "width", "not an entropy code of numbers of this width"};
-        const std::size_t numbers = get(code.data() + 4);
+        const std::size_t numbers = load_little<std::uint32_t>(code, 4);
         std::size_t bytes = header_bytes + numbers * parts::rest_bytes;
         for (std::size_t s = 0; s < streams; ++s)
-            bytes += get(code.data() + 8 + 4 * s);
+            bytes += load_little<std::uint32_t>(code, 8 + 4 * s);
         if (code.size() != bytes)
             return error{error_code::truncated, "count",
                          std::to_string(code.size()) + " bytes, where the header says " + std::to_string(bytes)};
@@ -277,7 +278,7 @@ public:
         const std::byte* const rest = code.data() + header_bytes;
         std::size_t at = header_bytes + to.size() * parts::rest_bytes;
         const auto stream = [&](std::size_t s) {
-            const std::size_t bytes = get(code.data() + 8 + 4 * s), from = at;
+            const std::size_t bytes = load_little<std::uint32_t>(code, 8 + 4 * s), from = at;
             at += bytes;
             return prefix_code::reader(code.subspan(from, bytes));
         };
@@ -334,16 +335,6 @@ private:
             lengths[i] =
                 static_cast<std::uint8_t>(std::to_integer<unsigned>(code[lengths_at + i / 2]) >> (i % 2 * 4) & 15u);
         return lengths;
-    }
-    static void put(std::byte* to, std::size_t number) noexcept {
-        for (std::size_t i = 0; i < 4; ++i)
-            to[i] = static_cast<std::byte>(number >> (8 * i) & 0xFF);
-    }
-    [[nodiscard]] static std::size_t get(const std::byte* from) noexcept {
-        std::size_t number = 0;
-        for (std::size_t i = 0; i < 4; ++i)
-            number |= std::to_integer<std::size_t>(from[i]) << (8 * i);
-        return number;
     }
 
     // Checksum of all bytes except the checksum itself.

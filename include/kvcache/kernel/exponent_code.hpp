@@ -2,9 +2,10 @@
 #pragma once
 
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/intrinsics.hpp>
+#include <kvcache/core/little_endian.hpp>
 #include <kvcache/core/number_format.hpp>
-#include <kvcache/core/result.hpp>
 
 #include <algorithm>
 #include <array>
@@ -124,9 +125,9 @@ public:
         }
 
         std::vector<std::byte> made(bytes_for(numbers.size(), escapes));
-        put(made.data(), sizeof(Number));
-        put(made.data() + 4, numbers.size());
-        put(made.data() + 8, escapes);
+        store_little(made, 0, static_cast<std::uint32_t>(sizeof(Number)));
+        store_little(made, 4, static_cast<std::uint32_t>(numbers.size()));
+        store_little(made, 8, static_cast<std::uint32_t>(escapes));
         for (std::size_t i = 0; i < escape; ++i)
             made[12 + i] = std::byte{order[i]};
         std::byte* const rest = made.data() + header_bytes;
@@ -149,11 +150,11 @@ public:
         if (code.size() < header_bytes)
             return error{error_code::truncated, "header",
                          std::to_string(code.size()) + " bytes, where a header has " + std::to_string(header_bytes)};
-        if (get(code.data()) != sizeof(Number))
+        if (load_little<std::uint32_t>(code, 0) != sizeof(Number))
             return error{error_code::mismatched, "width",
-                         "numbers of " + std::to_string(get(code.data())) + " bytes, where " +
+                         "numbers of " + std::to_string(load_little<std::uint32_t>(code, 0)) + " bytes, where " +
                              std::to_string(sizeof(Number)) + " were asked for"};
-        const std::size_t numbers = get(code.data() + 4), escapes = get(code.data() + 8);
+        const std::size_t numbers = load_little<std::uint32_t>(code, 4), escapes = load_little<std::uint32_t>(code, 8);
         if (escapes > numbers || code.size() != bytes_for(numbers, escapes))
             return error{error_code::truncated, "count",
                          std::to_string(code.size()) + " bytes, where " + std::to_string(numbers) + " numbers take " +
@@ -220,17 +221,6 @@ private:
     }
     [[nodiscard]] static constexpr std::size_t bytes_for(std::size_t numbers, std::size_t escapes) noexcept {
         return header_bytes + numbers * parts::rest_bytes + code_bytes_of(numbers) + escapes;
-    }
-
-    static void put(std::byte* to, std::size_t number) noexcept {
-        for (std::size_t i = 0; i < 4; ++i)
-            to[i] = static_cast<std::byte>(number >> (8 * i) & 0xFF);
-    }
-    [[nodiscard]] static std::size_t get(const std::byte* from) noexcept {
-        std::size_t number = 0;
-        for (std::size_t i = 0; i < 4; ++i)
-            number |= std::to_integer<std::size_t>(from[i]) << (8 * i);
-        return number;
     }
 
     // Checksum of all bytes except the checksum itself.

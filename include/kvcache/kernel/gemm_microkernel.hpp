@@ -1,17 +1,82 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+#include <kvcache/core/intrinsics.hpp>
 #include <kvcache/core/number_format.hpp>
-#include <kvcache/core/prefetch.hpp>
+#include <kvcache/kernel/gemm_packing.hpp>
+#include <kvcache/kernel/native.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
 #include <kvcache/kernel/simd.hpp>
-#include <kvcache/kernel/tile_sums.hpp>
 
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstring>
+#include <limits>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// Accumulators of a tile. (rows, panels * 16), flat: GCC 12 does not keep nested arrays in registers.
+template <std::size_t Rows, std::size_t Panels>
+using tile_sums = native_floats[Rows * Panels * native_parts];
+
+// A separate function for the one tile of a matrix with fewer outputs than its vectors.
+[[gnu::noinline]] inline void copy_rows(const float* from, std::size_t from_stride, float* to, std::size_t to_stride,
+                                        std::size_t rows, std::size_t count) {
+    for (std::size_t r = 0; r < rows; ++r)
+        std::memcpy(to + r * to_stride, from + r * from_stride, count * sizeof(float));
+}
+
+/// Loads accumulators from rows of `stride` floats.
+template <std::size_t Rows, std::size_t Panels>
+KVCACHE_INLINE inline void load_whole(tile_sums<Rows, Panels>& sums, const float* from, std::size_t stride) {
+    KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v] =
+            native_floats::load_unaligned(from + v * native_lanes);
+        from += stride;
+        keep(from); // otherwise GCC computes all addresses first and runs out of registers
+    }
+}
+
+/// Stores accumulators to rows of `stride` floats.
+template <std::size_t Rows, std::size_t Panels>
+KVCACHE_INLINE inline void store_whole(const tile_sums<Rows, Panels>& sums, float* to, std::size_t stride) {
+    KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v]
+            .store_unaligned(to + v * native_lanes);
+        to += stride;
+        keep(to);
+    }
+}
+
+/// Sets accumulators to zero, or loads them from `y`, whose rows may end before the last panel does.
+template <std::size_t Rows, std::size_t Panels>
+KVCACHE_INLINE inline void begin_sums(tile_sums<Rows, Panels>& sums, const float* y, std::size_t stride,
+                                      std::size_t outputs, bool from_zero) {
+    if (from_zero) {
+        KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * Panels * native_parts; ++i) sums[i] = native_floats(0.0f);
+    } else if (outputs >= Panels * 16) {
+        load_whole<Rows, Panels>(sums, y, stride);
+    } else {
+        alignas(64) float whole[Rows * Panels * 16] = {};
+        copy_rows(y, stride, whole, Panels * 16, Rows, outputs);
+        load_whole<Rows, Panels>(sums, whole, Panels * 16);
+    }
+}
+
+/// Stores accumulators to `y`, whose rows may end before the last panel does.
+template <std::size_t Rows, std::size_t Panels>
+KVCACHE_INLINE inline void end_sums(const tile_sums<Rows, Panels>& sums, float* y, std::size_t stride,
+                                    std::size_t outputs) {
+    if (outputs >= Panels * 16) {
+        store_whole<Rows, Panels>(sums, y, stride);
+    } else {
+        alignas(64) float whole[Rows * Panels * 16];
+        store_whole<Rows, Panels>(sums, whole, Panels * 16);
+        copy_rows(whole, Panels * 16, y, stride, Rows, outputs);
+    }
+}
 
 // Register blocking: a tile of `rows` x `vectors` accumulators, two columns and a broadcast.
 // The maximum number of rows that run as a single tile.
@@ -40,9 +105,9 @@ inline constexpr std::size_t far_ahead = 1536;
 // Computes a tile of Rows x Strips * Width * 16 outputs, each its own chain of fused multiply-adds over ascending
 // inputs, started at zero or continued. The weights of strip s, Width panels wide, begin at w + s * strip. The tile
 // decides only which chains run together, never the order within one.
-// More than six parameters: it is called for each register tile, with other pointers each time; a struct of them is
-// passed in memory, where each call would write and read it.
 template <std::size_t Rows, std::size_t Strips, std::size_t Width, weight_format Weight>
+// Called for each register tile with other pointers, which a struct would pass in memory.
+// NOLINTNEXTLINE(readability-function-size)
 inline void gemm_microkernel(const float* x, std::size_t x_stride, const Weight* w, std::size_t strip,
                              std::size_t inputs, float* y, std::size_t y_stride, std::size_t outputs, bool begin) {
     constexpr std::size_t panels = Strips * Width;
@@ -98,6 +163,71 @@ inline void with_rows(std::size_t n, Body body) {
     body.template operator()<Most>();
 }
 
-} // namespace detail
+// Inputs between two prefetch points of a tile: fewer where multiply-adds are twice as wide.
+inline constexpr std::size_t asked_every = native_lanes == 16 ? 4 : 16;
 
-}} // namespace kvcache
+// Bytes to prefetch, in runs with gaps between them. Every `asked_every` inputs, a tile of packed rows issues `times`
+// prefetches at `at`, which advances by `step`.
+struct bytes_ahead {
+    const void* base = nullptr;
+    std::size_t at = 0;
+    std::size_t step = 0;
+    std::size_t times = 0;
+    std::size_t run = std::numeric_limits<std::size_t>::max() / 2;
+    std::size_t gap = 0;
+};
+
+// The gemm_microkernel() for packed rows and one strip of Panels panels. The weights come from the L2 cache; with
+// AVX-512 they are prefetched four inputs ahead. Weights other than float32 are widened and also written to `wide`,
+// from which later rows read them. Not inlined: inside a larger function GCC runs out of registers. Requires: `inputs`
+// is a multiple of 4.
+template <std::size_t Rows, std::size_t Panels, weight_format Weight>
+// Called for each register tile: what its loops use is passed in registers, and a struct would be passed in memory.
+// NOLINTNEXTLINE(readability-function-size)
+[[gnu::noinline]] inline void packed_microkernel(const float* x, const Weight* w, [[maybe_unused]] float* wide,
+                                                 std::size_t inputs, float* y, std::size_t y_stride,
+                                                 std::size_t outputs, bool begin, bytes_ahead ahead) {
+    tile_sums<Rows, Panels> sums;
+    begin_sums<Rows, Panels>(sums, y, y_stride, outputs, begin);
+    const float* soon = y + Rows * y_stride; // outputs of the next tile
+    KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) prefetch_to_write(soon, p * 16);
+        soon += y_stride;
+        keep(soon);
+    }
+    std::size_t end = ahead.at + ahead.run;
+    for (std::size_t k = 0; k < inputs; k += 4) {
+        if (k % asked_every == 0)
+            for (std::size_t n = 0; n < ahead.times; ++n, ahead.at += ahead.step) {
+                if (ahead.at >= end) {
+                    ahead.at += ahead.gap;
+                    end += ahead.gap + ahead.run;
+                }
+                prefetch_soon(static_cast<const std::byte*>(ahead.base), ahead.at);
+            }
+        KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i) {
+            f32x16 columns[Panels];
+            KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                columns[p] = f32x16::load(w + (i * Panels + p) * 16);
+                if constexpr (!std::same_as<Weight, float>)
+                    columns[p].store(wide + (i * Panels + p) * 16);
+            }
+            KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                const native_floats a(x[i * packed_rows + r]);
+                if (native_lanes == 16 && r < Panels)
+                    prefetch(w, ((i + 4) * Panels + r) * 16);
+                KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) accumulate(
+                    sums[r * Panels * native_parts + v], a, columns[v / native_parts].part[v % native_parts]);
+            }
+        }
+        x += 4 * packed_rows, w += 4 * Panels * 16;
+        keep(x), keep(w);
+        if constexpr (!std::same_as<Weight, float>) {
+            wide += 4 * Panels * 16;
+            keep(wide);
+        }
+    }
+    end_sums<Rows, Panels>(sums, y, y_stride, outputs);
+}
+
+}}} // namespace kvcache::detail

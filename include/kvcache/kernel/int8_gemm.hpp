@@ -2,14 +2,12 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/contract.hpp>
-#include <kvcache/core/prefetch.hpp>
-#include <kvcache/core/shared_memory.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/intrinsics.hpp>
+#include <kvcache/core/memory.hpp>
 #include <kvcache/kernel/gemm_microkernel.hpp>
 #include <kvcache/kernel/int8_dot.hpp>
-#include <kvcache/kernel/int8_rows.hpp>
-#include <kvcache/kernel/int8_words.hpp>
+#include <kvcache/kernel/int8_matrix.hpp>
+#include <kvcache/kernel/math.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 
@@ -18,117 +16,96 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <limits>
-#include <memory>
-#include <span>
-#include <utility>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Weights of y = W x as int8 with one scale for each output: w = q * scale, |q| <= 127. Packed in panels of 16
-/// outputs; a panel has its inputs in ascending groups of four, with 16 x 4 weights for each group, the layout of the
-/// dot-product instructions of x86 (VNNI) and ARM. (outputs / 16, inputs / 4, 16, 4), padded with zeros. Copies share
-/// the weights.
-class int8_matrix {
+/// Activations as int8 with one scale for each row. The memory is reused from one GEMM to the next.
+class int8_rows {
 public:
-    static constexpr std::size_t panel_width = 16;
-    static constexpr std::size_t most_inputs = 65536; ///< So that no int32 sum of byte products overflows.
-
-    int8_matrix() = default;
-
-    /// Bytes of a matrix with its scales and sums: a multiple of a cache line.
-    [[nodiscard]] static constexpr std::size_t bytes_of(std::size_t outputs, std::size_t inputs) noexcept {
-        return panels_of(outputs) * (panel_bytes_of(inputs) + panel_width * (sizeof(float) + sizeof(std::int32_t)));
+    /// Quantizes rows: x = q * scale, |q| <= 127, rounded to nearest, ties to even. A row of zeros, or of values too
+    /// small to divide by, has only zero levels. A row with an infinite or NaN value has zero levels and the scale NaN.
+    /// (rows, inputs) Cost: reads every value twice.
+    void quantize(const rows_in& x, std::size_t inputs, thread_pool& threads) {
+        stride_ = (inputs + 3) / 4 * 4 + line_bytes / sizeof(number); // rows begin in different cache sets
+        if (numbers_.size() < x.rows * stride_)
+            numbers_ = aligned_vector<number>(x.rows * stride_);
+        if (scales_.size() < x.rows)
+            scales_ = aligned_vector<float>(x.rows);
+        threads.parallel_for(x.rows, x.rows * inputs * 4, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t row = begin; row < end; ++row)
+                quantize_row(x.data + row * x.stride, inputs, row);
+        });
     }
 
-    /// A matrix of zeros in its own memory. Requires: inputs <= most_inputs.
-    int8_matrix(std::size_t outputs, std::size_t inputs)
-        : int8_matrix(outputs, inputs, shared_memory(bytes_of(outputs, inputs), nullptr)) {}
-
-    /// A matrix of zeros in bytes_of() bytes that begin on a cache line; it keeps them alive. Small matrices in one
-    /// allocation get huge pages, which separate allocations would not.
-    int8_matrix(std::size_t outputs, std::size_t inputs, std::shared_ptr<std::byte> memory)
-        : outputs_(outputs),
-          inputs_(inputs),
-          levels_(reinterpret_cast<std::int8_t*>(memory.get())),
-          scales_(reinterpret_cast<float*>(levels_ + panels() * panel_bytes())),
-          sums_(reinterpret_cast<std::int32_t*>(scales_ + panels() * panel_width)),
-          memory_(std::move(memory)) {
-        expects(inputs <= most_inputs, "an int8 matrix has at most 65536 inputs");
-        expects(reinterpret_cast<std::uintptr_t>(memory_.get()) % line_bytes == 0,
-                "packed weights begin on a cache line");
-        std::memset(memory_.get(), 0, bytes());
+#if defined(KVCACHE_INT8_WORDS)
+    /// Packs the quantized rows for word_tile(). (rows, inputs)
+    void pack(const detail::word_blocks& blocks, std::size_t inputs, thread_pool& threads) {
+        const std::size_t pairs = pairs_of(inputs), tiles = blocks.count * detail::word_blocks::most_tiles;
+        if (packed_.size() < tiles * pairs * detail::packed_rows)
+            packed_ = aligned_vector<detail::word_pair>(tiles * pairs * detail::packed_rows);
+        threads.parallel_for(tiles, blocks.rows * inputs, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t job = begin; job < end; ++job) {
+                const std::size_t block = job / detail::word_blocks::most_tiles, tile = job - blocks.place(block, 0);
+                const detail::row_tiles of = blocks.tiles(block);
+                if (tile < of.count)
+                    detail::pack_a(reinterpret_cast<const detail::word_pair*>(row(blocks.begin(block) + of.row(tile))),
+                                   stride_ / 2, of.rows(tile), pairs,
+                                   packed_.data() + job * pairs * detail::packed_rows);
+            }
+        });
     }
-
-    /// Quantizes the weights of one output to the nearest of 255 levels, ties to even. (inputs) The error of a weight
-    /// is at most half a step, max |weight| / 254. With an infinite or NaN weight the scale is NaN and every level
-    /// zero. Several threads may set different outputs.
-    void set_row(std::size_t output, std::span<const float> weights) {
-        expects(output < outputs_ && weights.size() == inputs_, "a packed row is one output's weights");
-        float largest = 0.0f;
-        bool finite = true;
-        for (const float w : weights) {
-            largest = std::max(largest, std::fabs(w));
-            finite = finite && std::isfinite(w);
-        }
-        const float scale = finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
-        std::int8_t* to = levels_ + output / panel_width * panel_bytes() + output % panel_width * inputs_together;
-        std::int32_t sum = 0;
-        for (std::size_t k = 0; k < inputs_; ++k) {
-            const float level = scale > 0.0f ? std::nearbyint(weights[k] / scale) : 0.0f;
-            const auto q = static_cast<std::int8_t>(std::clamp(level, -127.0f, 127.0f));
-            to[k / inputs_together * panel_width * inputs_together + k % inputs_together] = q;
-            sum += q;
-        }
-        scales_[output] = scale;
-        sums_[output] = sum;
+    /// Packed rows of a tile, by its index. (pairs, packed_rows)
+    [[nodiscard]] const detail::word_pair* packed(std::size_t place, std::size_t inputs) const noexcept {
+        return packed_.data() + place * pairs_of(inputs) * detail::packed_rows;
     }
+#endif
 
-    /// Dequantizes the weights of one output. (inputs)
-    void row(std::size_t output, std::span<float> out) const {
-        expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
-        const std::int8_t* from = panel(output / panel_width) + output % panel_width * inputs_together;
-        for (std::size_t k = 0; k < inputs_; ++k)
-            out[k] =
-                static_cast<float>(from[k / inputs_together * panel_width * inputs_together + k % inputs_together]) *
-                scales_[output];
+    /// Quantized row, padded with zeros to a multiple of four. (inputs)
+    [[nodiscard]] const detail::int8_activation* row(std::size_t i) const noexcept {
+        return numbers_.data() + i * stride_;
     }
-
-    [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
-    [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
-    [[nodiscard]] std::size_t panels() const noexcept { return panels_of(outputs_); }
-    /// Groups of four inputs.
-    [[nodiscard]] std::size_t fours() const noexcept { return fours_of(inputs_); }
-    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_of(outputs_, inputs_); }
-
-    /// Weights of outputs [16 * index, 16 * index + 16). (inputs / 4, 16, 4)
-    [[nodiscard]] const std::int8_t* panel(std::size_t index) const noexcept { return levels_ + index * panel_bytes(); }
-    /// Scales from output 16 * index on. (16)
-    [[nodiscard]] const float* scales(std::size_t index) const noexcept { return scales_ + index * panel_width; }
-    /// Sums of each output's levels, from output 16 * index on. (16)
-    [[nodiscard]] const std::int32_t* sums(std::size_t index) const noexcept { return sums_ + index * panel_width; }
+    /// Activations from one row to the next.
+    [[nodiscard]] std::size_t stride() const noexcept {
+        return stride_;
+    }
+    [[nodiscard]] float scale(std::size_t i) const noexcept {
+        return scales_[i];
+    }
 
 private:
-    static constexpr std::size_t inputs_together = 4;
+    using number = detail::int8_activation;
 
-    [[nodiscard]] static constexpr std::size_t panels_of(std::size_t outputs) noexcept {
-        return (outputs + panel_width - 1) / panel_width;
+    void quantize_row(const float* x, std::size_t inputs, std::size_t row) {
+        f32x16 top = f32x16::zero(), poison = f32x16::zero(); // poison: NaN after infinities and NaN
+        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
+            const f32x16 v = f32x16::load_up_to(x + i, n);
+            top = max(top, max(v, -v));
+            poison = fma(v, f32x16::zero(), poison);
+        });
+        const float most = largest(top) + sum(poison), level_of_one = 127.0f / most;
+        number* to = numbers_.data() + row * stride_;
+        scales_[row] = most / 127.0f;
+        if (!std::isfinite(level_of_one)) {
+            std::fill_n(to, (inputs + 3) / 4 * 4, static_cast<number>(detail::activation_offset));
+            return;
+        }
+        const f32x16 levels = f32x16::broadcast(level_of_one);
+        const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
+            detail::put_activations(fma(f32x16::load_up_to(x + i, n), levels, magic) - magic, to + i);
+        });
     }
-    [[nodiscard]] static constexpr std::size_t fours_of(std::size_t inputs) noexcept {
-        return (inputs + inputs_together - 1) / inputs_together;
-    }
-    [[nodiscard]] static constexpr std::size_t panel_bytes_of(std::size_t inputs) noexcept {
-        return fours_of(inputs) * inputs_together * panel_width;
-    }
-    [[nodiscard]] std::size_t panel_bytes() const noexcept { return panel_bytes_of(inputs_); }
 
-    std::size_t outputs_ = 0;
-    std::size_t inputs_ = 0;
-    std::int8_t* levels_ = nullptr; // (panels, fours, 16, 4), followed by:
-    float* scales_ = nullptr;       // (panels, 16)
-    std::int32_t* sums_ = nullptr;  // (panels, 16)
-    std::shared_ptr<std::byte> memory_;
+#if defined(KVCACHE_INT8_WORDS)
+    [[nodiscard]] static constexpr std::size_t pairs_of(std::size_t inputs) noexcept {
+        return (inputs + 3) / 4 * 2;
+    }
+
+    aligned_vector<detail::word_pair> packed_;
+#endif
+    std::size_t stride_ = 0;
+    aligned_vector<number> numbers_;
+    aligned_vector<float> scales_;
 };
 
 namespace detail {

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/inline.hpp>
 #include <kvcache/core/intrinsics.hpp>
-#include <kvcache/core/prefetch.hpp>
 
 #include <xsimd/xsimd.hpp>
 

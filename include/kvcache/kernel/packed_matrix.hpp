@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/memory.hpp>
 #include <kvcache/core/number_format.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/kernel/native.hpp>
 
 #include <algorithm>

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/kernel/math.hpp>
-#include <kvcache/kernel/portable_math.hpp>
 
 #include <cstddef>
 #include <cstdint>

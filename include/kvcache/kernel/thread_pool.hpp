@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/contract.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/memory.hpp>
 
 #include <algorithm>
 #include <atomic>

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/little_endian.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -41,9 +42,9 @@ public:
             throw std::bad_alloc();
         made.resize(header_bytes + taken);
         std::memcpy(made.data(), name, 4);
-        put(made.data() + 4, sizeof(Number), 4);
-        put(made.data() + 8, numbers.size(), 8);
-        put(made.data() + checksum_at, checksum(made), 8);
+        store_little(made, 4, static_cast<std::uint32_t>(sizeof(Number)));
+        store_little(made, 8, static_cast<std::uint64_t>(numbers.size()));
+        store_little(made, checksum_at, static_cast<std::uint64_t>(checksum(made)));
         return made;
     }
 
@@ -55,13 +56,13 @@ public:
                          std::to_string(code.size()) + " bytes, where a header has " + std::to_string(header_bytes)};
         if (std::memcmp(code.data(), name, 4) != 0)
             return error{error_code::mismatched, "name", "not numbers kept by zstd"};
-        if (get(code.data() + 4, 4) != sizeof(Number))
+        if (load_little<std::uint32_t>(code, 4) != sizeof(Number))
             return error{error_code::mismatched, "width",
-                         "numbers of " + std::to_string(get(code.data() + 4, 4)) + " bytes, where " +
+                         "numbers of " + std::to_string(load_little<std::uint32_t>(code, 4)) + " bytes, where " +
                              std::to_string(sizeof(Number)) + " were asked for"};
-        if (get(code.data() + checksum_at, 8) != checksum(code))
+        if (load_little<std::uint64_t>(code, checksum_at) != checksum(code))
             return error{error_code::malformed, "checksum", "the bytes are not those that were written"};
-        const std::uint64_t numbers = get(code.data() + 8, 8);
+        const std::uint64_t numbers = load_little<std::uint64_t>(code, 8);
         const auto frame = code.subspan(header_bytes);
         const auto bytes = ZSTD_getFrameContentSize(frame.data(), frame.size()); // over 2^63 if unknown or damaged
         if (bytes % sizeof(Number) != 0 || bytes / sizeof(Number) != numbers)
@@ -89,17 +90,6 @@ public:
     }
 
 private:
-    static void put(std::byte* to, std::uint64_t number, std::size_t bytes) noexcept {
-        for (std::size_t i = 0; i < bytes; ++i)
-            to[i] = static_cast<std::byte>(number >> (8 * i) & 0xFF);
-    }
-    [[nodiscard]] static std::uint64_t get(const std::byte* from, std::size_t bytes) noexcept {
-        std::uint64_t number = 0;
-        for (std::size_t i = 0; i < bytes; ++i)
-            number |= std::to_integer<std::uint64_t>(from[i]) << (8 * i);
-        return number;
-    }
-
     // Checksum of all bytes except the checksum itself.
     [[nodiscard]] static std::uint64_t checksum(std::span<const std::byte> code) {
         return seeded_hash(seeded_hash(0, code.first(checksum_at)), code.subspan(header_bytes));

@@ -3,8 +3,8 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/result.hpp>
-#include <kvcache/formats/gguf_path.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/formats/gguf.hpp>
 #include <kvcache/model/transformer.hpp>
 
 #include <concepts>

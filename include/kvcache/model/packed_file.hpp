@@ -2,13 +2,12 @@
 #pragma once
 
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/mapped_file.hpp>
-#include <kvcache/core/result.hpp>
-#include <kvcache/core/revisions.hpp>
-#include <kvcache/core/write_file.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/file.hpp>
+#include <kvcache/core/identity.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
-#include <kvcache/kernel/tree_hash.hpp>
+#include <kvcache/model/checkpoint_files.hpp>
 
 #include <array>
 #include <cstddef>

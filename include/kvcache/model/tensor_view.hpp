@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/number_format.hpp>
 #include <kvcache/kernel/block_format.hpp>
-#include <kvcache/kernel/dequantize.hpp>
+#include <kvcache/kernel/quant_block.hpp>
 
 #include <algorithm>
 #include <array>

@@ -2,15 +2,13 @@
 #pragma once
 
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/result.hpp>
-#include <kvcache/core/shared_memory.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/memory.hpp>
+#include <kvcache/core/memory_mapping.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/linear.hpp>
-#include <kvcache/model/packing.hpp>
 #include <kvcache/model/tensor_view.hpp>
-#include <kvcache/model/weight_names.hpp>
 
 #include <algorithm>
 #include <concepts>

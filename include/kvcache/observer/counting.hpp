@@ -22,46 +22,42 @@ struct event_counts {
 /// Counts events. Cost: one to three additions per event.
 struct counting {
     using role = observer_role;
-    class state;
-    [[nodiscard]] state open() const;
-};
 
-class counting::state {
-public:
-    void on(const event& what) noexcept {
-        switch (what.kind) {
-        case event_kind::matched:
-            ++counts_.lookups;
-            counts_.tokens_looked_up += what.of;
-            counts_.tokens_found += what.tokens;
-            break;
-        case event_kind::stored:
-            counts_.tokens_stored += what.tokens;
-            break;
-        case event_kind::published:
-            counts_.pages_published += what.pages;
-            break;
-        case event_kind::copied:
-            counts_.pages_copied += what.pages;
-            break;
-        case event_kind::evicted:
-            counts_.pages_evicted += what.pages;
-            break;
-        case event_kind::refused:
-            ++counts_.refusals;
-            break;
+    class state {
+    public:
+        void on(const event& what) noexcept {
+            switch (what.kind) {
+            case event_kind::matched:
+                ++counts_.lookups;
+                counts_.tokens_looked_up += what.of;
+                counts_.tokens_found += what.tokens;
+                break;
+            case event_kind::stored:
+                counts_.tokens_stored += what.tokens;
+                break;
+            case event_kind::published:
+                counts_.pages_published += what.pages;
+                break;
+            case event_kind::copied:
+                counts_.pages_copied += what.pages;
+                break;
+            case event_kind::evicted:
+                counts_.pages_evicted += what.pages;
+                break;
+            case event_kind::refused:
+                ++counts_.refusals;
+                break;
+            }
         }
-    }
 
-    [[nodiscard]] const event_counts& counts() const noexcept { return counts_; }
+        [[nodiscard]] const event_counts& counts() const noexcept { return counts_; }
 
-private:
-    event_counts counts_;
+    private:
+        event_counts counts_;
+    };
+
+    [[nodiscard]] state open() const { return {}; }
 };
-
-inline counting::state counting::open() const {
-    return {};
-}
 
 static_assert(observer_policy<counting>);
 

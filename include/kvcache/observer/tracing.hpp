@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/exceptions.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/observer/concept.hpp>
 
 #include <chrono>

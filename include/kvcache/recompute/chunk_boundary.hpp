@@ -16,27 +16,23 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 struct chunk_boundary {
     using role = recompute_role;
     std::size_t rows = 16; ///< Tokens before each boundary.
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
+
+    class state : public exact_prefix::state {
+    public:
+        explicit state(std::size_t rows) : rows_(rows) {}
+
+        void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
+            for (const reused_span& run : runs)
+                for (std::size_t left = std::min(rows_, run.count); left > 0; --left)
+                    positions.push_back(run.first + run.count - left);
+        }
+
+    private:
+        std::size_t rows_;
+    };
+
+    [[nodiscard]] state open(page_shape) const { return state(rows); }
 };
-
-class chunk_boundary::state : public exact_prefix::state {
-public:
-    explicit state(std::size_t rows) : rows_(rows) {}
-
-    void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
-        for (const reused_span& run : runs)
-            for (std::size_t left = std::min(rows_, run.count); left > 0; --left)
-                positions.push_back(run.first + run.count - left);
-    }
-
-private:
-    std::size_t rows_;
-};
-
-inline chunk_boundary::state chunk_boundary::open(page_shape) const {
-    return state(rows);
-}
 
 static_assert(recompute_policy<chunk_boundary> && chunk_recompute_state<chunk_boundary::state>);
 

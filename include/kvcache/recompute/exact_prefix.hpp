@@ -11,20 +11,16 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 /// always computed. Exact: the result is bit-identical to computing every token.
 struct exact_prefix {
     using role = recompute_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
 
-class exact_prefix::state {
-public:
-    [[nodiscard]] std::size_t first_computed(std::size_t hit, std::size_t total) const noexcept {
-        return total == 0 ? 0 : std::min(hit, total - 1);
-    }
-};
+    class state {
+    public:
+        [[nodiscard]] std::size_t first_computed(std::size_t hit, std::size_t total) const noexcept {
+            return total == 0 ? 0 : std::min(hit, total - 1);
+        }
+    };
 
-inline exact_prefix::state exact_prefix::open(page_shape) const {
-    return {};
-}
+    [[nodiscard]] state open(page_shape) const { return {}; }
+};
 
 static_assert(recompute_policy<exact_prefix>);
 

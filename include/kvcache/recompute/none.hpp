@@ -14,18 +14,14 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 /// precedes them. Approximate; the cheapest policy and the least accurate.
 struct none {
     using role = recompute_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
 
-class none::state : public exact_prefix::state {
-public:
-    void select(std::span<const reused_span>, std::vector<std::size_t>&) const {}
-};
+    class state : public exact_prefix::state {
+    public:
+        void select(std::span<const reused_span>, std::vector<std::size_t>&) const {}
+    };
 
-inline none::state none::open(page_shape) const {
-    return {};
-}
+    [[nodiscard]] state open(page_shape) const { return {}; }
+};
 
 static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
 

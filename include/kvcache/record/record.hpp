@@ -3,10 +3,10 @@
 
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/core/little_endian.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/core/sha256_builder.hpp>
 
 #include <algorithm>

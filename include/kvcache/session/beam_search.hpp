@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/session/decode_state.hpp>
 #include <kvcache/session/log_probabilities.hpp>
@@ -46,13 +45,13 @@ namespace detail {
 template <class Cache, class Model>
 class beam_search {
 public:
-    beam_search(pipeline<Cache, Model>& pipeline, std::span<const token_id> prompt, const stop_criteria& until,
+    beam_search(pipeline<Cache, Model>& pipeline, std::span<const token_id> prompt, const stop_criteria& stop,
                 const beam_options& how)
         : pipeline_(pipeline),
-          until_(until),
+          stop_(stop),
           how_(how),
           prompt_(prompt.size()),
-          most_(std::min(until.max_tokens, pipeline.max_positions() - prompt.size() + 1)) {}
+          most_(std::min(stop.max_tokens, pipeline.max_positions() - prompt.size() + 1)) {}
 
     [[nodiscard]] result<std::vector<beam_answer>> run(std::span<const token_id> prompt,
                                                        typename Cache::sequence sequence, matrix logits) {
@@ -101,14 +100,14 @@ private:
             if (auto finite = detail::check_finite(row); !finite)
                 return finite.error();
             const log_probabilities scores(row);
-            for (const token_score& each : scores.top(how_.beams + until_.stop.size()))
+            for (const token_score& each : scores.top(how_.beams + stop_.stop_tokens.size()))
                 all.push_back({i, each.token, beams_[i].sum + scores.precise(each.token)});
         }
         std::ranges::stable_sort(all, [](const step& a, const step& b) { return a.sum > b.sum; });
         for (const step& each : all) {
             if (made.size() == how_.beams)
                 break;
-            if (std::ranges::find(until_.stop, each.token) == until_.stop.end()) {
+            if (std::ranges::find(stop_.stop_tokens, each.token) == stop_.stop_tokens.end()) {
                 made.push_back(each);
                 continue;
             }
@@ -154,7 +153,7 @@ private:
     }
 
     pipeline<Cache, Model>& pipeline_;
-    const stop_criteria& until_;
+    const stop_criteria& stop_;
     const beam_options& how_;
     std::size_t prompt_;
     std::size_t most_;
@@ -171,13 +170,13 @@ private:
 /// their common prefix.
 template <class Cache, class Model>
 [[nodiscard]] result<beam_answers> search_beams(pipeline<Cache, Model>& pipeline, std::span<const token_id> prompt,
-                                                const stop_criteria& until, const beam_options& how) {
+                                                const stop_criteria& stop, const beam_options& how) {
     expects(how.beams > 0 && how.best > 0, "a search follows at least one answer, and gives one");
     auto begun = pipeline.prefill(prompt);
     if (!begun)
         return begun.error();
     beam_answers made{.reused = begun->reused, .prefilled = begun->prefilled};
-    auto found = detail::beam_search<Cache, Model>(pipeline, prompt, until, how)
+    auto found = detail::beam_search<Cache, Model>(pipeline, prompt, stop, how)
                      .run(prompt, std::move(begun->sequence), std::move(begun->logits));
     if (!found)
         return found.error();

@@ -2,8 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/contract.hpp>
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/session/chat_overflow.hpp>
 #include <kvcache/session/chat_transcript.hpp>
 #include <kvcache/session/generate.hpp>
@@ -94,8 +93,8 @@ class chat_text {
 public:
     /// The text follows `prompt`: its last token, if any, is the left context of the first decoded token.
     KVCACHE_LAZY chat_text(const tokenizer& words, std::span<const token_id> prompt,
-                           const std::vector<std::string>& stops)
-        : decoder_(words, {.skip_special = true}), stops_(stops) {
+                           const std::vector<std::string>& stop_strings)
+        : decoder_(words, {.skip_special = true}), stops_(stop_strings) {
         if (!prompt.empty())
             (void)decoder_.push(prompt.back());
     }
@@ -253,32 +252,32 @@ public:
     /// Says something as the user and hears the answer through `on_text(piece)`, which returns whether to go on.
     /// Errors: those of begin and generate, and cancelled if `on_text` said so; then nothing was said.
     template <class Model, class OnText>
-    [[nodiscard]] result<chat_reply> say(pipeline<Cache, Model>& pipeline, std::string text, const sampler& draw,
-                                         const stop_criteria& until, const std::vector<std::string>& stops,
+    [[nodiscard]] result<chat_reply> say(pipeline<Cache, Model>& pipeline, std::string text, const sampler& sampling,
+                                         const stop_criteria& stop, const std::vector<std::string>& stop_strings,
                                          OnText on_text) {
         auto messages = messages_;
         messages.push_back({.role = "user", .content = std::move(text)});
-        return reply(pipeline, std::move(messages), draw, until, stops, std::move(on_text));
+        return reply(pipeline, std::move(messages), sampling, stop, stop_strings, std::move(on_text));
     }
 
     /// Generates a new answer to the last user message. Requires: there is a user message.
     template <class Model, class OnText>
-    [[nodiscard]] result<chat_reply> regenerate(pipeline<Cache, Model>& pipeline, const sampler& draw,
-                                                const stop_criteria& until, const std::vector<std::string>& stops,
+    [[nodiscard]] result<chat_reply> regenerate(pipeline<Cache, Model>& pipeline, const sampler& sampling,
+                                                const stop_criteria& stop, const std::vector<std::string>& stop_strings,
                                                 OnText on_text) {
         auto messages = messages_;
         while (!messages.empty() && messages.back().role == "assistant")
             messages.pop_back();
         expects(!messages.empty() && messages.back().role == "user", "there is a user message to answer");
-        return reply(pipeline, std::move(messages), draw, until, stops, std::move(on_text));
+        return reply(pipeline, std::move(messages), sampling, stop, stop_strings, std::move(on_text));
     }
 
     /// Answers a list of messages, such as a whole conversation from a client. Otherwise like say.
     template <class Model, class OnText>
     [[nodiscard]] result<chat_reply> reply(pipeline<Cache, Model>& pipeline, std::vector<chat_message> messages,
-                                           const sampler& draw, const stop_criteria& until,
-                                           const std::vector<std::string>& stops, OnText on_text) {
-        auto turn = begin(std::move(messages), until.max_tokens);
+                                           const sampler& sampling, const stop_criteria& stop,
+                                           const std::vector<std::string>& stop_strings, OnText on_text) {
+        auto turn = begin(std::move(messages), stop.max_tokens);
         if (!turn)
             return turn.error();
         chat_reply made{.prompt = turn->prompt.size(),
@@ -294,14 +293,15 @@ public:
         auto logits = pipeline.extend(turn->sequence, prompt.subspan(made.reused));
         if (!logits)
             return logits.error();
-        chat_text spoken(with_.words, prompt, stops);
+        chat_text spoken(with_.words, prompt, stop_strings);
         bool cancelled = false;
         prefill_result<Cache> begun{std::move(turn->sequence), std::move(*logits), made.reused, made.prefilled, {}};
-        auto answered = generate(pipeline, std::move(begun), draw, until, [&](token_id token, std::span<const float>) {
-            const std::string piece = spoken.push(token);
-            cancelled = !on_text(piece);
-            return !cancelled && !spoken.stopped();
-        });
+        auto answered =
+            generate(pipeline, std::move(begun), sampling, stop, [&](token_id token, std::span<const float>) {
+                const std::string piece = spoken.push(token);
+                cancelled = !on_text(piece);
+                return !cancelled && !spoken.stopped();
+            });
         if (!answered)
             return answered.error();
         if (cancelled || !on_text(spoken.flush()))

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/stream_decoder.hpp>
 #include <kvcache/text/tokenizer.hpp>

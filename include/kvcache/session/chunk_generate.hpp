@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
 #include <kvcache/session/decode_state.hpp>
 #include <kvcache/session/generate.hpp>
@@ -36,7 +36,7 @@ struct spliced_answer : timed_answer {
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<spliced_answer<Cache>> generate(chunk_pipeline<Cache, Model>& pipeline,
                                                      std::span<const token_id> prompt, reuse_mode mode,
-                                                     const sampler& draw, const stop_criteria& until, Say say) {
+                                                     const sampler& sampling, const stop_criteria& stop, Say say) {
     const auto began = std::chrono::steady_clock::now();
     const auto seconds = [&] {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -53,7 +53,7 @@ template <class Cache, class Model, class Say>
     };
     const auto stopped = decode_loop(
         pipeline.exact(), made.prompt.sequence, made.prompt.logits,
-        decode_state(draw, until, made.prompt.sequence.tokens(), pipeline.exact().max_positions()), made.ids, timed);
+        decode_state(sampling, stop, made.prompt.sequence.tokens(), pipeline.exact().max_positions()), made.ids, timed);
     if (!stopped)
         return stopped.error();
     made.stopped = *stopped;

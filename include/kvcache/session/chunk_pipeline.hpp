@@ -3,14 +3,13 @@
 
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/chunk/chunk_reuse.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/index/chunking.hpp>
 #include <kvcache/kernel/rope.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
-#include <kvcache/model/batch_slice.hpp>
+#include <kvcache/model/forward_pass.hpp>
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/session/pipeline.hpp>
 
@@ -27,12 +26,12 @@
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Forward passes over selected rows of a lease; the rows between them are kept. Rows run in ascending order, at most
-/// `split` per pass. Each row sees the rows before it.
+/// `max_batch_tokens` per pass. Each row sees the rows before it.
 template <class Lease, class Model>
 class selective_prefill {
 public:
-    selective_prefill(const Model& model, thread_pool& threads, std::size_t split)
-        : model_(model), split_(split), pass_(model.template make_forward_pass<Lease>(threads)) {}
+    selective_prefill(const Model& model, thread_pool& threads, std::size_t max_batch_tokens)
+        : model_(model), max_batch_tokens_(max_batch_tokens), pass_(model.template make_forward_pass<Lease>(threads)) {}
 
     /// Returns rows times layers computed so far.
     [[nodiscard]] std::size_t layer_rows() const noexcept { return layer_rows_; }
@@ -48,7 +47,7 @@ public:
         limits_.clear();
         for (std::size_t j = 0; bottom_right && j < rows_.size(); ++j)
             limits_.push_back(lease.first() + tokens.size() - rows_.size() + j);
-        const std::size_t most = bottom_right ? rows_.size() : split_;
+        const std::size_t most = bottom_right ? rows_.size() : max_batch_tokens_;
         for (std::size_t at = 0; at < rows_.size(); at += most) {
             const bool last = at + most >= rows_.size();
             begin(lease, tokens, at, most, last ? logits_mode::last : logits_mode::none);
@@ -81,8 +80,8 @@ public:
             if (all || !lease.opened().keeps(row))
                 rows_.push_back(row);
         std::vector<float> made;
-        for (std::size_t at = 0; at < rows_.size(); at += split_) {
-            begin(lease, tokens, at, split_, logits_mode::none);
+        for (std::size_t at = 0; at < rows_.size(); at += max_batch_tokens_) {
+            begin(lease, tokens, at, max_batch_tokens_, logits_mode::none);
             for (std::size_t i = 0; i < layer; ++i)
                 pass_.forward(model_.layers()[i]);
             pass_.project(model_.layers()[layer]);
@@ -144,7 +143,7 @@ private:
     }
 
     const Model& model_;
-    std::size_t split_;
+    std::size_t max_batch_tokens_;
     decltype(std::declval<const Model&>().template make_forward_pass<Lease>(std::declval<thread_pool&>())) pass_;
     std::size_t layer_rows_ = 0;
     batch_slice<Lease> part_;
@@ -204,9 +203,9 @@ public:
     /// Options of a chunk pipeline.
     struct options {
         index::chunking split = {};
-        bool store = true;         ///< Store the chunks of tokens that were computed exactly.
-        std::size_t rows = 256;    ///< Maximum rows of one forward pass.
-        bool bottom_right = false; ///< Use the mask of CacheBlend: recomputed tokens see later ones.
+        bool store = true;                  ///< Store the chunks of tokens that were computed exactly.
+        std::size_t max_batch_tokens = 256; ///< Maximum rows of one forward pass.
+        bool bottom_right = false;          ///< Use the mask of CacheBlend: recomputed tokens see later ones.
     };
 
     chunk_pipeline(Cache& cache, const Model& model, thread_pool& threads, options how)
@@ -214,8 +213,8 @@ public:
           chunks_(cache),
           model_(model),
           how_(std::move(how)),
-          exact_(cache, model, threads, how_.rows),
-          prefilling_(model, threads, how_.rows) {}
+          exact_(cache, model, threads, how_.max_batch_tokens),
+          prefilling_(model, threads, how_.max_batch_tokens) {}
 
     /// The exact pipeline underneath, for decoding.
     [[nodiscard]] pipeline<Cache, Model>& exact() noexcept { return exact_; }

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/session/sampler.hpp>
 
 #include <algorithm>
@@ -15,19 +15,19 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Conditions that end an answer.
 struct stop_criteria {
-    std::size_t max_tokens = 256;    ///< Maximum tokens; the positions of the model are a further limit.
-    std::vector<token_id> stop = {}; ///< Each ends the answer, and is its last token.
+    std::size_t max_tokens = 256;           ///< Maximum tokens; the positions of the model are a further limit.
+    std::vector<token_id> stop_tokens = {}; ///< Each ends the answer, and is its last token.
 };
 
-/// Draws the tokens of an answer and detects its end. The caller runs each token but the last. Requires: `draw` and
-/// `until` outlive it.
+/// Draws the tokens of an answer and detects its end. The caller runs each token but the last. Requires: `sampling` and
+/// `stop` outlive it.
 class decode_state {
 public:
     /// Of a prompt for which the model has `positions` positions in all.
-    decode_state(const sampler& draw, const stop_criteria& until, std::span<const token_id> prompt,
+    decode_state(const sampler& sampling, const stop_criteria& stop, std::span<const token_id> prompt,
                  std::size_t positions)
-        : draw_(draw), until_(until), most_(std::min(until.max_tokens, positions - prompt.size() + 1)) {
-        if (draw.penalises())
+        : sampling_(sampling), stop_(stop), most_(std::min(stop.max_tokens, positions - prompt.size() + 1)) {
+        if (sampling.penalises())
             counts_ = token_counts(prompt);
     }
 
@@ -41,16 +41,16 @@ public:
     KVCACHE_LAZY [[nodiscard]] result<token_id> next(std::span<const float> logits) {
         if (auto finite = detail::check_finite(logits); !finite)
             return finite.error();
-        const token_id token = draw_.draw(logits, drawn_++, counts_);
-        if (draw_.penalises())
+        const token_id token = sampling_.draw(logits, drawn_++, counts_);
+        if (sampling_.penalises())
             counts_.add(token);
-        stopped_ = std::ranges::find(until_.stop, token) != until_.stop.end();
+        stopped_ = std::ranges::find(stop_.stop_tokens, token) != stop_.stop_tokens.end();
         return token;
     }
 
 private:
-    const sampler& draw_;
-    const stop_criteria& until_;
+    const sampler& sampling_;
+    const stop_criteria& stop_;
     std::size_t most_;
     std::size_t drawn_ = 0;
     bool stopped_ = false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/session/engine_request.hpp>
 #include <kvcache/session/engine_schedule.hpp>
 #include <kvcache/session/pipeline.hpp>
@@ -43,11 +43,15 @@ public:
     using request = engine_request<Cache>;
 
     engine(Cache& cache, const Model& model, pipeline<Cache, Model>& pipeline, engine_limits limits = {})
-        : model_(model), limits_(limits), schedule_(cache, model, pipeline, limits.rows), ahead_(cache, [this] {
+        : model_(model),
+          limits_(limits),
+          schedule_(cache, model, pipeline, limits.max_batch_tokens),
+          ahead_(cache, [this] {
               const std::lock_guard guard(lock_);
               arrived_.notify_one();
           }) {
-        require(limits.rows > 1 && limits.lanes > 0, "an engine has a row for an answer and one for a prompt");
+        require(limits.max_batch_tokens > 1 && limits.max_sequences > 0,
+                "an engine has a row for an answer and one for a prompt");
         set_relief({});
     }
 
@@ -160,9 +164,9 @@ private:
             (asked.known->size() >= asked.prompt.size() ||
              !std::ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
             return refuse("known", "a known sequence holds the first tokens of the prompt, and not all");
-        if (asked.choices == 0 || asked.choices > limits_.lanes)
-            return refuse("n", "1 to " + std::to_string(limits_.lanes) + " answers can be had");
-        return asked.draw.check(model_.vocabulary());
+        if (asked.choices == 0 || asked.choices > limits_.max_sequences)
+            return refuse("n", "1 to " + std::to_string(limits_.max_sequences) + " answers can be had");
+        return asked.sampling.check(model_.vocabulary());
     }
 
     // Takes in new requests, cancellations and expired deadlines.
@@ -191,7 +195,7 @@ private:
             (each.request.known && each.request.known->size() / page == wanted / page))
             return;
         try {
-            each.ahead = ahead_.ask(each.lanes.front().tokens, each.request.tenant);
+            each.ahead = ahead_.ask(each.slots.front().tokens, each.request.tenant);
         } catch (const std::exception&) { // without memory or a thread the prompt is computed
             each.ahead = nullptr;
         }
@@ -200,16 +204,16 @@ private:
     // Admits queued requests while there are free answer slots. A preempted request waits until another request ends.
     // A request that waits for the tier is overtaken.
     void admit() {
-        std::size_t lanes = 0;
+        std::size_t slots = 0;
         for (const auto& each : schedule_.running())
-            lanes += each->lanes.size();
+            slots += each->slots.size();
         for (auto next = queue_.begin();
-             next != queue_.end() && !crowded_ && lanes + (*next)->lanes.size() <= limits_.lanes;) {
+             next != queue_.end() && !crowded_ && slots + (*next)->slots.size() <= limits_.max_sequences;) {
             if (!tier_prefetch<Cache>::over((*next)->ahead) && !(*next)->over()) {
                 ++next;
                 continue;
             }
-            lanes += (*next)->lanes.size();
+            slots += (*next)->slots.size();
             schedule_.running().push_back(std::move(*next));
             next = queue_.erase(next);
         }
@@ -261,7 +265,7 @@ private:
                 stats_.prefilled += each->outcome.prefilled;
                 stats_.drafted += each->outcome.drafted;
                 stats_.accepted += each->outcome.accepted;
-                for (const auto& one : each->lanes)
+                for (const auto& one : each->slots)
                     stats_.generated += each->generated(one);
             }
         }

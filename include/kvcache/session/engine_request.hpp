@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/cache/config.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/session/generate.hpp>
 #include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/sampler.hpp>
@@ -49,7 +49,7 @@ enum class finish_reason {
 template <class Cache>
 struct engine_answer {
     std::vector<token_id> ids = {};
-    finish_reason why = finish_reason::cancelled;
+    kvcache::finish_reason finish_reason = kvcache::finish_reason::cancelled;
     std::optional<typename Cache::sequence> sequence = {}; ///< The tokens of prompt and answer that have run.
 };
 
@@ -73,8 +73,8 @@ struct engine_request {
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
-    sampler draw = {}; ///< Answer c draws with choice + c.
-    stop_criteria until = {};
+    sampler sampling = {}; ///< Answer c draws with choice + c.
+    stop_criteria stop = {};
     std::size_t choices = 1;
     std::size_t draft = 0; ///< Maximum tokens drafted by prompt lookup; drafts do not change the result.
     std::optional<std::size_t> log_probabilities = {}; ///< If set, log-probabilities are reported, with this number
@@ -84,14 +84,14 @@ struct engine_request {
     bool score_prompt = false;
     std::optional<std::chrono::steady_clock::time_point> deadline = {};
     std::function<token_action(const generated_token&)> on_token = {};
-    std::function<void(engine_outcome<Cache>&&)> done = {}; ///< Called exactly once.
+    std::function<void(engine_outcome<Cache>&&)> on_finish = {}; ///< Called exactly once.
 };
 
 /// Limits of an engine.
 struct engine_limits {
-    std::size_t rows = 256;    ///< Maximum rows of a forward pass.
-    std::size_t lanes = 64;    ///< Maximum answers generated at once.
-    std::size_t waiting = 256; ///< Maximum queued requests; further ones are refused.
+    std::size_t max_batch_tokens = 256; ///< Maximum rows of a forward pass.
+    std::size_t max_sequences = 64;     ///< Maximum answers generated at once.
+    std::size_t waiting = 256;          ///< Maximum queued requests; further ones are refused.
 };
 
 /// Counters of an engine.

@@ -3,7 +3,7 @@
 
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/session/engine_request.hpp>
@@ -42,16 +42,14 @@ namespace kvcache { inline namespace KVCACHE_ABI {
     return {};
 }
 
-}} // namespace kvcache
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+namespace detail {
 
 /// An answer being generated: its tokens, and the sequence that holds the first of them.
 template <class Cache>
 struct engine_slot {
     std::vector<token_id> tokens = {}; // prompt, then the answer so far
     std::optional<typename Cache::sequence> sequence = {};
-    sampler draw = {};
+    sampler sampling = {};
     token_counts counts = {};
     std::optional<finish_reason> ended = {};
 
@@ -78,34 +76,34 @@ struct engine_job {
     request_id id = {};
     engine_request<Cache> request = {};
     std::size_t most = 0; // maximum tokens of an answer
-    std::vector<engine_slot<Cache>> lanes = {};
+    std::vector<engine_slot<Cache>> slots = {};
     engine_outcome<Cache> outcome = {};
     bool counted = false;                             // `reused` is recorded
     typename tier_prefetch<Cache>::ticket ahead = {}; // the prefetch it waits for
 
     engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
         : id(name), request(std::move(asked)) {
-        most = std::min(request.until.max_tokens, max_positions - request.prompt.size() + 1);
-        lanes.resize(request.choices);
+        most = std::min(request.stop.max_tokens, max_positions - request.prompt.size() + 1);
+        slots.resize(request.choices);
         if (request.score_prompt && !request.prompt.empty())
             outcome.prompt.push_back({.token = request.prompt.front()});
-        for (auto& lane : lanes) {
-            lane.tokens = request.prompt;
-            lane.draw = request.draw;
-            lane.draw.choice += static_cast<std::uint64_t>(&lane - lanes.data());
-            if (request.draw.penalises())
-                lane.counts = token_counts(request.prompt);
+        for (auto& slot : slots) {
+            slot.tokens = request.prompt;
+            slot.sampling = request.sampling;
+            slot.sampling.choice += static_cast<std::uint64_t>(&slot - slots.data());
+            if (request.sampling.penalises())
+                slot.counts = token_counts(request.prompt);
         }
     }
 
-    [[nodiscard]] std::size_t generated(const engine_slot<Cache>& lane) const {
-        return lane.tokens.size() - request.prompt.size();
+    [[nodiscard]] std::size_t generated(const engine_slot<Cache>& slot) const {
+        return slot.tokens.size() - request.prompt.size();
     }
     [[nodiscard]] bool over() const {
-        return std::ranges::all_of(lanes, [](const auto& lane) { return lane.ended.has_value(); });
+        return std::ranges::all_of(slots, [](const auto& slot) { return slot.ended.has_value(); });
     }
     /// Returns whether an answer takes its prompt from the first answer, once that has run it.
-    [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && generated(lanes[choice]) == 0; }
+    [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && generated(slots[choice]) == 0; }
 
     /// Whether an answer runs the prompt to score it.
     [[nodiscard]] bool scores_prompt(std::size_t choice) const {
@@ -127,9 +125,9 @@ struct engine_job {
     }
 
     void end(finish_reason why) {
-        for (auto& lane : lanes)
-            if (!lane.ended)
-                lane.ended = why;
+        for (auto& slot : slots)
+            if (!slot.ended)
+                slot.ended = why;
     }
     void fail(error reason) {
         end(finish_reason::failed);
@@ -138,54 +136,54 @@ struct engine_job {
     }
 
     /// Drafts the next tokens of a slot, at most `room`.
-    void draft(engine_slot<Cache>& lane, std::size_t room) const {
-        lane.drafted.clear();
-        const std::size_t left = most - generated(lane); // the last of them is never run
+    void draft(engine_slot<Cache>& slot, std::size_t room) const {
+        slot.drafted.clear();
+        const std::size_t left = most - generated(slot); // the last of them is never run
         if (request.draft == 0 || left < 2)
             return;
-        const auto guess = prompt_lookup(lane.tokens, std::min({request.draft, room, left - 1}));
+        const auto guess = prompt_lookup(slot.tokens, std::min({request.draft, room, left - 1}));
         if (guess.empty())
             return;
-        lane.drafted.push_back(lane.tokens.back());
-        lane.drafted.insert(lane.drafted.end(), guess.begin(), guess.end());
+        slot.drafted.push_back(slot.tokens.back());
+        slot.drafted.insert(slot.drafted.end(), guess.begin(), guess.end());
     }
 
     /// Handles the logits of a slot after its rows have run. Row `first` of `logits` is the first one requested for
     /// the slot.
     void sample(std::size_t choice, const matrix& logits, std::size_t first) {
-        auto& lane = lanes[choice];
-        const std::size_t drafts = lane.drafted.empty() ? 0 : lane.drafted.size() - 1;
-        const std::vector<token_id> guess = std::exchange(lane.drafted, {});
-        if (lane.held() < lane.tokens.size())
+        auto& slot = slots[choice];
+        const std::size_t drafts = slot.drafted.empty() ? 0 : slot.drafted.size() - 1;
+        const std::vector<token_id> guess = std::exchange(slot.drafted, {});
+        if (slot.held() < slot.tokens.size())
             return; // the prompt continues in a later step
         outcome.drafted += drafts;
         for (std::size_t i = 0; i <= drafts; ++i) {
             say(choice, row_of(logits, first + i));
-            if (lane.ended || i == drafts || lane.tokens.back() != guess[i + 1])
+            if (slot.ended || i == drafts || slot.tokens.back() != guess[i + 1])
                 break;
             ++outcome.accepted;
         }
-        if (lane.held() >= lane.tokens.size() && generated(lane) > 0)
-            lane.sequence->truncate(lane.tokens.size() - 1);
+        if (slot.held() >= slot.tokens.size() && generated(slot) > 0)
+            slot.sequence->truncate(slot.tokens.size() - 1);
     }
 
     /// Delivers the outcome of a request that has ended.
     void tell() {
-        for (auto& lane : lanes) {
-            if (lane.held() > lane.tokens.size())
-                lane.sequence->truncate(lane.tokens.size()); // drafted tokens of a cancelled step
-            const auto answer = std::span(std::as_const(lane.tokens)).subspan(request.prompt.size());
-            outcome.answers.push_back({{answer.begin(), answer.end()}, *lane.ended, std::move(lane.sequence)});
+        for (auto& slot : slots) {
+            if (slot.held() > slot.tokens.size())
+                slot.sequence->truncate(slot.tokens.size()); // drafted tokens of a cancelled step
+            const auto answer = std::span(std::as_const(slot.tokens)).subspan(request.prompt.size());
+            outcome.answers.push_back({{answer.begin(), answer.end()}, *slot.ended, std::move(slot.sequence)});
         }
-        if (request.done)
-            request.done(std::move(outcome));
+        if (request.on_finish)
+            request.on_finish(std::move(outcome));
     }
 
     /// Forks the other answers from the first one, which has run the prompt, and draws their first token.
     void follow(const matrix& logits, std::size_t row) {
-        for (std::size_t choice = 1; choice < lanes.size(); ++choice)
-            if (follows(choice) && !lanes[choice].ended) {
-                lanes[choice].sequence = lanes[0].sequence->fork(request.prompt.size());
+        for (std::size_t choice = 1; choice < slots.size(); ++choice)
+            if (follows(choice) && !slots[choice].ended) {
+                slots[choice].sequence = slots[0].sequence->fork(request.prompt.size());
                 say(choice, row_of(logits, row));
             }
     }
@@ -199,34 +197,35 @@ private:
 
     // Draws the next token of a slot and reports it to `on_token`.
     void say(std::size_t choice, std::span<const float> logits) {
-        auto& lane = lanes[choice];
-        if (generated(lane) == most) {
-            lane.ended = finish_reason::length;
+        auto& slot = slots[choice];
+        if (generated(slot) == most) {
+            slot.ended = finish_reason::length;
             return;
         }
         if (auto finite = detail::check_finite(logits); !finite) {
             fail(finite.error());
             return;
         }
-        generated_token token{.choice = choice, .index = generated(lane)};
-        token.token = lane.draw.draw(logits, token.index, lane.counts);
-        if (lane.draw.penalises())
-            lane.counts.add(token.token);
+        generated_token token{.choice = choice, .index = generated(slot)};
+        token.token = slot.sampling.draw(logits, token.index, slot.counts);
+        if (slot.sampling.penalises())
+            slot.counts.add(token.token);
         if (request.log_probabilities)
             score(token, logits);
-        lane.tokens.push_back(token.token);
+        slot.tokens.push_back(token.token);
         const token_action action = request.on_token ? request.on_token(token) : token_action::go_on;
         if (action == token_action::cancel)
             end(finish_reason::cancelled);
         else if (action == token_action::enough ||
-                 std::ranges::find(request.until.stop, token.token) != request.until.stop.end())
-            lane.ended = finish_reason::stopped;
-        else if (generated(lane) == most)
-            lane.ended = finish_reason::length;
+                 std::ranges::find(request.stop.stop_tokens, token.token) != request.stop.stop_tokens.end())
+            slot.ended = finish_reason::stopped;
+        else if (generated(slot) == most)
+            slot.ended = finish_reason::length;
     }
 };
 
-}}} // namespace kvcache::detail
+}
+}} // namespace kvcache::detail
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
@@ -269,7 +268,7 @@ public:
     }
 
 private:
-    using lane = engine_slot<Cache>;
+    using slot = engine_slot<Cache>;
     struct part {
         job* of = nullptr;
         std::size_t choice = 0;
@@ -281,25 +280,25 @@ private:
         parts_.clear();
         batch_.clear();
         std::size_t left = rows_;
-        const auto lanes_do = [&](auto&& body) {
+        const auto each_answer = [&](auto&& body) {
             for (std::size_t i = 0; i < running_.size(); ++i) {
                 job& each = *running_[(i + turn_) % running_.size()];
-                for (std::size_t c = 0; c < each.lanes.size(); ++c)
-                    if (each.lanes[c].active() && each.lanes[c].pending() == 1)
+                for (std::size_t c = 0; c < each.slots.size(); ++c)
+                    if (each.slots[c].active() && each.slots[c].pending() == 1)
                         body(each, c);
             }
         };
         // A quarter of the rows is reserved for prompts, so that decoding cannot starve them.
         const bool prompts = std::ranges::any_of(running_, [](const auto& each) {
-            return std::ranges::any_of(each->lanes, [](const lane& l) { return !l.ended && l.pending() > 1; });
+            return std::ranges::any_of(each->slots, [](const slot& l) { return !l.ended && l.pending() > 1; });
         });
         std::size_t for_answers = prompts ? left - std::max<std::size_t>(1, left / 4) : left, answers = 0;
-        lanes_do([&](job&, std::size_t) { ++answers; });
-        lanes_do([&](job& each, std::size_t c) {
+        each_answer([&](job&, std::size_t) { ++answers; });
+        each_answer([&](job& each, std::size_t c) {
             if (for_answers == 0)
                 return;
             --answers;
-            lane& one = each.lanes[c];
+            slot& one = each.slots[c];
             const std::size_t spare = for_answers - 1 > answers ? for_answers - 1 - answers : 0;
             one.rows = 1;
             each.draft(one, std::min(spare, model_.max_positions() - one.tokens.size()));
@@ -310,8 +309,8 @@ private:
         });
         ++turn_;
         for (auto& each : running_)
-            for (std::size_t c = 0; c < each->lanes.size() && left > 0; ++c) {
-                lane& one = each->lanes[c];
+            for (std::size_t c = 0; c < each->slots.size() && left > 0; ++c) {
+                slot& one = each->slots[c];
                 if (one.ended || each->follows(c) || (!one.sequence && !start(*each, c)) ||
                     (one.pending() == 1 && in_batch(one)))
                     continue;
@@ -324,7 +323,7 @@ private:
     }
 
     void add(job& each, std::size_t choice, std::size_t wanted) {
-        lane& one = each.lanes[choice];
+        slot& one = each.slots[choice];
         one.run_rows = one.run().size();
         parts_.push_back({&each, choice, wanted});
         batch_.push_back({&*one.sequence, one.run(),
@@ -333,14 +332,14 @@ private:
                                         : logits_mode::all});
     }
 
-    [[nodiscard]] bool in_batch(const lane& one) const {
+    [[nodiscard]] bool in_batch(const slot& one) const {
         return std::ranges::any_of(batch_, [&](const auto& each) { return each.sequence == &*one.sequence; });
     }
 
     // Gives a slot the longest available prefix of its tokens: from the request's own sequence, the cache, or another
     // slot. Returns false while another slot is computing a longer one.
     [[nodiscard]] bool start(job& each, std::size_t choice) {
-        lane& one = each.lanes[choice];
+        slot& one = each.slots[choice];
         if (each.scores_prompt(choice)) { // which takes the logits of all its rows
             one.sequence = cache_.open(each.request.tenant);
             each.request.known.reset();
@@ -352,10 +351,10 @@ private:
         auto& given = each.request.known;
         const bool own = given && given->size() >= found.size() && given->size() < one.tokens.size();
         const std::size_t known = own ? given->size() : found.size();
-        const lane* nearest = nullptr;
+        const slot* nearest = nullptr;
         std::size_t held = known, coming = known; // tokens in common
         for (const auto& other : running_)
-            for (const lane& its : other->lanes) {
+            for (const slot& its : other->slots) {
                 if (other->request.tenant != each.request.tenant)
                     break;
                 if (&its == &one || !its.active())
@@ -390,7 +389,7 @@ private:
 
     // Returns how many tokens `one` can take from `its`: their common prefix, without the last token of `one`, which
     // always runs.
-    [[nodiscard]] std::size_t in_common(const lane& its, const lane& one) const {
+    [[nodiscard]] std::size_t in_common(const slot& its, const slot& one) const {
         const auto same = std::ranges::mismatch(its.tokens, one.tokens);
         return shared(std::min({static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1,
                                 its.sequence->cacheable_limit()}));
@@ -413,7 +412,7 @@ private:
     void hand_out() {
         std::size_t row = 0;
         for (const part& one : parts_) {
-            lane& heard = one.of->lanes[one.choice];
+            slot& heard = one.of->slots[one.choice];
             const std::size_t before = heard.held() - heard.run_rows;
             const std::size_t prompt = one.of->request.prompt.size();
             one.of->outcome.prefilled += std::min(heard.held(), prompt) - std::min(before, prompt);
@@ -433,18 +432,18 @@ private:
     // Preempts the youngest request: it gives back its pages and waits. If it is alone, it fails.
     void preempt(error reason) {
         const auto youngest = std::ranges::max_element(running_, {}, [](const auto& each) {
-            return std::ranges::any_of(each->lanes, &lane::active) ? index(each->id) + 1 : 0;
+            return std::ranges::any_of(each->slots, &slot::active) ? index(each->id) + 1 : 0;
         });
         const auto holders = std::ranges::count_if(
-            running_, [](const auto& each) { return std::ranges::any_of(each->lanes, &lane::active); });
+            running_, [](const auto& each) { return std::ranges::any_of(each->slots, &slot::active); });
         expects(youngest != running_.end(), "a step that failed had requests");
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*youngest)->fail(std::move(reason));
-            for (lane& one : (*youngest)->lanes)
+            for (slot& one : (*youngest)->slots)
                 one.sequence.reset();
             return;
         }
-        for (lane& one : (*youngest)->lanes)
+        for (slot& one : (*youngest)->slots)
             if (!one.ended)
                 one.sequence.reset();
         made_way_.push_back(std::move(*youngest));
@@ -466,4 +465,6 @@ private:
     std::size_t turn_ = 0;
 };
 
-}}} // namespace kvcache::detail
+} // namespace detail
+
+}} // namespace kvcache

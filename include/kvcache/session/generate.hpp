@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/session/decode_state.hpp>
 #include <kvcache/session/pipeline.hpp>
@@ -50,11 +50,11 @@ template <class Cache, class Model, class Say>
 /// Requires: the sequence holds the whole prompt, and the last row of its logits is that of the last prompt token.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& pipeline, prefill_result<Cache> begun,
-                                             const sampler& draw, const stop_criteria& until, Say say) {
+                                             const sampler& sampling, const stop_criteria& stop, Say say) {
     answer<Cache> made{std::move(begun)};
     auto& prompt = made.prompt;
     const auto stopped = decode_loop(pipeline, prompt.sequence, prompt.logits.bottomRows(1),
-                                     decode_state(draw, until, prompt.sequence.tokens(), pipeline.max_positions()),
+                                     decode_state(sampling, stop, prompt.sequence.tokens(), pipeline.max_positions()),
                                      made.ids, std::move(say));
     if (!stopped)
         return stopped.error();
@@ -66,12 +66,12 @@ template <class Cache, class Model, class Say>
 /// pipeline::prefill.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& pipeline, std::span<const token_id> prompt,
-                                             const sampler& draw, const stop_criteria& until, Say say,
+                                             const sampler& sampling, const stop_criteria& stop, Say say,
                                              logits_mode wanted = logits_mode::last) {
     auto begun = pipeline.prefill(prompt, wanted == logits_mode::none ? logits_mode::last : wanted);
     if (!begun)
         return begun.error();
-    return generate(pipeline, std::move(*begun), draw, until, std::move(say));
+    return generate(pipeline, std::move(*begun), sampling, stop, std::move(say));
 }
 
 }} // namespace kvcache

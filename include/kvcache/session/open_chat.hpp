@@ -5,10 +5,8 @@
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/residual_page.hpp>
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/contract.hpp>
-#include <kvcache/core/exceptions.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/identity.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/load.hpp>
@@ -43,10 +41,10 @@ struct chat_settings {
     /// Limit of the pages if `bytes` is 0.
     static constexpr std::size_t default_bytes = std::size_t{2} << 30;
 
-    std::string system = {};             ///< System prompt; empty: none.
-    sampler draw = {};                   ///< Default: greedy.
-    stop_criteria until = {};            ///< Without stop tokens: those of the model.
-    std::vector<std::string> stops = {}; ///< Each ends an answer and is not part of it.
+    std::string system = {};                    ///< System prompt; empty: none.
+    sampler sampling = {};                      ///< Default: greedy.
+    stop_criteria stop = {};                    ///< Without stop tokens: those of the model.
+    std::vector<std::string> stop_strings = {}; ///< Each ends an answer and is not part of it.
     chat_options rendering = {};
     Overflow overflow = {};
 
@@ -117,7 +115,7 @@ template <class Overflow>
 [[nodiscard]] result<void> complete_memory(chat_settings<Overflow>& with, std::size_t positions,
                                            const chat_pages& page) {
     const std::size_t wanted = with.context != 0 ? with.context : positions;
-    const std::size_t answer = with.until.max_tokens;
+    const std::size_t answer = with.stop.max_tokens;
     if (wanted > positions)
         return error{error_code::out_of_range, "context",
                      "a context of " + std::to_string(wanted) + " tokens is longer than the model's " +
@@ -172,7 +170,8 @@ public:
     template <std::predicate<std::string> OnText>
     [[nodiscard]] result<chat_reply> say(std::string text, OnText on_text) {
         const auto& with = parts_->settings;
-        return parts_->session.say(parts_->run, std::move(text), with.draw, with.until, with.stops, std::move(on_text));
+        return parts_->session.say(parts_->run, std::move(text), with.sampling, with.stop, with.stop_strings,
+                                   std::move(on_text));
     }
     /// The same, with the answer written to a stream and flushed after each piece. Errors: also cancelled if the
     /// stream fails.
@@ -213,15 +212,15 @@ open_chat(loaded_model loaded, tokenizer words, chat_template form, chat_setting
     const page_shape shape = model.shape(settings.page_tokens);
     if (!shape.valid())
         return error{error_code::out_of_range, "page_tokens", "page_tokens must be a multiple of 16 up to 65536"};
-    if (auto valid = settings.draw.check(model.vocabulary()); !valid)
+    if (auto valid = settings.sampling.check(model.vocabulary()); !valid)
         return valid.error();
     using codec_policy_type = decltype(detail::compose<Ps...>::policies::codec);
     const auto page =
         detail::chat_pages::of(detail::take<codec_policy_type>(std::tuple(policies...)).open(shape), shape);
     if (auto fits = detail::complete_memory(settings, model.max_positions(), page); !fits)
         return fits.error();
-    if (settings.until.stop.empty())
-        settings.until.stop = model.config().eos;
+    if (settings.stop.stop_tokens.empty())
+        settings.stop.stop_tokens = model.config().eos;
     if (!settings.id) {
         settings.id = model.id(loaded.weights);
         settings.id->tokenizer = words.digest();

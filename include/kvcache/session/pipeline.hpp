@@ -3,11 +3,11 @@
 
 #include <kvcache/cache/basic_cache.hpp>
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
-#include <kvcache/model/batch_slice.hpp>
+#include <kvcache/model/forward_pass.hpp>
 
 #include <algorithm>
 #include <cstddef>

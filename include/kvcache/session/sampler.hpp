@@ -3,9 +3,8 @@
 
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/kernel/math.hpp>
 
 #include <algorithm>
@@ -56,9 +55,7 @@ private:
     std::unordered_map<std::int32_t, std::size_t> places_;
 };
 
-}} // namespace kvcache
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+namespace detail {
 
 /// Checks one row of logits, (vocabulary). Errors: malformed, if one is NaN or infinite. Cost: O(vocabulary).
 KVCACHE_LAZY [[nodiscard]] inline result<void> check_finite(std::span<const float> logits) {
@@ -67,9 +64,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<void> check_finite(std::span<const floa
     return error{error_code::malformed, "logits", "the model gave a logit that is not finite; its weights are damaged"};
 }
 
-}}} // namespace kvcache::detail
-
-namespace kvcache { inline namespace KVCACHE_ABI {
+} // namespace detail
 
 /// A value to add to the logit of a token.
 struct token_bias {

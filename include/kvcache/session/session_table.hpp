@@ -2,9 +2,8 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/contract.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/eviction/prioritised.hpp>

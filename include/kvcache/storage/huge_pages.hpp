@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/address_range.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/memory.hpp>
+#include <kvcache/core/memory_mapping.hpp>
 #include <kvcache/storage/concept.hpp>
 
 #include <algorithm>
@@ -24,63 +24,61 @@ struct huge_pages {
         ordinary,  ///< Ordinary memory: the system has no huge pages, or the capacity is smaller than one.
         none,      ///< No memory: every page is refused.
     };
-    class state;
-    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
-};
 
-class huge_pages::state {
-public:
-    state(bool from_pool, std::size_t pages, std::size_t page_bytes)
-        : page_bytes_(page_bytes), stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes) {
-        if (pages == 0 || stride_ == 0 || pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_)
-            return;
-        take(from_pool, (pages * stride_ + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
-    }
-
-    /// Returns false if there is no memory at all.
-    [[nodiscard]] bool acquire(page_id) const noexcept { return backing_ != backing::none; }
-    void release(page_id) noexcept {}
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
-        return memory_.bytes().subspan(begin_ + index_of(page) * stride_, page_bytes_);
-    }
-
-    /// The kind of memory that backs the pages.
-    [[nodiscard]] huge_pages::backing backing() const noexcept { return backing_; }
-
-private:
-    using backing_type = huge_pages::backing;
-
-    void take(bool from_pool, std::size_t size) {
-        constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
-#if defined(MAP_HUGETLB)
-        // Without MAP_NORESERVE, the system reserves the pages now or fails now.
-        if (from_pool)
-            memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
-        if (!memory_.empty()) {
-            backing_ = backing_type::set_aside;
-            return;
+    class state {
+    public:
+        state(bool from_pool, std::size_t pages, std::size_t page_bytes)
+            : page_bytes_(page_bytes), stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes) {
+            if (pages == 0 || stride_ == 0 || pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_)
+                return;
+            take(from_pool, (pages * stride_ + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
         }
+
+        /// Returns false if there is no memory at all.
+        [[nodiscard]] bool acquire(page_id) const noexcept { return backing_ != backing::none; }
+        void release(page_id) noexcept {}
+        [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
+            return memory_.bytes().subspan(begin_ + index_of(page) * stride_, page_bytes_);
+        }
+
+        /// The kind of memory that backs the pages.
+        [[nodiscard]] huge_pages::backing backing() const noexcept { return backing_; }
+
+    private:
+        using backing_type = huge_pages::backing;
+
+        void take(bool from_pool, std::size_t size) {
+            constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
+#if defined(MAP_HUGETLB)
+            // Without MAP_NORESERVE, the system reserves the pages now or fails now.
+            if (from_pool)
+                memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
+            if (!memory_.empty()) {
+                backing_ = backing_type::set_aside;
+                return;
+            }
 #endif
-        // One extra huge page, so that the first page can begin on a boundary.
-        memory_ = address_range::map(size + huge_page_bytes, readable, own | MAP_NORESERVE);
-        if (memory_.empty())
-            return;
-        const auto at = reinterpret_cast<std::uintptr_t>(memory_.bytes().data());
-        begin_ = (huge_page_bytes - at % huge_page_bytes) % huge_page_bytes;
-        backing_ =
-            want_huge_pages(memory_.bytes().data() + begin_, size) ? backing_type::advised : backing_type::ordinary;
+            // One extra huge page, so that the first page can begin on a boundary.
+            memory_ = address_range::map(size + huge_page_bytes, readable, own | MAP_NORESERVE);
+            if (memory_.empty())
+                return;
+            const auto at = reinterpret_cast<std::uintptr_t>(memory_.bytes().data());
+            begin_ = (huge_page_bytes - at % huge_page_bytes) % huge_page_bytes;
+            backing_ =
+                want_huge_pages(memory_.bytes().data() + begin_, size) ? backing_type::advised : backing_type::ordinary;
+        }
+
+        std::size_t page_bytes_;
+        std::size_t stride_; // distance between pages, in bytes
+        address_range memory_;
+        std::size_t begin_ = 0; // offset of the first page
+        backing_type backing_ = backing_type::none;
+    };
+
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
+        return {set_aside, pages, page_bytes};
     }
-
-    std::size_t page_bytes_;
-    std::size_t stride_; // distance between pages, in bytes
-    address_range memory_;
-    std::size_t begin_ = 0; // offset of the first page
-    backing_type backing_ = backing_type::none;
 };
-
-inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_bytes) const {
-    return {set_aside, pages, page_bytes};
-}
 
 /// The name of a backing.
 [[nodiscard]] constexpr const char* to_string(huge_pages::backing what) noexcept {

@@ -3,7 +3,7 @@
 
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/residual_page.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/memory.hpp>
 #include <kvcache/testing/violations.hpp>
 
 #include <algorithm>
@@ -76,8 +76,10 @@ private:
             for (const std::uint32_t at : order) {
                 for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
                     const auto numbers = row(layer, head, at);
-                    std::ranges::copy(numbers.first(shape_.head_dim), keys.begin() + head * shape_.head_dim);
-                    std::ranges::copy(numbers.last(shape_.head_dim), values.begin() + head * shape_.head_dim);
+                    std::ranges::copy(numbers.first(shape_.head_dim),
+                                      keys.begin() + std::ptrdiff_t{head} * shape_.head_dim);
+                    std::ranges::copy(numbers.last(shape_.head_dim),
+                                      values.begin() + std::ptrdiff_t{head} * shape_.head_dim);
                 }
                 rows.write(state_, own, layer_id{layer}, at, keys, values);
             }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/memory.hpp>
 #include <kvcache/cuda/device.hpp>
 
 #include <cstddef>

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/tensor_view.hpp>
 #include <kvcache/model/transformer.hpp>
-#include <kvcache/model/weight_names.hpp>
 #include <kvcache/model/weights.hpp>
 
 #include <algorithm>

@@ -2,12 +2,13 @@
 #pragma once
 
 #include <kvcache/attention/paged_attention.hpp>
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/errors.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -62,7 +63,7 @@ inline void rotate_dense(const rope* rotation, std::size_t position, std::span<c
             const std::size_t seen = dense.position + row + 1, at = row * query_row + head * dim;
             const std::size_t kv = head / shape.group() * dim; // offset of its KV head in a row
             detail::rotate_dense(shape.rotation, seen - 1, dense.queries.subspan(at, dim), query);
-            double largest = -INFINITY, total = 0.0;
+            double largest = -std::numeric_limits<double>::infinity(), total = 0.0;
             for (std::size_t t = 0; t < seen; ++t) {
                 double score = 0.0;
                 for (std::size_t d = 0; d < dim; ++d)

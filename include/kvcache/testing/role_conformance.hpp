@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/zeroed_memory.hpp>
+#include <kvcache/core/memory.hpp>
 #include <kvcache/hash/concept.hpp>
 #include <kvcache/locking/concept.hpp>
 #include <kvcache/recompute/concept.hpp>

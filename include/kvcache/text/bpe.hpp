@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/text/merge_table.hpp>
+#include <kvcache/core/abi.hpp>
 #include <kvcache/text/unicode.hpp>
 #include <kvcache/text/vocabulary.hpp>
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -18,6 +21,54 @@
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
+
+/// The merge of two adjacent tokens: its rank and the resulting token.
+struct merge {
+    std::uint32_t rank = 0;
+    std::int32_t made = 0;
+};
+
+/// A hash table from a pair of tokens to their merge: open addressing, with one probe for most pairs.
+template <class...>
+class basic_merge_table {
+public:
+    basic_merge_table() : basic_merge_table(0) {}
+    /// An empty table for up to `count` merges.
+    explicit basic_merge_table(std::size_t count) : slots_(std::bit_ceil(2 * count + 2)) {}
+
+    /// Sets the merge of a pair, and replaces an earlier one. Requires: room for it.
+    void set(std::int32_t left, std::int32_t right, merge m) {
+        slot& s = slots_[place(key_of(left, right))];
+        s = {key_of(left, right), m};
+    }
+    [[nodiscard]] const merge* find(std::int32_t left, std::int32_t right) const noexcept {
+        const slot& s = slots_[place(key_of(left, right))];
+        return s.key == empty ? nullptr : &s.value;
+    }
+
+private:
+    static constexpr std::uint64_t empty = ~std::uint64_t{0}; // not a key: token ids are not negative
+    struct slot {
+        std::uint64_t key = empty;
+        merge value = {};
+    };
+
+    [[nodiscard]] static std::uint64_t key_of(std::int32_t left, std::int32_t right) noexcept {
+        return (std::uint64_t{static_cast<std::uint32_t>(left)} << 32) | static_cast<std::uint32_t>(right);
+    }
+    [[nodiscard]] std::size_t place(std::uint64_t key) const noexcept {
+        std::uint64_t h = key * 0x9e3779b97f4a7c15u; // multiplication by the golden ratio spreads adjacent ids
+        h ^= h >> 32;
+        const std::size_t mask = slots_.size() - 1;
+        std::size_t i = static_cast<std::size_t>(h) & mask;
+        while (slots_[i].key != empty && slots_[i].key != key)
+            i = (i + 1) & mask;
+        return i;
+    }
+
+    std::vector<slot> slots_;
+};
+using merge_table = basic_merge_table<>;
 
 /// Rules of a BPE model that is not read from tokenizer.json.
 struct bpe_rules {
@@ -149,19 +200,17 @@ private:
         index_neighbours(whole);
     }
     void index_neighbours(std::string_view whole) {
-        for (std::size_t i = 0; i < whole.size();) {
-            const auto c = code_point_at(whole, i);
-            i += c.bytes;
-            if (i < whole.size())
-                neighbours_.insert(neighbour_key(c.value, code_point_at(whole, i).value));
-        }
+        each_code_point(whole, [&](code_point c, std::size_t at) {
+            if (const std::size_t next = at + c.bytes; next < whole.size())
+                neighbours_.insert(neighbour_key(c.value, code_point_at(whole, next).value));
+        });
     }
 
     void index_characters() {
         narrow_.fill(-1);
         for (std::int32_t id = 0; static_cast<std::size_t>(id) < vocabulary_.size(); ++id) {
             const std::string* token = vocabulary_.try_token(id);
-            if (!token || token->empty() || code_point_at(*token, 0).bytes != token->size())
+            if (!token || !is_one_code_point(*token))
                 continue;
             const char32_t c = code_point_at(*token, 0).value;
             if (c < narrow_.size())
@@ -198,5 +247,204 @@ private:
     bool ignore_merges_ = false;
 };
 using bpe = basic_bpe<>;
+
+/// The working state of one encoding: reused buffers, and a cache of the pieces already encoded.
+template <class... Any>
+class basic_bpe<Any...>::run {
+public:
+    /// `forbidden`, if given, has one entry per id: true for a token that text must not become (the unknown token
+    /// excepted).
+    run(const basic_bpe& model, const std::vector<bool>* forbidden) : model_(&model), forbidden_(forbidden) {}
+
+    /// Appends the tokens of one piece. Requires: piece is UTF-8.
+    void encode(std::string_view piece, std::vector<std::int32_t>& out) {
+        if (piece.empty())
+            return;
+        if (model_->ignore_merges_) {
+            const auto whole = model_->vocabulary_.try_id(piece);
+            if (whole && allowed(*whole)) {
+                out.push_back(*whole);
+                return;
+            }
+        }
+        if (!model_->prefix_.empty() || !model_->suffix_.empty())
+            return encode_remembered(piece, out);
+        // If no token made by a merge contains these two adjacent characters, no merge spans them, and the sides are
+        // independent.
+        std::size_t begin = 0;
+        auto before = code_point_at(piece, 0);
+        for (std::size_t i = before.bytes; i < piece.size();) {
+            const auto c = code_point_at(piece, i);
+            if (!model_->neighbours_.contains(neighbour_key(before.value, c.value)) && known(before.value) &&
+                known(c.value)) {
+                encode_remembered(piece.substr(begin, i - begin), out);
+                begin = i;
+            }
+            before = c;
+            i += c.bytes;
+        }
+        encode_remembered(piece.substr(begin), out);
+    }
+
+private:
+    struct symbol {
+        std::int32_t token = 0;
+        std::int32_t previous = -1;
+        std::int32_t next = -1;
+        bool gone = false;
+    };
+    struct candidate {
+        std::uint32_t rank = 0;
+        std::int32_t at = 0;
+        std::int32_t made = 0;
+        friend bool operator<(const candidate& a, const candidate& b) noexcept { // for a max-heap
+            return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
+        }
+    };
+
+    [[nodiscard]] bool allowed(std::int32_t id) const {
+        return !forbidden_ || static_cast<std::size_t>(id) >= forbidden_->size() ||
+               !(*forbidden_)[static_cast<std::size_t>(id)];
+    }
+    [[nodiscard]] bool known(char32_t c) const {
+        const auto id = model_->character(c);
+        return id >= 0 && allowed(id);
+    }
+    [[nodiscard]] const merge* try_merge(std::int32_t left, std::int32_t right) const {
+        const merge* m = model_->merges_.find(left, right);
+        return m && allowed(m->made) ? m : nullptr;
+    }
+
+    void encode_remembered(std::string_view piece, std::vector<std::int32_t>& out) {
+        constexpr std::size_t longest = 128; // longer pieces rarely repeat
+        constexpr std::size_t most = 1u << 17;
+        if (piece.size() > longest)
+            return encode_afresh(piece, out);
+        const auto seen = seen_.find(piece);
+        if (seen != seen_.end()) {
+            const auto begin = made_.begin() + static_cast<std::ptrdiff_t>(seen->second.first);
+            out.insert(out.end(), begin, begin + static_cast<std::ptrdiff_t>(seen->second.second));
+            return;
+        }
+        const std::size_t before = out.size();
+        encode_afresh(piece, out);
+        if (seen_.size() < most) {
+            seen_.emplace(std::string(piece), std::pair(made_.size(), out.size() - before));
+            made_.insert(made_.end(), out.begin() + static_cast<std::ptrdiff_t>(before), out.end());
+        }
+    }
+
+    void encode_afresh(std::string_view piece, std::vector<std::int32_t>& out) {
+        symbols_.clear();
+        start(piece);
+        merge_all();
+        for (const symbol& s : symbols_)
+            if (!s.gone)
+                out.push_back(s.token);
+    }
+
+    void add(std::int32_t token) {
+        const auto at = static_cast<std::int32_t>(symbols_.size());
+        if (at > 0)
+            symbols_.back().next = at;
+        symbols_.push_back({token, at - 1, -1, false});
+    }
+
+    /// Splits the piece into single characters.
+    void start(std::string_view piece) {
+        std::int32_t pending_unknown = -1;
+        for (std::size_t i = 0; i < piece.size();) {
+            const auto c = code_point_at(piece, i);
+            const std::string_view bytes = piece.substr(i, c.bytes);
+            const bool first = i == 0;
+            i += c.bytes;
+            const auto id = initial(bytes, c.value, first, i == piece.size());
+            if (id >= 0 && allowed(id)) {
+                if (pending_unknown >= 0)
+                    add(pending_unknown);
+                pending_unknown = -1;
+                add(id);
+            } else if (!add_bytes(bytes, first, i == piece.size()) && model_->unknown_) {
+                if (pending_unknown >= 0 && !model_->fuse_unknown_)
+                    add(pending_unknown);
+                pending_unknown = *model_->unknown_;
+            }
+        }
+        if (pending_unknown >= 0)
+            add(pending_unknown);
+    }
+
+    [[nodiscard]] std::int32_t initial(std::string_view bytes, char32_t c, bool first, bool last) const {
+        if ((first || model_->prefix_.empty()) && (!last || model_->suffix_.empty()))
+            return model_->character(c);
+        return model_->vocabulary_.try_id(decorated(bytes, first, last)).value_or(-1);
+    }
+    [[nodiscard]] std::string decorated(std::string_view bytes, bool first, bool last) const {
+        return (first ? "" : model_->prefix_) + std::string(bytes) + (last ? model_->suffix_ : "");
+    }
+
+    [[nodiscard]] bool add_bytes(std::string_view bytes, bool first, bool last) {
+        const std::string written = decorated(bytes, first, last);
+        const auto token_of = [&](char b) { return model_->byte_tokens_[static_cast<unsigned char>(b)]; };
+        if (std::ranges::any_of(written, [&](char b) { return token_of(b) < 0; }))
+            return false;
+        for (const char b : written)
+            add(token_of(b));
+        return true;
+    }
+
+    void merge_all() {
+        std::vector<candidate> storage = std::move(queue_storage_);
+        storage.clear();
+        for (std::size_t i = 0; i + 1 < symbols_.size(); ++i)
+            if (const merge* m = try_merge(symbols_[i].token, symbols_[i + 1].token))
+                storage.push_back({m->rank, static_cast<std::int32_t>(i), m->made});
+        std::make_heap(storage.begin(), storage.end());
+        const auto offer = [&](std::int32_t left, std::int32_t right) {
+            if (left < 0 || right < 0)
+                return;
+            if (const merge* m = try_merge(at(left).token, at(right).token)) {
+                storage.push_back({m->rank, left, m->made});
+                std::push_heap(storage.begin(), storage.end());
+            }
+        };
+        while (!storage.empty()) {
+            std::pop_heap(storage.begin(), storage.end());
+            const candidate best = storage.back();
+            storage.pop_back();
+            symbol& left = at(best.at);
+            if (left.gone || left.next < 0)
+                continue;
+            symbol& right = at(left.next);
+            const merge* m = try_merge(left.token, right.token);
+            if (!m || m->made != best.made) // a stale queue entry
+                continue;
+            left.token = best.made;
+            right.gone = true;
+            left.next = right.next;
+            if (left.next >= 0)
+                at(left.next).previous = best.at;
+            offer(left.previous, best.at);
+            offer(best.at, left.next);
+        }
+        queue_storage_ = std::move(storage);
+    }
+
+    [[nodiscard]] symbol& at(std::int32_t i) { return symbols_[static_cast<std::size_t>(i)]; }
+
+    struct text_hash {
+        using is_transparent = void;
+        [[nodiscard]] std::size_t operator()(std::string_view s) const noexcept {
+            return std::hash<std::string_view>{}(s);
+        }
+    };
+
+    const basic_bpe* model_;
+    const std::vector<bool>* forbidden_;
+    std::vector<symbol> symbols_;
+    std::vector<candidate> queue_storage_;
+    std::unordered_map<std::string, std::pair<std::size_t, std::size_t>, text_hash, std::equal_to<>> seen_;
+    std::vector<std::int32_t> made_;
+};
 
 }}} // namespace kvcache::text

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/abi.hpp>
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/result.hpp>
-#include <kvcache/core/shown.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/formats/gguf.hpp>
 #include <kvcache/formats/gguf_fields.hpp>
-#include <kvcache/formats/gguf_header.hpp>
 #include <kvcache/text/bpe.hpp>
 #include <kvcache/text/json_reader.hpp>
-#include <kvcache/text/merge_table.hpp>
-#include <kvcache/text/tokenizer_config.hpp>
 #include <kvcache/text/unicode.hpp>
 #include <kvcache/text/vocabulary.hpp>
 
@@ -94,6 +90,54 @@ inline constexpr gguf_split gguf_splits[] = {
     {"tekken", {detail::tekken_words}, true, true},
 };
 
+namespace detail {
+
+// What a GGUF file implies by its kind of tokenizer, as tokenizer.json says it.
+
+/// SentencePiece's visible space.
+inline constexpr std::string_view visible_space = "\xe2\x96\x81";
+
+/// Pre-tokenizer of byte-level BPE.
+KVCACHE_LAZY [[nodiscard]] inline json_document byte_level_pre_tokenizer(const gguf_split& split) {
+    json_document steps = json_document::array();
+    for (const std::string_view pattern : split.patterns)
+        if (!pattern.empty())
+            steps.push_back({{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}});
+    steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+    return {{"type", "Sequence"}, {"pretokenizers", steps}};
+}
+
+/// Normalizer of SentencePiece: spaces become visible, and one is added before a text if `prefix`.
+KVCACHE_LAZY [[nodiscard]] inline json_document sentencepiece_normalizer(bool prefix) {
+    json_document steps = json_document::array();
+    if (prefix)
+        steps.push_back({{"type", "Prepend"}, {"prepend", visible_space}});
+    steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", visible_space}});
+    return {{"type", "Sequence"}, {"normalizers", steps}};
+}
+
+/// Decoder of SentencePiece: the inverse, and bytes from their tokens.
+KVCACHE_LAZY [[nodiscard]] inline json_document sentencepiece_decoder(bool prefix) {
+    json_document steps = json_document::array();
+    steps.push_back({{"type", "Replace"}, {"pattern", {{"String", visible_space}}}, {"content", " "}});
+    steps.push_back({{"type", "ByteFallback"}});
+    steps.push_back({{"type", "Fuse"}});
+    if (prefix)
+        steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1U}, {"stop", 0U}});
+    return {{"type", "Sequence"}, {"decoders", steps}};
+}
+
+/// Returns whether the control tokens include the white space after them: those of Phi-3, which only its name tells.
+KVCACHE_LAZY [[nodiscard]] inline bool swallows_spaces(const gguf_header& header) {
+    const gguf_value* value = header.find("general.name");
+    std::string name(value != nullptr ? value->text().value_or(std::string_view()) : std::string_view());
+    std::ranges::transform(name, name.begin(),
+                           [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+    return name.find("phi-3") != name.npos || name.find("phi3") != name.npos;
+}
+
+} // namespace detail
+
 /// The merges of a SentencePiece BPE model, which stores scores: two adjacent tokens merge if their text together is a
 /// token, and the highest score comes first, the leftmost of equals.
 template <class...>
@@ -143,65 +187,13 @@ private:
 };
 using score_merges = basic_score_merges<>;
 
-}}} // namespace kvcache::text
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace text::detail {
-
-// What a GGUF file implies by its kind of tokenizer, as tokenizer.json says it.
-
-/// SentencePiece's visible space.
-inline constexpr std::string_view visible_space = "\xe2\x96\x81";
-
-/// Pre-tokenizer of byte-level BPE.
-KVCACHE_LAZY [[nodiscard]] inline json_document byte_level_pre_tokenizer(const gguf_split& split) {
-    json_document steps = json_document::array();
-    for (const std::string_view pattern : split.patterns)
-        if (!pattern.empty())
-            steps.push_back({{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}});
-    steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
-    return {{"type", "Sequence"}, {"pretokenizers", steps}};
-}
-
-/// Normalizer of SentencePiece: spaces become visible, and one is added before a text if `prefix`.
-KVCACHE_LAZY [[nodiscard]] inline json_document sentencepiece_normalizer(bool prefix) {
-    json_document steps = json_document::array();
-    if (prefix)
-        steps.push_back({{"type", "Prepend"}, {"prepend", visible_space}});
-    steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", visible_space}});
-    return {{"type", "Sequence"}, {"normalizers", steps}};
-}
-
-/// Decoder of SentencePiece: the inverse, and bytes from their tokens.
-KVCACHE_LAZY [[nodiscard]] inline json_document sentencepiece_decoder(bool prefix) {
-    json_document steps = json_document::array();
-    steps.push_back({{"type", "Replace"}, {"pattern", {{"String", visible_space}}}, {"content", " "}});
-    steps.push_back({{"type", "ByteFallback"}});
-    steps.push_back({{"type", "Fuse"}});
-    if (prefix)
-        steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1U}, {"stop", 0U}});
-    return {{"type", "Sequence"}, {"decoders", steps}};
-}
-
-/// Returns whether the control tokens include the white space after them: those of Phi-3, which only its name tells.
-KVCACHE_LAZY [[nodiscard]] inline bool swallows_spaces(const gguf_header& header) {
-    const gguf_value* value = header.find("general.name");
-    std::string name(value != nullptr ? value->text().value_or(std::string_view()) : std::string_view());
-    std::ranges::transform(name, name.begin(),
-                           [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-    return name.find("phi-3") != name.npos || name.find("phi3") != name.npos;
-}
-
-}}} // namespace kvcache::text::detail
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
-
-/// Reads the tokenizer of a GGUF file from its keys. Models are gpt2, byte-level BPE with merges, and llama,
-/// SentencePiece BPE whose merges follow from the scores.
-/// It makes the parts that a tokenizer.json describes.
+/// Makes the parts that a tokenizer.json describes from the keys of a GGUF file. Models are gpt2, byte-level BPE with
+/// merges, and llama, SentencePiece BPE whose merges follow from the scores.
 template <class...>
 class basic_gguf_tokenizer {
 public:
-    tokenizer_config config = {};
+    std::map<std::string, std::string> special_tokens = {}; ///< By name, "bos_token".
+    std::map<std::string, std::string> chat_templates = {};
     bpe model = {};
     json_document rest = {}; ///< As in tokenizer.json: all but the model.
     kvcache::digest digest = {};
@@ -240,7 +232,7 @@ private:
                                      {"\"", kvcache::detail::shown(kind), "\" is not supported; gpt2 and llama are"});
             std::vector<std::string> tokens = read_tokens();
             if (!fields.problem())
-                read_names(to.config, tokens, kind == "llama");
+                read_names(to.special_tokens, tokens, kind == "llama");
             if (fields.problem())
                 return;
             to.rest = {{"version", "1.0"}, {"added_tokens", added_tokens(tokens)}};
@@ -248,7 +240,7 @@ private:
                 read_gpt2(to, std::move(tokens));
             else
                 read_llama(to, std::move(tokens));
-            read_templates(to.config);
+            read_templates(to.chat_templates);
         }
 
         [[nodiscard]] std::vector<std::string> read_tokens() {
@@ -291,7 +283,8 @@ private:
         }
 
         /// The named tokens; SentencePiece has defaults for three of them.
-        void read_names(tokenizer_config& to, const std::vector<std::string>& tokens, bool sentencepiece) {
+        void read_names(std::map<std::string, std::string>& to, const std::vector<std::string>& tokens,
+                        bool sentencepiece) {
             const std::pair<const char*, const char*> names[] = {
                 {"bos", "bos_token_id"},       {"eos", "eos_token_id"},     {"unk", "unknown_token_id"},
                 {"sep", "seperator_token_id"}, {"pad", "padding_token_id"}, {"cls", "cls_token_id"},
@@ -311,7 +304,7 @@ private:
                         error_code::out_of_range, key,
                         {"it is ", std::to_string(index), "; there are ", std::to_string(tokens.size()), " tokens"});
                 named[names[i].first] = index_of(*id);
-                to.set_special(std::string(names[i].first) + "_token", tokens[index]);
+                to[std::string(names[i].first) + "_token"] = tokens[index];
             }
         }
 
@@ -437,13 +430,13 @@ private:
             return scores;
         }
 
-        void read_templates(tokenizer_config& to) {
+        void read_templates(std::map<std::string, std::string>& to) {
             constexpr std::string_view prefix = "tokenizer.chat_template";
             for (const auto& [key, value] : header.metadata()) {
                 if (!key.starts_with(prefix) || (key.size() > prefix.size() && key[prefix.size()] != '.'))
                     continue;
                 const std::string_view name = key.size() > prefix.size() ? key.substr(prefix.size() + 1) : "default";
-                to.set_chat_template(std::string(name), std::string(fields.text(key)));
+                to[std::string(name)] = std::string(fields.text(key));
             }
         }
     };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/formats/json.hpp>
 
 #include <cstddef>
@@ -68,8 +68,11 @@ public:
     /// Calls `use(position)` for each element; anything but an array is an error.
     template <class Use>
     void each(Use use) const {
-        for (std::size_t i = 0, n = length(); i < n && !failed(); ++i)
-            use(element(i));
+        if (!value_->is_array())
+            return refuse(error_code::mismatched, "", {"is ", value_->type_name(), ", not an array"});
+        for (std::size_t i = 0; i < value_->size() && !failed(); ++i)
+            use(basic_json_reader((*value_)[i], kvcache::detail::joined({path_, "[", std::to_string(i), "]"}),
+                                  *problem_));
     }
 
     [[nodiscard]] std::string text() const {
@@ -120,16 +123,6 @@ private:
             return nullptr;
         const auto found = value_->find(key);
         return found == value_->end() ? nullptr : &*found;
-    }
-    /// Returns the number of elements; anything but an array is an error.
-    [[nodiscard]] std::size_t length() const {
-        if (value_->is_array())
-            return value_->size();
-        refuse(error_code::mismatched, "", {"is ", value_->type_name(), ", not an array"});
-        return 0;
-    }
-    [[nodiscard]] basic_json_reader element(std::size_t i) const {
-        return {(*value_)[i], kvcache::detail::joined({path_, "[", std::to_string(i), "]"}), *problem_};
     }
     [[nodiscard]] std::string field(std::string_view key) const {
         if (key.empty())

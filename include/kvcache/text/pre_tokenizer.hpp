@@ -2,49 +2,18 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/result.hpp>
-#include <kvcache/text/byte_alphabet.hpp>
 #include <kvcache/text/json_reader.hpp>
-#include <kvcache/text/metaspace.hpp>
-#include <kvcache/text/pattern.hpp>
+#include <kvcache/text/steps.hpp>
 #include <kvcache/text/unicode.hpp>
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-// Limits of the rules in a tokenizer.json, so that a hostile file costs an error and not the machine.
-
 namespace kvcache { inline namespace KVCACHE_ABI { namespace text {
-
-/// The longest text that the steps of a normalizer, or of a pre-tokenizer, may make from a text of `bytes` bytes. NFD
-/// makes Hangul three times as long, the byte alphabet any text at most twice.
-[[nodiscard]] constexpr std::size_t longest_from(std::size_t bytes) noexcept {
-    constexpr std::size_t most = std::numeric_limits<std::int32_t>::max(); // symbols of a piece are counted in 32 bits
-    return bytes > most / 8 ? most : 4 * bytes + (std::size_t{1} << 20);
-}
-
-/// The error of a step that makes too long a text from one of `bytes` bytes. `field` is the path of the step.
-KVCACHE_LAZY [[nodiscard]] error too_long(const std::string& field, std::size_t bytes) {
-    return {
-        error_code::out_of_range, field,
-        kvcache::detail::joined({"this step of tokenizer.json makes more than ", std::to_string(longest_from(bytes)),
-                                 " bytes from a text of ", std::to_string(bytes)})};
-}
-
-/// Refuses a sequence of more steps than any real tokenizer has. `steps` is their number without this one.
-KVCACHE_LAZY void check_steps(const json_reader& at, std::size_t steps) {
-    constexpr std::size_t most = 32;
-    if (steps >= most)
-        at.refuse(error_code::out_of_range, "",
-                  {"is a step too many; tokenizer.json may have ", std::to_string(most), " in a sequence"});
-}
 
 /// A part of a text, [begin, end) in bytes.
 struct piece {
@@ -161,7 +130,8 @@ public:
     /// Reads a pre-tokenizer; null is none. An unknown type is an error that names it.
     [[nodiscard]] static basic_pre_tokenizer open(const json_reader& at) {
         basic_pre_tokenizer made;
-        made.add(at);
+        each_step(at, "pretokenizers", made.steps_,
+                  [&](const json_reader& one, const std::string& type) { made.add(one, type); });
         return made;
     }
 
@@ -196,16 +166,8 @@ private:
         std::string field = {};
     };
 
-    void add(const json_reader& at) {
-        if (at.value().is_null())
-            return;
-        const std::string type = at.text("type");
-        if (type == "Sequence")
-            return at.member("pretokenizers").each([&](const json_reader& one) { add(one); });
+    void add(const json_reader& at, const std::string& type) {
         const std::size_t before = steps_.size();
-        check_steps(at, before);
-        if (at.failed())
-            return;
         if (type == "ByteLevel")
             add_byte_level(at);
         else if (type == "Split")
@@ -257,8 +219,7 @@ private:
         case kind::split:
             return split(one, text);
         case kind::split_class:
-            split_class(one, text);
-            break;
+            return split_class(one, text);
         case kind::add_space:
             rewrite(text, [](std::string_view part, bool, std::string& out) {
                 if (!part.starts_with(' '))
@@ -270,58 +231,56 @@ private:
             rewrite(text, [](std::string_view part, bool, std::string& out) { append_byte_characters(out, part); });
             break;
         case kind::spaces:
-            replace_spaces(one.spaces, text);
-            break;
+            return replace_spaces(one.spaces, text);
         }
+        return {};
+    }
+
+    /// Cuts every piece at matches: `find(piece, splitter)` tells the splitter those of a piece.
+    template <class Find>
+    static result<void> cut(pieces& text, split_behavior behavior, bool inverted, Find find) {
+        std::vector<piece> parts;
+        piece_splitter splitter(behavior, inverted);
+        for (const piece& p : text.parts) {
+            splitter.begin(p);
+            if (result<void> searched = find(p, splitter); !searched)
+                return searched;
+            splitter.finish(parts);
+        }
+        // If the first piece was removed, no piece is at the start of the input.
+        text.opens_input = text.opens_input && !parts.empty() && parts[0].begin == text.parts[0].begin;
+        text.parts = std::move(parts);
         return {};
     }
 
     static result<void> split(const step& one, pieces& text) {
-        std::vector<piece> parts;
-        piece_splitter splitter(one.behavior, one.inverted);
-        for (const piece& p : text.parts) {
-            splitter.begin(p);
-            const auto searched = one.what.each_match(text.view(p), [&](std::size_t begin, std::size_t end) {
-                splitter.match(p.begin + begin, p.begin + end);
-            });
-            if (!searched)
-                return searched;
-            splitter.finish(parts);
-        }
-        replace(text, std::move(parts));
-        return {};
+        return cut(text, one.behavior, one.inverted, [&](const piece& p, piece_splitter& to) {
+            return one.what.each_match(
+                text.view(p), [&](std::size_t begin, std::size_t end) { to.match(p.begin + begin, p.begin + end); });
+        });
     }
 
-    static void split_class(const step& one, pieces& text) {
-        std::vector<piece> parts;
-        piece_splitter splitter(one.behavior, false);
-        for (const piece& p : text.parts) {
-            splitter.begin(p);
-            for (std::size_t i = p.begin; i < p.end;) {
-                const auto c = code_point_at(text.text, i);
+    static result<void> split_class(const step& one, pieces& text) {
+        return cut(text, one.behavior, false, [&](const piece& p, piece_splitter& to) {
+            each_code_point(text.view(p), [&](code_point c, std::size_t at) {
                 if (one.holds(c.value))
-                    splitter.match(i, i + c.bytes);
-                i += c.bytes;
-            }
-            splitter.finish(parts);
-        }
-        replace(text, std::move(parts));
+                    to.match(p.begin + at, p.begin + at + c.bytes);
+            });
+            return result<void>();
+        });
     }
 
-    static void replace_spaces(const metaspace& step, pieces& text) {
+    static result<void> replace_spaces(const metaspace& step, pieces& text) {
         rewrite(text, [&](std::string_view part, bool opens, std::string& out) { step.append(part, opens, out); });
         if (!step.split())
-            return;
-        std::vector<piece> parts;
-        piece_splitter splitter(split_behavior::merged_with_next, false);
-        for (const piece& p : text.parts) {
-            splitter.begin(p);
+            return {};
+        return cut(text, split_behavior::merged_with_next, false, [&](const piece& p, piece_splitter& to) {
+            const std::size_t size = step.replacement().size();
             for (auto at = text.text.find(step.replacement(), p.begin); at < p.end;
-                 at = text.text.find(step.replacement(), at + step.replacement().size()))
-                splitter.match(at, at + step.replacement().size());
-            splitter.finish(parts);
-        }
-        replace(text, std::move(parts));
+                 at = text.text.find(step.replacement(), at + size))
+                to.match(at, at + size);
+            return result<void>();
+        });
     }
 
     /// Rewrites every piece with `write(part, opens_input, out)`, where opens_input is true for a piece at the start
@@ -338,12 +297,6 @@ private:
             opens = false;
         }
         text.text = std::move(out);
-    }
-
-    static void replace(pieces& text, std::vector<piece> parts) {
-        // If the first piece was removed, no piece is at the start of the input.
-        text.opens_input = text.opens_input && !parts.empty() && parts[0].begin == text.parts[0].begin;
-        text.parts = std::move(parts);
     }
 
     std::vector<step> steps_;

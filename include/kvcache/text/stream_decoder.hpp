@@ -2,18 +2,18 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/text/byte_alphabet.hpp>
 #include <kvcache/text/json_reader.hpp>
-#include <kvcache/text/metaspace.hpp>
-#include <kvcache/text/pattern.hpp>
-#include <kvcache/text/pre_tokenizer.hpp>
+#include <kvcache/text/steps.hpp>
 #include <kvcache/text/tokenizer.hpp>
 #include <kvcache/text/unicode.hpp>
 
+#include <charconv>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -32,7 +32,8 @@ public:
     [[nodiscard]] static basic_decoder open(const json_reader& at) {
         basic_decoder made;
         made.joins_by_space_ = at.value().is_null();
-        made.add(at);
+        each_step(at, "decoders", made.steps_,
+                  [&](const json_reader& one, const std::string& type) { made.add(one, type); });
         return made;
     }
 
@@ -47,15 +48,7 @@ private:
         metaspace spaces = {};
     };
 
-    void add(const json_reader& at) {
-        if (at.value().is_null())
-            return;
-        const std::string type = at.text("type");
-        if (type == "Sequence")
-            return at.member("decoders").each([&](const json_reader& one) { add(one); });
-        check_steps(at, steps_.size());
-        if (at.failed())
-            return;
+    void add(const json_reader& at, const std::string& type) {
         if (type == "ByteLevel")
             steps_.push_back({.is = kind::byte_level});
         else if (type == "ByteFallback")
@@ -79,7 +72,7 @@ private:
                   .content = at.text("content"),
                   .start = static_cast<std::size_t>(at.member("start").number(most)),
                   .stop = static_cast<std::size_t>(at.member("stop").number(most))};
-        if (made.content.empty() || code_point_at(made.content, 0).bytes != made.content.size())
+        if (!is_one_code_point(made.content))
             at.refuse(error_code::malformed, "content", "must be one character");
         steps_.push_back(std::move(made));
     }
@@ -234,14 +227,10 @@ private:
         if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>'))
             return std::nullopt;
         unsigned value = 0;
-        for (const char c : token.substr(3, 2)) {
-            const bool digit = c >= '0' && c <= '9';
-            const char letter = static_cast<char>(c | 0x20);
-            if (!digit && (letter < 'a' || letter > 'f'))
-                return std::nullopt;
-            value = value * 16 + static_cast<unsigned>(digit ? c - '0' : letter - 'a' + 10);
-        }
-        return static_cast<char>(static_cast<unsigned char>(value));
+        const auto [end, problem] = std::from_chars(token.data() + 3, token.data() + 5, value, 16);
+        return problem == std::errc{} && end == token.data() + 5
+                   ? std::optional(static_cast<char>(static_cast<unsigned char>(value)))
+                   : std::nullopt;
     }
 
     void take_replaced(const step& one, std::size_t i, std::string_view token, std::string& out) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/compiled.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -41,18 +43,11 @@ struct second_byte_range {
     std::uint8_t last = 0xbf;
 };
 [[nodiscard]] constexpr second_byte_range second_bytes(std::uint8_t lead) noexcept {
-    switch (lead) {
-    case 0xe0:
-        return {0xa0, 0xbf};
-    case 0xed:
-        return {0x80, 0x9f};
-    case 0xf0:
-        return {0x90, 0xbf};
-    case 0xf4:
-        return {0x80, 0x8f};
-    default:
-        return {};
-    }
+    return lead == 0xe0   ? second_byte_range{0xa0, 0xbf}
+           : lead == 0xed ? second_byte_range{0x80, 0x9f}
+           : lead == 0xf0 ? second_byte_range{0x90, 0xbf}
+           : lead == 0xf4 ? second_byte_range{0x80, 0x8f}
+                          : second_byte_range{};
 }
 
 } // namespace detail
@@ -103,6 +98,21 @@ struct second_byte_range {
     if (lead < 0xf0)
         return {(static_cast<char32_t>(lead & 0x0f) << 12) | (tail(1) << 6) | tail(2), 3};
     return {(static_cast<char32_t>(lead & 0x07) << 18) | (tail(1) << 12) | (tail(2) << 6) | tail(3), 4};
+}
+
+/// Calls `use(code point, offset)` for each code point of a text. Requires: text is UTF-8.
+template <class Use>
+constexpr void each_code_point(std::string_view text, Use use) {
+    for (std::size_t at = 0; at < text.size();) {
+        const code_point c = code_point_at(text, at);
+        use(c, at);
+        at += c.bytes;
+    }
+}
+
+/// Returns whether a text is one code point. Requires: text is UTF-8.
+[[nodiscard]] constexpr bool is_one_code_point(std::string_view text) noexcept {
+    return !text.empty() && code_point_at(text, 0).bytes == text.size();
 }
 
 /// Returns the code point that ends just before `end`. Requires: text is UTF-8, a code point ends at `end`, and end >
@@ -240,6 +250,75 @@ inline void order_marks(std::vector<utf8proc_int32_t>& points) {
     for (const auto c : std::span(points).first(static_cast<std::size_t>(size)))
         append_utf8(out, static_cast<char32_t>(c));
     return out;
+}
+
+/// UTF-8 text with a mark per byte that tells whether it may be parsed as control tokens. User text is marked plain.
+struct tagged_text {
+    std::string bytes = {};
+    std::string plain = {}; ///< 0 or 1 per byte, or empty if no byte is plain.
+
+    [[nodiscard]] bool marked() const noexcept { return !plain.empty(); }
+
+    /// Returns whether any byte of [begin, end) is plain.
+    KVCACHE_LAZY [[nodiscard]] bool any_plain(std::size_t begin, std::size_t end) const {
+        return marked() && std::string_view(plain).substr(begin, end - begin).find('\1') != std::string_view::npos;
+    }
+
+    KVCACHE_LAZY void append(std::string_view more, bool is_plain) {
+        if (is_plain || marked()) {
+            plain.resize(bytes.size(), '\0');
+            plain.append(more.size(), is_plain ? '\1' : '\0');
+        }
+        bytes.append(more);
+    }
+
+    KVCACHE_LAZY [[nodiscard]] tagged_text sub(std::size_t begin, std::size_t end) const {
+        return {bytes.substr(begin, end - begin), marked() ? plain.substr(begin, end - begin) : std::string{}};
+    }
+};
+
+/// The 256 characters that represent bytes in byte-level tokenizers. A printable Latin-1 byte represents itself; the
+/// others map to U+0100 and up, in order.
+struct byte_alphabet {
+    std::array<char32_t, 256> character_of{};
+    std::array<std::int16_t, 0x144> byte_of{}; ///< -1 if the character represents no byte.
+
+    constexpr byte_alphabet() {
+        byte_of.fill(-1);
+        char32_t next = 0x100;
+        for (std::size_t b = 0; b < 256; ++b) {
+            const bool printable = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b != 0xad);
+            character_of[b] = printable ? static_cast<char32_t>(b) : next++;
+            byte_of[character_of[b]] = static_cast<std::int16_t>(b);
+        }
+    }
+};
+
+/// The only byte alphabet, computed at compile time.
+inline constexpr byte_alphabet the_byte_alphabet;
+
+/// Appends the characters that represent `bytes`.
+KVCACHE_LAZY inline void append_byte_characters(std::string& out, std::string_view bytes) {
+    for (const char b : bytes)
+        append_utf8(out, the_byte_alphabet.character_of[static_cast<unsigned char>(b)]);
+}
+
+/// Appends the bytes that the characters of `token` represent. A token with any other character is appended
+/// unchanged.
+KVCACHE_LAZY inline void append_written_bytes(std::string& out, std::string_view token) {
+    const std::size_t before = out.size();
+    for (std::size_t i = 0; i < token.size();) {
+        const auto c = code_point_at(token, i);
+        const std::int16_t byte =
+            c.value < the_byte_alphabet.byte_of.size() ? the_byte_alphabet.byte_of[c.value] : std::int16_t{-1};
+        if (byte < 0) {
+            out.resize(before);
+            out.append(token);
+            return;
+        }
+        out.push_back(static_cast<char>(static_cast<unsigned char>(byte)));
+        i += c.bytes;
+    }
 }
 
 }}} // namespace kvcache::text

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,8 +20,8 @@ template <class...>
 class basic_vocabulary {
 public:
     basic_vocabulary() = default;
-    basic_vocabulary(basic_vocabulary&&) = default;
-    basic_vocabulary& operator=(basic_vocabulary&&) = default;
+    basic_vocabulary(basic_vocabulary&&) noexcept = default;
+    basic_vocabulary& operator=(basic_vocabulary&&) noexcept = default;
 
     /// Reads an object of string to id. Errors: two strings with one id; an id far larger than the number of tokens.
     [[nodiscard]] static basic_vocabulary open(const json_reader& at) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/exceptions.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/memory.hpp>
 #include <kvcache/tier/record_eviction.hpp>
@@ -228,13 +228,7 @@ public:
 
     template <class Use>
     [[nodiscard]] result<bool> read(const sha256_digest& name, Use&& use) {
-        const auto given = read_run(std::span(&name, 1), [&](std::size_t, std::span<const std::byte> bytes) {
-            use(bytes);
-            return true;
-        });
-        if (!given)
-            return given.error();
-        return *given == 1;
+        return tier::read_one(*this, name, use);
     }
 
     /// Like read_run of a run tier; each record may be in either tier. Errors: the error of the tier that failed

@@ -175,35 +175,34 @@ struct lmdb {
     std::chrono::milliseconds gather{200};            ///< How long touches are gathered before they are written.
     std::size_t parallel_reads = 2;                   ///< Threads that read one long prompt.
     Eviction eviction = {};                           ///< Selects the record to evict when room is needed.
-    class state;
-    [[nodiscard]] state open() const;
-};
 
-template <eviction_policy Eviction>
-class lmdb<Eviction>::state {
-public:
-    explicit state(const lmdb& how) : parallel_reads_(how.parallel_reads), work_(std::make_unique<work>(how)) {}
+    class state {
+    public:
+        explicit state(const lmdb& how) : parallel_reads_(how.parallel_reads), work_(std::make_unique<work>(how)) {}
 
-    template <class Use>
-    [[nodiscard]] result<bool> read(const sha256_digest& name, Use&& use) {
-        return work_->read(name, use);
-    }
-    [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
-        return work_->put(entry, pieces);
-    }
-    [[nodiscard]] bool contains(const sha256_digest& name) { return work_->contains(name); }
-    [[nodiscard]] result<void> erase(const sha256_digest& name) { return work_->erase(name); }
-    [[nodiscard]] result<void> flush() { return work_->flush(); }
-    [[nodiscard]] result<void> status() const { return work_->status(); }
-    [[nodiscard]] tier_counts counts() const { return work_->counts(); }
-    [[nodiscard]] std::size_t parallel_reads() const noexcept { return parallel_reads_; }
-    /// Returns how the store that was in the directory is damaged, and the name it has now; none if it was sound.
-    [[nodiscard]] const std::optional<error>& damage() const noexcept { return work_->damage(); }
+        template <class Use>
+        [[nodiscard]] result<bool> read(const sha256_digest& name, Use&& use) {
+            return work_->read(name, use);
+        }
+        [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
+            return work_->put(entry, pieces);
+        }
+        [[nodiscard]] bool contains(const sha256_digest& name) { return work_->contains(name); }
+        [[nodiscard]] result<void> erase(const sha256_digest& name) { return work_->erase(name); }
+        [[nodiscard]] result<void> flush() { return work_->flush(); }
+        [[nodiscard]] result<void> status() const { return work_->status(); }
+        [[nodiscard]] tier_counts counts() const { return work_->counts(); }
+        [[nodiscard]] std::size_t parallel_reads() const noexcept { return parallel_reads_; }
+        /// Returns how the store that was in the directory is damaged, and the name it has now; none if it was sound.
+        [[nodiscard]] const std::optional<error>& damage() const noexcept { return work_->damage(); }
 
-private:
-    class work;
-    std::size_t parallel_reads_;
-    std::unique_ptr<work> work_;
+    private:
+        class work;
+        std::size_t parallel_reads_;
+        std::unique_ptr<work> work_;
+    };
+
+    [[nodiscard]] state open() const { return state(*this); }
 };
 
 /// The store, its write queue and the writer thread.
@@ -415,11 +414,6 @@ private:
     lmdb_eviction<Eviction> ranks_;
     std::thread writer_;
 };
-
-template <eviction_policy Eviction>
-typename lmdb<Eviction>::state lmdb<Eviction>::open() const {
-    return state(*this);
-}
 
 static_assert(tier_policy<lmdb<>>);
 

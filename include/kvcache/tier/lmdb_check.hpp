@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/little_endian.hpp>
-#include <kvcache/core/result.hpp>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -186,7 +186,7 @@ private:
                 return damaged(page, "is past the end of the file");
             if (got < 0 && errno != EINTR)
                 return error{error_code::io, "data.mdb",
-                             std::string("data.mdb cannot be read: ") + std::strerror(errno)};
+                             std::string("data.mdb cannot be read: ") + std::generic_category().message(errno)};
             done += got < 0 ? 0 : static_cast<std::size_t>(got);
         }
         return {};

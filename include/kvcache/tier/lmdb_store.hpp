@@ -3,8 +3,8 @@
 
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/little_endian.hpp>
-#include <kvcache/core/result.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/lmdb_check.hpp>
 
@@ -16,7 +16,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <span>
@@ -81,7 +80,8 @@ public:
         if (file < 0)
             return errno == ENOENT
                        ? result(std::optional<error>())
-                       : failure("data.mdb", data, std::string("cannot be opened: ") + std::strerror(errno));
+                       : failure("data.mdb", data,
+                                 std::string("cannot be opened: ") + std::generic_category().message(errno));
         const auto sound = lmdb_check::run(file, tables);
         ::close(file);
         if (sound)
@@ -100,11 +100,13 @@ private:
     [[nodiscard]] result<void> lock() {
         lock_ = ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (lock_ < 0)
-            return failure("directory", directory_, std::string("cannot be opened: ") + std::strerror(errno));
+            return failure("directory", directory_,
+                           std::string("cannot be opened: ") + std::generic_category().message(errno));
         const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
         while (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
             if (errno != EINTR && (errno != EWOULDBLOCK || std::chrono::steady_clock::now() > end))
-                return failure("directory", directory_, std::string("cannot be locked: ") + std::strerror(errno));
+                return failure("directory", directory_,
+                               std::string("cannot be locked: ") + std::generic_category().message(errno));
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
         }
         return {};
@@ -117,7 +119,7 @@ private:
         const int file = ::open((directory_ / "lock.mdb").c_str(), flags, 0600);
         if (file < 0)
             return failure("lock.mdb", directory_ / "lock.mdb",
-                           std::string("cannot be opened: ") + std::strerror(errno));
+                           std::string("cannot be opened: ") + std::generic_category().message(errno));
         struct ::flock held = {};
         held.l_type = F_WRLCK;
         held.l_whence = SEEK_SET;
@@ -131,7 +133,8 @@ private:
         const int code = in_use ? 0 : ::posix_fallocate(file, 0, lock_bytes);
         ::close(file);
         if (code == ENOSPC || code == EDQUOT || code == EFBIG)
-            return failure("lmdb", directory_ / "lock.mdb", std::string("cannot be written: ") + std::strerror(code));
+            return failure("lmdb", directory_ / "lock.mdb",
+                           std::string("cannot be written: ") + std::generic_category().message(code));
         return in_use;
     }
 

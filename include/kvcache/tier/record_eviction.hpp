@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/exceptions.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/core/little_endian.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/tier/concept.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/tier/resp.hpp>
 
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -248,7 +249,7 @@ public:
         if (!tls_)
             return pull(to, patience);
         for (;;) {
-            const auto read = tls_->read(to);
+            auto read = tls_->read(to);
             if (!read || *read > 0)
                 return read;
             if (auto came = receive_tls(patience); !came)
@@ -260,7 +261,7 @@ private:
     explicit redis_link(int socket) : socket_(socket) {}
 
     [[nodiscard]] static error failure(const std::string& where, int code) {
-        return {error_code::io, "redis", "redis: " + where + ": " + std::strerror(code)};
+        return {error_code::io, "redis", "redis: " + where + ": " + std::generic_category().message(code)};
     }
 
     // Returns 0, or errno.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/tier/concept.hpp>
 
 #include <cstddef>
@@ -35,6 +35,18 @@ template <tier_state Tier>
             ++there;
         return there;
     }
+}
+
+/// Reads one record of a tier that reads runs.
+template <class Tier, class Use>
+[[nodiscard]] result<bool> read_one(Tier& tier, const sha256_digest& name, Use&& use) {
+    const auto given = tier.read_run(std::span(&name, 1), [&](std::size_t, std::span<const std::byte> bytes) {
+        use(bytes);
+        return true;
+    });
+    if (!given)
+        return given.error();
+    return *given == 1;
 }
 
 /// Reads records in order until one is absent or `use(index, bytes)` returns false. Returns the number of records

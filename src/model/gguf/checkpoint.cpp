@@ -1,4 +1,3 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/model/gguf/impl/checkpoint.hpp>
 #include <kvcache/model/gguf/impl/config.hpp>
-#include <kvcache/model/gguf/impl/file.hpp>

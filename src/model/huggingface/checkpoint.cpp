@@ -2,5 +2,3 @@
 #include <kvcache/model/huggingface/impl/checkpoint.hpp>
 #include <kvcache/model/huggingface/impl/config.hpp>
 #include <kvcache/model/huggingface/impl/safetensors.hpp>
-#include <kvcache/model/huggingface/impl/safetensors_header.hpp>
-#include <kvcache/model/huggingface/impl/shard_index.hpp>

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <kvcache/kernel/block_format.hpp>
-#include <kvcache/model/gguf/names.hpp>
+#include <kvcache/model/config.hpp>
+#include <kvcache/model/gguf/checkpoint.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/config.hpp>
 #include <kvcache/model/transformer.hpp>
-#include <kvcache/model/weight_names.hpp>
 
 #include <cstddef>
 #include <cstdint>

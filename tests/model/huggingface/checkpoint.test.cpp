@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/formats/json.hpp>
+#include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/config.hpp>
-#include <kvcache/model/weight_names.hpp>
 
 #include <cmath>
 #include <cstdint>

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/file.hpp>
+#include <kvcache/formats/gguf.hpp>
+#include <kvcache/kernel/block_format.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/checkpoint_files.hpp>
 #include <kvcache/model/config.hpp>
-#include <kvcache/model/gguf/file.hpp>
 #include <kvcache/model/tensor_view.hpp>
 
 #include <chrono>
@@ -24,6 +27,68 @@
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Name in a GGUF file of the weight with this Hugging Face name: "blk.3.attn_q.weight" for
+/// "model.layers.3.self_attn.q_proj.weight". Empty for a name that weight_names.hpp does not give.
+KVCACHE_LAZY [[nodiscard]] inline std::string gguf_name(std::string_view name) {
+    constexpr std::pair<std::string_view, std::string_view> whole[] = {
+        {"model.embed_tokens.", "token_embd."}, {"model.norm.", "output_norm."}, {"lm_head.", "output."}};
+    constexpr std::pair<std::string_view, std::string_view> parts[] = {
+        {"input_layernorm.", "attn_norm."},    {"self_attn.q_proj.", "attn_q."},
+        {"self_attn.k_proj.", "attn_k."},      {"self_attn.v_proj.", "attn_v."},
+        {"self_attn.o_proj.", "attn_output."}, {"self_attn.q_norm.", "attn_q_norm."},
+        {"self_attn.k_norm.", "attn_k_norm."}, {"post_attention_layernorm.", "ffn_norm."},
+        {"mlp.gate_proj.", "ffn_gate."},       {"mlp.up_proj.", "ffn_up."},
+        {"mlp.down_proj.", "ffn_down."}};
+    for (const auto& [theirs, ours] : whole)
+        if (name.starts_with(theirs))
+            return std::string(ours).append(name.substr(theirs.size()));
+    constexpr std::string_view layers = "model.layers.";
+    const std::size_t dot = name.starts_with(layers) ? name.find('.', layers.size()) : name.npos;
+    if (dot == name.npos)
+        return {};
+    const std::string_view number = name.substr(layers.size(), dot - layers.size()), part = name.substr(dot + 1);
+    for (const auto& [theirs, ours] : parts)
+        if (part.starts_with(theirs))
+            return std::string("blk.").append(number).append(".").append(ours).append(part.substr(theirs.size()));
+    return {};
+}
+
+/// Place of a tensor's data in a GGUF file.
+struct gguf_entry {
+    std::string_view name = {};          ///< Viewed in the file.
+    std::vector<std::size_t> shape = {}; ///< Outermost first.
+    block_format format = block_format::f32;
+    std::span<const std::byte> bytes = {}; ///< Whole rows of whole blocks, viewed in the file.
+};
+
+/// A GGUF file, mapped read-only, with a checked header and checked places of its tensors. Movable; its views
+/// are of the mapping, which a move does not relocate.
+class gguf_file {
+public:
+    /// Maps `file` and checks it. Errors: those of mapped_file::open, gguf_header::parse and entries(). Cost: reads the
+    /// header, no weights.
+    KVCACHE_ONCE [[nodiscard]] static result<gguf_file> open(const std::filesystem::path& file);
+
+    /// Places of the tensors of `header`, which was parsed from `file`; `name` is its name in errors. Errors:
+    /// unsupported, for a type that is not one of block_formats; malformed, for a row that is not whole blocks or data
+    /// that overlaps another tensor's; truncated, for data after the end of the file. The error names the tensor.
+    KVCACHE_ONCE [[nodiscard]] static result<std::vector<gguf_entry>>
+    entries(const gguf_header& header, std::span<const std::byte> file, const std::string& name);
+
+    [[nodiscard]] const mapped_file& file() const noexcept { return file_; }
+    [[nodiscard]] const gguf_header& header() const noexcept { return header_; }
+    /// In the order of the file.
+    [[nodiscard]] std::span<const gguf_entry> entries() const noexcept { return entries_; }
+
+private:
+    gguf_file(mapped_file file, gguf_header header, std::vector<gguf_entry> entries)
+        : file_(std::move(file)), header_(std::move(header)), entries_(std::move(entries)) {}
+
+    mapped_file file_;
+    gguf_header header_;
+    std::vector<gguf_entry> entries_;
+};
 
 /// Weights and metadata of a model in GGUF: one file, or the parts of a split one (model-00001-of-00003.gguf). Weights
 /// are asked for by their Hugging Face names. Move-only; the views that it returns are valid as long as it lives.

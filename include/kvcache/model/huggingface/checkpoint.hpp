@@ -3,14 +3,13 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/result.hpp>
-#include <kvcache/core/shown.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/file.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/checkpoint_files.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
 #include <kvcache/model/tensor_view.hpp>
-#include <kvcache/model/weight_names.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -19,12 +18,30 @@
 #include <initializer_list>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// A model.safetensors.index.json: the shard of each tensor.
+struct shard_index {
+    std::map<std::string, std::string, std::less<>> shard_of = {}; ///< File name by tensor name, in the same directory.
+
+    /// Distinct file names, in order.
+    KVCACHE_LAZY [[nodiscard]] std::vector<std::string> shards() const {
+        std::set<std::string> distinct;
+        for (const auto& [tensor, file] : shard_of)
+            distinct.insert(file);
+        return {distinct.begin(), distinct.end()};
+    }
+
+    /// Reads and checks an index. Errors: those of mapped_file::open; malformed, for invalid JSON, a missing or empty
+    /// "weight_map", a duplicate key, or a file name with a path. The field is "weight_map.<tensor>" or similar.
+    KVCACHE_ONCE [[nodiscard]] static result<shard_index> read(const std::filesystem::path& file);
+};
 
 /// Weights of a Hugging Face model directory: model.safetensors, or the shards listed in model.safetensors.index.json.
 /// Move-only; the views that it returns are valid as long as it lives.

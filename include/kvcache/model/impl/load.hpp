@@ -2,9 +2,9 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
-#include <kvcache/kernel/tree_hash.hpp>
+#include <kvcache/model/checkpoint_files.hpp>
 #include <kvcache/model/gguf/checkpoint.hpp>
 #include <kvcache/model/gguf/config.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>

@@ -2,19 +2,18 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/result.hpp>
+#include <kvcache/core/errors.hpp>
 #include <kvcache/formats/json.hpp>
 #include <kvcache/text/chat_template.hpp>
-#include <kvcache/text/jinja/budget.hpp>
 #include <kvcache/text/jinja/interpreter.hpp>
 #include <kvcache/text/jinja/parser.hpp>
-#include <kvcache/text/jinja/user_value.hpp>
-#include <kvcache/text/tagged_text.hpp>
+#include <kvcache/text/jinja/value.hpp>
 #include <kvcache/text/unicode.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <ctime>
 #include <functional>
 #include <map>
@@ -25,6 +24,41 @@
 #include <utility>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
+
+namespace text::jinja {
+
+/// Returns a JSON value whose text is all user text. Adds to `size` what a budget counts: the bytes of the text, and
+/// `per_value` for each value.
+KVCACHE_LAZY [[nodiscard]] inline value from_user(const json& j, std::size_t& size) {
+    size += budget::per_value;
+    if (j.is_boolean())
+        return j.get<bool>();
+    if (j.is_number_float() || (j.is_number_unsigned() && j.get<std::uint64_t>() > std::uint64_t{INT64_MAX}))
+        return j.get<double>();
+    if (j.is_number())
+        return j.get<std::int64_t>();
+    const auto plain = [&](const std::string& s) {
+        size += s.size();
+        return tagged_text{s, std::string(s.size(), '\1')};
+    };
+    if (j.is_string())
+        return plain(j.get_ref<const std::string&>());
+    if (j.is_array()) {
+        list items;
+        for (const json& one : j)
+            items.push_back(from_user(one, size));
+        return items;
+    }
+    if (j.is_object()) {
+        mapping made;
+        for (const auto& item : j.get_ref<const json::object_t&>())
+            made.add(plain(item.first), from_user(item.second, size));
+        return made;
+    }
+    return value::none{};
+}
+
+} // namespace text::jinja
 
 namespace detail {
 
@@ -175,22 +209,12 @@ KVCACHE_BODY result<rendered_chat> chat_template::render(const json& messages, c
 }
 
 KVCACHE_BODY bool chat_template::takes_parsed_arguments() const {
-    json function = json::object();
-    function["name"] = "lookup";
-    function["description"] = "";
-    function["parameters"]["type"] = "object";
-    function["parameters"]["properties"] = json::object();
-    json call = json::object();
-    call["id"] = "call00001";
-    call["type"] = "function";
-    call["function"]["name"] = "lookup";
-    call["function"]["arguments"]["needle"] = 1;
-    json messages = json::array({json::object(), json::object()});
-    messages[0]["role"] = "user";
-    messages[0]["content"] = "x";
-    messages[1]["role"] = "assistant";
-    messages[1]["content"] = nullptr;
-    messages[1]["tool_calls"] = json::array({call});
+    const json function = {
+        {"name", "lookup"}, {"description", ""}, {"parameters", {{"type", "object"}, {"properties", json::object()}}}};
+    const json call = {
+        {"id", "call00001"}, {"type", "function"}, {"function", {{"name", "lookup"}, {"arguments", {{"needle", 1}}}}}};
+    json messages = json::array({json{{"role", "user"}, {"content", "x"}},
+                                 json{{"role", "assistant"}, {"content", nullptr}, {"tool_calls", {call}}}});
     std::tm now{};
     now.tm_mday = 1;
     chat_options options{.add_generation_prompt = false, .now = now};

@@ -1,41 +1,125 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/text/jinja/access.hpp>
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/filters.hpp>
+#include <kvcache/text/jinja/methods.hpp>
 #include <kvcache/text/jinja/operators.hpp>
-#include <kvcache/text/jinja/scope.hpp>
+#include <kvcache/text/jinja/sequence.hpp>
 #include <kvcache/text/jinja/syntax.hpp>
-#include <kvcache/text/jinja/value_tests.hpp>
+#include <kvcache/text/jinja/value.hpp>
+#include <kvcache/text/jinja/writing.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <ctime>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
-/// Evaluates expressions. `Interpreter` derives from it, and calls macros: its call_macro(macro, arguments) returns
-/// what a macro writes.
-template <class Interpreter>
-class evaluator {
-protected:
-    /// `now`, if given, is the date of strftime_now.
-    evaluator(std::optional<std::tm> now, budget& spent)
-        : spent_(&spent), scope_(std::make_shared<scope>()), now_(now) {}
+/// Names and their values; an unknown name is looked up in the enclosing scope.
+struct scope {
+    std::shared_ptr<scope> around = {};
+    std::map<std::string, value, std::less<>> names = {};
+    const list* items = nullptr; ///< The items of the loop whose body this is, and the index of the current one.
+    std::size_t at = 0;
+    std::optional<value>* last = nullptr; ///< The memory of `loop.changed`.
 
+    /// Returns the value of a name, or null. `loop` is created on demand. Throws: failure.
+    KVCACHE_LAZY [[nodiscard]] const value* find(std::string_view name, budget& spent) {
+        for (scope* s = this; s; s = s->around.get()) {
+            spent.work(16 + name.size());
+            if (const auto found = s->names.find(name); found != s->names.end())
+                return &found->second;
+            if (s->items && name == "loop")
+                return &s->names.emplace(name, s->loop(spent)).first->second;
+        }
+        return nullptr;
+    }
+
+    /// Returns the value of `loop` in the body of a loop. Throws: failure.
+    KVCACHE_LAZY [[nodiscard]] value loop(budget& spent) {
+        if (!*last) {
+            mapping memory;
+            memory.is_namespace = true;
+            *last = value(std::move(memory));
+        }
+        return loop_state(*items, at, **last, spent);
+    }
+
+    /// Gives a value to a name, its parts to several names, or the value to a member of a namespace. Throws: failure.
+    KVCACHE_LAZY void assign(const std::vector<std::string>& targets, value v, budget& spent) {
+        for (const std::string& name : targets)
+            spent.items(2 + name.size() / 32); // a node and its key
+        if (targets.size() > 1) {
+            const value held = items_of(v, spent);
+            const list& parts = *held.as_list();
+            if (parts.size() != targets.size())
+                mistake({"a value of ", std::to_string(parts.size()), " parts is given to ",
+                         std::to_string(targets.size()), " names"});
+            for (std::size_t i = 0; i < targets.size(); ++i)
+                names[targets[i]] = parts[i];
+            return;
+        }
+        const auto dot = targets[0].find('.');
+        if (dot == std::string::npos) {
+            names[targets[0]] = std::move(v);
+            return;
+        }
+        const value* of = find(std::string_view(targets[0]).substr(0, dot), spent);
+        mapping* space = of ? of->as_mapping() : nullptr;
+        if (!space || !space->is_namespace)
+            mistake({"\"", targets[0].substr(0, dot), "\" is not a namespace"});
+        if (v.inside().has_namespace)
+            refuse("a namespace that holds a namespace is not known");
+        space->set({targets[0].substr(dot + 1), {}}, std::move(v), spent);
+    }
+};
+
+/// A macro and its scope. The scope outlives it: a macro is only called while its template is rendered.
+struct macro {
+    const statement* made_by = nullptr;
+    std::weak_ptr<scope> around = {};
+};
+
+/// Renders a template. Work, memory, depth and output are limited, so a hostile template ends in an error.
+template <class...>
+class basic_interpreter {
+public:
+    /// `now`, if given, is the date of strftime_now; without it the function is undefined.
+    basic_interpreter(std::map<std::string, value, std::less<>> names, std::optional<std::tm> now, budget& spent)
+        : spent_(&spent), scope_(std::make_shared<scope>()), now_(now) {
+        scope_->names = std::move(names);
+        for (const char* function : {"raise_exception", "range", "namespace", "dict"})
+            scope_->names.emplace(function, bound_function{function, nullptr});
+        if (now)
+            scope_->names.emplace("strftime_now", bound_function{"strftime_now", nullptr});
+    }
+
+    /// Renders a template body. Throws: failure.
+    [[nodiscard]] tagged_text run(const block& body) {
+        try {
+            run_block(body);
+        } catch (failure& f) {
+            throw at_line(std::move(f), line_);
+        }
+        return std::move(out_);
+    }
+
+private:
     /// Pays for a step, and counts the depth of the call stack.
     class step {
     public:
-        step(evaluator& in, std::size_t line) : in_(&in) {
+        step(basic_interpreter& in, std::size_t line) : in_(&in) {
             constexpr std::size_t deepest = 1500;
             in.line_ = line;
             in.spent_->work(32);
@@ -47,7 +131,7 @@ protected:
         ~step() { --in_->depth_; }
 
     private:
-        evaluator* in_;
+        basic_interpreter* in_;
     };
 
     [[nodiscard]] value eval(const expression& e) {
@@ -183,7 +267,7 @@ protected:
 
     [[nodiscard]] value call(const value& what, arguments args) {
         if (const auto* m = std::get_if<value::macro_pointer>(&what.held()))
-            return static_cast<Interpreter&>(*this).call_macro(**m, args);
+            return call_macro(**m, args);
         const auto* f = std::get_if<value::function_pointer>(&what.held());
         if (const auto* none = std::get_if<value::undefined>(&what.held()); none && none->name() == "strftime_now")
             mistake("strftime_now() needs a date: chat_options::now");
@@ -203,53 +287,6 @@ protected:
             return date_text(args, *now_, *spent_);
         return args.of == "range" ? range(args, *spent_) : dict(args, *spent_);
     }
-
-    budget* spent_;
-    std::shared_ptr<scope> scope_;
-    value body_;           // the text of a block, for its filters
-    std::size_t line_ = 1; // of the last step
-
-private:
-    std::optional<std::tm> now_;
-    std::size_t depth_ = 0;
-};
-
-/// Renders a template. Work, memory, depth and output are limited, so a hostile template ends in an error.
-template <class... None>
-class basic_interpreter : evaluator<basic_interpreter<None...>> {
-    using base = evaluator<basic_interpreter<None...>>;
-    friend base;
-
-public:
-    /// `now`, if given, is the date of strftime_now; without it the function is undefined.
-    basic_interpreter(std::map<std::string, value, std::less<>> names, std::optional<std::tm> now, budget& spent)
-        : base(now, spent) {
-        scope_->names = std::move(names);
-        for (const char* function : {"raise_exception", "range", "namespace", "dict"})
-            scope_->names.emplace(function, bound_function{function, nullptr});
-        if (now)
-            scope_->names.emplace("strftime_now", bound_function{"strftime_now", nullptr});
-    }
-
-    /// Renders a template body. Throws: failure.
-    [[nodiscard]] tagged_text run(const block& body) {
-        try {
-            run_block(body);
-        } catch (failure& f) {
-            throw at_line(std::move(f), line_);
-        }
-        return std::move(out_);
-    }
-
-private:
-    using base::arguments_of;
-    using base::body_;
-    using base::call;
-    using base::eval;
-    using base::line_;
-    using base::scope_;
-    using base::spent_;
-    using typename base::step;
 
     enum class flow { on, leave, next };
 
@@ -433,6 +470,12 @@ private:
             scope_->names["kwargs"] = std::move(kwargs);
     }
 
+    budget* spent_;
+    std::shared_ptr<scope> scope_;
+    value body_;           // the text of a block, for its filters
+    std::size_t line_ = 1; // of the last step
+    std::optional<std::tm> now_;
+    std::size_t depth_ = 0;
     tagged_text out_;
 };
 using interpreter = basic_interpreter<>;

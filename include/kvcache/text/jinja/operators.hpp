@@ -2,9 +2,8 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/text/jinja/access.hpp>
 #include <kvcache/text/jinja/formatting.hpp>
-#include <kvcache/text/jinja/markup.hpp>
+#include <kvcache/text/jinja/sequence.hpp>
 #include <kvcache/text/jinja/value.hpp>
 #include <kvcache/text/jinja/writing.hpp>
 
@@ -12,12 +11,17 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <variant>
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 // Python's operators that templates use. All throw a failure if they have no value.
-namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
 
 /// Returns the description of an operand in errors.
 KVCACHE_LAZY [[nodiscard]] inline std::string operand(const value& v) {
@@ -146,7 +150,7 @@ KVCACHE_LAZY [[nodiscard]] inline value with_sign(const std::string& sign, const
 }
 
 /// Returns left sign right, for the comparisons and `in`.
-KVCACHE_LAZY [[nodiscard]] inline bool holds(const std::string& sign, const value& left, const value& right,
+KVCACHE_LAZY [[nodiscard]] inline bool holds(std::string_view sign, const value& left, const value& right,
                                              budget& spent) {
     return sign == "=="       ? equal(left, right, spent)
            : sign == "!="     ? !equal(left, right, spent)
@@ -156,6 +160,102 @@ KVCACHE_LAZY [[nodiscard]] inline bool holds(const std::string& sign, const valu
            : sign == ">"      ? less(right, left, spent)
            : sign == "<="     ? less(left, right, spent) || equal(left, right, spent)
                               : less(right, left, spent) || equal(left, right, spent);
+}
+
+// Jinja's tests: `v is name(arguments)`.
+
+namespace detail {
+
+/// eq, ne, lt, le, gt, ge and their other names, in, sameas.
+KVCACHE_LAZY [[nodiscard]] inline bool comparison_test(const value& v, const arguments& args, budget& spent) {
+    args.expect(1, {});
+    const value& other = args.at(0, "other");
+    if (args.of == "sameas")
+        return v.held() == other.held();
+    constexpr std::pair<std::string_view, std::string_view> signs[] = {
+        {"eq", "=="}, {"equalto", "=="}, {"ne", "!="},         {"lt", "<"},  {"lessthan", "<"},
+        {"le", "<="}, {"gt", ">"},       {"greaterthan", ">"}, {"ge", ">="},
+    };
+    const auto* named = std::ranges::find(signs, args.of, [](const auto& one) { return one.first; });
+    return holds(named == std::end(signs) ? std::string_view(args.of) : named->second, v, other, spent);
+}
+
+KVCACHE_LAZY [[nodiscard]] inline bool number_test(const value& v, const arguments& args, budget&) {
+    const auto n = v.as_number();
+    if (!n)
+        mistake({"the test ", args.of, " needs a number, not ", v.type_name()});
+    if (args.of != "divisibleby") {
+        args.expect(0, {});
+        return std::fmod(*n, 2) == 0 ? args.of == "even" : args.of == "odd" && std::abs(std::fmod(*n, 2)) == 1;
+    }
+    args.expect(1, {"num"});
+    const auto by = args.at(0, "num").as_number();
+    if (!by || *by == 0)
+        mistake("a number is divided by zero, or by none");
+    const auto x = v.as_integer();
+    const auto y = args.at(0, "num").as_integer();
+    return x && y ? *y == -1 || *x % *y == 0 : std::fmod(*n, *by) == 0;
+}
+
+KVCACHE_LAZY [[nodiscard]] inline bool type_test(const value& v, const arguments& args, budget&) {
+    args.expect(0, {});
+    const std::string& name = args.of;
+    if (name == "defined" || name == "undefined")
+        return v.is_undefined() == (name == "undefined");
+    if (name == "none")
+        return v.is_none();
+    if (name == "string")
+        return v.as_text() != nullptr;
+    if (name == "mapping")
+        return v.as_mapping() && !v.as_mapping()->is_namespace;
+    if (name == "sequence")
+        return v.as_text() || (v.as_list() && v.kind() < list_kind::view) || v.as_mapping() || v.is_undefined();
+    if (name == "iterable")
+        return v.as_text() || v.as_list() || v.as_mapping() || v.is_undefined();
+    if (name == "number")
+        return v.as_number().has_value();
+    if (name == "integer")
+        return v.is<std::int64_t>();
+    if (name == "float")
+        return v.is<double>();
+    if (name == "boolean")
+        return v.is<bool>();
+    if (name == "escaped")
+        return v.is_markup();
+    if (name == "callable") // undefined values are: a call of one is an error
+        return v.is<value::macro_pointer>() || v.is<value::function_pointer>() || v.is_undefined();
+    return v.is<bool>() && v.truth() == (name == "true");
+}
+
+KVCACHE_LAZY [[nodiscard]] inline bool case_test(const value& v, const arguments& args, budget& spent) {
+    args.expect(0, {});
+    const tagged_text t = text_of(v, spent);
+    spent.work(16 * t.bytes.size());
+    return is_of_class(t.bytes, args.of == "lower" ? "islower" : "isupper");
+}
+
+} // namespace detail
+
+/// Returns the test of this name, or null.
+KVCACHE_LAZY [[nodiscard]] inline auto find_test(std::string_view name) {
+    using namespace detail;
+    static constexpr named_function<bool> tests[] = {
+        {"== eq equalto != ne < lt lessthan <= le > gt greaterthan >= ge in sameas", comparison_test<>},
+        {"divisibleby odd even", number_test<>},
+        {"defined undefined none string mapping sequence iterable", type_test<>},
+        {"number integer float boolean true false escaped callable", type_test<>},
+        {"lower upper", case_test<>},
+    };
+    return find_named(tests, name);
+}
+
+/// `v is name(args)`, for the name in the arguments. Throws: failure if the test is unknown.
+KVCACHE_LAZY [[nodiscard]] inline bool passes(const value& v, const arguments& args, budget& spent) {
+    const auto test = find_test(args.of);
+    if (!test)
+        refuse({"the test \"", args.of, "\" is not known"});
+    spent.work(32);
+    return test(v, args, spent);
 }
 
 }}} // namespace kvcache::text::jinja

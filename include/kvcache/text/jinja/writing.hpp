@@ -2,15 +2,16 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/text/jinja/budget.hpp>
-#include <kvcache/text/jinja/mapping_key.hpp>
-#include <kvcache/text/jinja/number_text.hpp>
 #include <kvcache/text/jinja/value.hpp>
 #include <kvcache/text/unicode.hpp>
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +20,23 @@
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace text::jinja {
+
+/// Returns a floating-point number in Python's notation: the fewest digits that tell it from others.
+KVCACHE_LAZY [[nodiscard]] inline std::string shown(double d) {
+    if (std::isnan(d))
+        return "nan";
+    if (std::isinf(d))
+        return d < 0 ? "-inf" : "inf";
+    std::array<char, 64> buffer{};
+    const double size = d < 0 ? -d : d;
+    const bool plain = d == 0 || (size >= 1e-4 && size < 1e16);
+    const auto form = plain ? std::chars_format::fixed : std::chars_format::scientific;
+    const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), d, form).ptr;
+    std::string out(buffer.data(), end);
+    if (out.find_first_of(".e") == std::string::npos)
+        out += ".0";
+    return out;
+}
 
 /// Limits the length of the texts that a template makes. Throws: failure.
 KVCACHE_LAZY inline void check_length(std::size_t bytes) {
@@ -56,6 +74,53 @@ KVCACHE_LAZY inline void append(tagged_text& out, const tagged_text& more, budge
     append_part(out, more, 0, more.bytes.size(), spent);
 }
 
+// Keys of mappings that are not text: integers, floating-point numbers, booleans and none. In a mapping they are the
+// byte 0xff, which no text has, the letter of a type, and a number.
+
+/// The first byte of a key that is not text.
+inline constexpr char key_mark = '\xff';
+
+/// Returns the key in a mapping that a value stands for, or nullopt if it is not text and not a scalar.
+KVCACHE_LAZY [[nodiscard]] inline std::optional<tagged_text> key_of(const value& v, budget& spent) {
+    spent.text(v.as_text() ? v.as_text()->bytes.size() : 32);
+    if (const auto* t = v.as_text())
+        return *t;
+    const auto made = [](char type, std::int64_t n) {
+        return tagged_text{std::string{key_mark, type} + std::to_string(n), {}};
+    };
+    if (v.is_none())
+        return made('n', 0);
+    if (const auto* b = std::get_if<bool>(&v.held()))
+        return made('b', *b ? 1 : 0);
+    if (const auto n = v.as_integer())
+        return made('i', *n);
+    if (const auto d = v.as_number()) // 1.0 is the key 1
+        return *d >= -1e15 && *d <= 1e15 && *d == static_cast<double>(static_cast<std::int64_t>(*d))
+                   ? made('i', static_cast<std::int64_t>(*d))
+                   : made('f', std::bit_cast<std::int64_t>(*d));
+    return std::nullopt;
+}
+
+/// Returns the value that a key in a mapping stands for.
+KVCACHE_LAZY [[nodiscard]] inline value key_value(const tagged_text& key, budget& spent) {
+    spent.items(2); // the object and, while a list of keys grows, its places
+    spent.text(key.bytes.size());
+    if (!key.bytes.starts_with(key_mark))
+        return key;
+    std::int64_t n = 0;
+    std::from_chars(key.bytes.data() + 2, key.bytes.data() + key.bytes.size(), n);
+    switch (key.bytes[1]) {
+    case 'n':
+        return value::none{};
+    case 'b':
+        return n != 0;
+    case 'f':
+        return std::bit_cast<double>(n);
+    default:
+        return n;
+    }
+}
+
 /// The arguments of json.dumps.
 struct json_format {
     std::optional<std::string> indent = {}; ///< Of a level; without it a value is written on one line.
@@ -79,19 +144,8 @@ KVCACHE_LAZY inline void append_hexadecimal(std::string& out, char letter, char3
 KVCACHE_LAZY [[nodiscard]] inline bool is_printable(char32_t c) {
     if (c < 0x7f)
         return c >= 0x20;
-    switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
-    case UTF8PROC_CATEGORY_CN:
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-    case UTF8PROC_CATEGORY_ZS:
-        return false;
-    default:
-        return true;
-    }
+    const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c)); // the separators and others come last
+    return category != UTF8PROC_CATEGORY_CN && category < UTF8PROC_CATEGORY_ZS;
 }
 
 /// Appends a character of a string literal of JSON or, if `json` is null, of Python.
@@ -121,11 +175,7 @@ KVCACHE_LAZY inline void append_quoted(tagged_text& out, const tagged_text& text
     const bool apostrophe = text.bytes.find('\'') != std::string::npos && text.bytes.find('"') == std::string::npos;
     const char quote = json || apostrophe ? '"' : '\'';
     std::string made(1, quote);
-    for (std::size_t i = 0; i < text.bytes.size();) {
-        const auto c = code_point_at(text.bytes, i);
-        append_character(made, c.value, quote, json);
-        i += c.bytes;
-    }
+    each_code_point(text.bytes, [&](code_point c, std::size_t) { append_character(made, c.value, quote, json); });
     made.push_back(quote);
     out.append(made, text.any_plain(0, text.bytes.size()));
 }
@@ -270,6 +320,37 @@ KVCACHE_LAZY [[nodiscard]] inline tagged_text json_of(const value& v, const json
     tagged_text out;
     writer(&form, spent).write(out, v);
     return out;
+}
+
+// Jinja's markup: what the filters `safe` and `escape` return. Added to other text, it escapes that for HTML.
+
+/// Replaces the characters & < > ' " by HTML's names for them.
+KVCACHE_LAZY [[nodiscard]] inline tagged_text escaped(const tagged_text& t, budget& spent) {
+    tagged_text out;
+    spent.text(t.bytes.size());
+    for (std::size_t i = 0; i < t.bytes.size(); ++i) {
+        const char c = t.bytes[i];
+        const std::string_view name = c == '&'    ? "&amp;"
+                                      : c == '<'  ? "&lt;"
+                                      : c == '>'  ? "&gt;"
+                                      : c == '\'' ? "&#39;"
+                                      : c == '"'  ? "&#34;"
+                                                  : std::string_view(t.bytes).substr(i, 1);
+        spent.memory(2 * name.size());
+        check_length(out.bytes.size() + name.size());
+        out.append(name, t.any_plain(i, i + 1));
+    }
+    return out;
+}
+
+/// Returns the text of a value, escaped unless it is markup.
+KVCACHE_LAZY [[nodiscard]] inline tagged_text escaped_text(const value& v, budget& spent) {
+    return v.is_markup() ? text_of(v, spent) : escaped(text_of(v, spent), spent);
+}
+
+/// Returns a text as markup if it is made from markup.
+KVCACHE_LAZY [[nodiscard]] inline value text_like(const value& from, tagged_text made) {
+    return from.is_markup() ? value::markup(std::move(made)) : value(std::move(made));
 }
 
 }}} // namespace kvcache::text::jinja

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/result.hpp>
-#include <kvcache/core/shown.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/file.hpp>
 #include <kvcache/formats/gguf_fields.hpp>
 #include <kvcache/model/gguf/config.hpp>
 
