@@ -7,7 +7,7 @@ LONGEST = 500
 REASON = re.compile(r"^// Longer than 500 lines: \S.{10,}", re.M)
 NOISE = re.compile(r"(?<![\w.>])(?:std::)?(?:cout|cerr|clog|printf|fprintf|puts|fputs|putchar|perror|abort|exit|_exit|quick_exit|"
                    r"terminate)\s*(?:\(|<<)|#\s*include\s*<(?:iostream|print)>")
-ENDS = ("core/contract.hpp", "core/exceptions.hpp")  # where a program is built without exceptions
+ENDS = ("core/errors.hpp", "core/errors.hpp")  # where a program is built without exceptions
 
 
 def check() -> list[str]:

@@ -1,13 +1,13 @@
-"""One version: core/version.hpp, and whoever repeats it agrees"""
+"""One version: core/abi.hpp, and whoever repeats it agrees"""
 import re
 
 from repository import HOME, INCLUDE
 
 
 def check() -> list[str]:
-    numbers = re.findall(r"#define KVCACHE_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", (INCLUDE / "core/version.hpp").read_text())
+    numbers = re.findall(r"#define KVCACHE_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", (INCLUDE / "core/abi.hpp").read_text())
     if len(numbers) != 3:
-        return ["core/version.hpp does not define MAJOR, MINOR and PATCH"]
+        return ["core/abi.hpp does not define MAJOR, MINOR and PATCH"]
     version, minor = ".".join(numbers), ".".join(numbers[:2])
     wrong = []
     changelog = HOME / "CHANGELOG.md"
