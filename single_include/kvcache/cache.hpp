@@ -22,6 +22,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <limits>
@@ -44,14 +45,12 @@
 #include <variant>
 #include <vector>
 
-// ---- kvcache/core/version.hpp -------------------------------------------------------------------------------------
+// ---- kvcache/core/abi.hpp -----------------------------------------------------------------------------------------
 
 /// The one place where the version lives; CMake reads it from here.
 #define KVCACHE_VERSION_MAJOR 0
 #define KVCACHE_VERSION_MINOR 1
 #define KVCACHE_VERSION_PATCH 0
-
-// ---- kvcache/core/abi.hpp -----------------------------------------------------------------------------------------
 
 #if __cplusplus < 202002L
 #error "kvcache: C++20 is needed; compile with -std=c++20"
@@ -116,68 +115,6 @@
 #define KVCACHE_ABI_TEXT_OF(name) KVCACHE_ABI_QUOTED(name)
 #define KVCACHE_ABI_TEXT KVCACHE_ABI_TEXT_OF(KVCACHE_ABI)
 
-// ---- kvcache/core/contract.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// A violated precondition.
-class contract_violation : public std::logic_error {
-public:
-    using std::logic_error::logic_error;
-};
-
-/// Called with the rule that was broken. It may throw, log, or end the program.
-using violation_handler = void (*)(const char* rule);
-
-namespace detail {
-
-inline std::atomic<violation_handler> on_violation{nullptr};
-
-} // namespace detail
-
-/// Installs the function that is called at each contract violation; null for none. Returns the one before. If the
-/// function returns, contract_violation is thrown; in a program without exceptions std::terminate is called.
-inline violation_handler set_violation_handler(violation_handler handler) noexcept {
-    return detail::on_violation.exchange(handler);
-}
-
-namespace detail {
-
-/// Calls the violation handler, then throws contract_violation, or ends a program without exceptions.
-#if defined(__GNUC__)
-[[gnu::cold, gnu::noinline]]
-#endif
-[[noreturn]] inline void
-violate(const char* what) {
-    if (const violation_handler handler = on_violation.load())
-        handler(what);
-#if defined(__cpp_exceptions)
-    throw contract_violation(what);
-#else
-    std::terminate();
-#endif
-}
-
-} // namespace detail
-
-/// Checks a precondition in every build: one that guards memory and costs little where it is checked.
-/// Throws: contract_violation, with `what` as its message.
-constexpr void require(bool holds, const char* what) {
-    if (!holds)
-        detail::violate(what);
-}
-
-/// Checks a precondition. Off in release builds unless KVCACHE_CONTRACTS is 1.
-/// Throws: contract_violation, with `what` as its message.
-constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) {
-#if KVCACHE_CONTRACTS
-    if (!holds)
-        detail::violate(what);
-#endif
-}
-
-}} // namespace kvcache
-
 // ---- kvcache/core/id.hpp ------------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -239,62 +176,6 @@ struct moved_entry {
 
 }} // namespace kvcache
 
-// ---- kvcache/cache/block_tables.hpp -------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The block tables of a batch as compressed rows, as FlashInfer's and vLLM's paged attention kernels read them
-/// (FlashInfer: paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len). The arrays keep their memory when cleared.
-/// They are copies: no sequence has to outlive them. One thread at a time changes them.
-class block_tables {
-public:
-    /// `page_tokens`: the tokens of a page.
-    explicit block_tables(std::size_t page_tokens) : page_tokens_(page_tokens) {
-        require(page_tokens > 0, "a page has tokens");
-    }
-
-    /// Appends a sequence, from its page table: sequence.table(), or lease.pages().table with the reserved rows.
-    /// Requires: every page but the last is used from its first row to its last, as in exact sequences. Throws:
-    /// bad_alloc. Cost: O(pages).
-    void append(std::span<const page_entry> table) {
-        for (std::size_t i = 0; i < table.size(); ++i)
-            require(table[i].first == 0 && table[i].base == 0 && table[i].count <= page_tokens_ &&
-                        (i + 1 == table.size() || table[i].count == page_tokens_),
-                    "a block table has full pages, but for the last one");
-        for (const page_entry& entry : table)
-            indices_.push_back(static_cast<std::int32_t>(index_of(entry.page)));
-        indptr_.push_back(static_cast<std::int32_t>(indices_.size()));
-        last_page_len_.push_back(table.empty() ? 0 : static_cast<std::int32_t>(table.back().count));
-    }
-
-    void clear() noexcept {
-        indptr_.resize(1);
-        indices_.clear();
-        last_page_len_.clear();
-    }
-
-    /// Where the pages of each sequence begin in indices(), and the number of all. (sequences + 1)
-    [[nodiscard]] std::span<const std::int32_t> indptr() const noexcept { return indptr_; }
-    /// The pages of all sequences, in order.
-    [[nodiscard]] std::span<const std::int32_t> indices() const noexcept { return indices_; }
-    /// The rows in use in the last page of each sequence; 0 for a sequence without rows. (sequences)
-    [[nodiscard]] std::span<const std::int32_t> last_page_len() const noexcept { return last_page_len_; }
-    /// The pages of one sequence.
-    [[nodiscard]] std::span<const std::int32_t> blocks(std::size_t sequence) const {
-        require(sequence + 1 < indptr_.size(), "a sequence whose blocks are asked for was appended");
-        const auto begin = static_cast<std::size_t>(indptr_[sequence]);
-        return indices().subspan(begin, static_cast<std::size_t>(indptr_[sequence + 1]) - begin);
-    }
-
-private:
-    std::size_t page_tokens_;
-    std::vector<std::int32_t> indptr_ = {0};
-    std::vector<std::int32_t> indices_;
-    std::vector<std::int32_t> last_page_len_;
-};
-
-}} // namespace kvcache
-
 // ---- kvcache/core/role.hpp ----------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -347,6 +228,242 @@ concept policy = known_role<typename role_of<P>::type>;
 /// A policy with the given role.
 template <class P, class Role>
 concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
+
+}} // namespace kvcache
+
+// ---- kvcache/core/errors.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// A violated precondition.
+class contract_violation : public std::logic_error {
+public:
+    using std::logic_error::logic_error;
+};
+
+/// Called with the rule that was broken. It may throw, log, or end the program.
+using violation_handler = void (*)(const char* rule);
+
+namespace detail {
+
+inline std::atomic<violation_handler> on_violation{nullptr};
+
+} // namespace detail
+
+/// Installs the function that is called at each contract violation; null for none. Returns the one before. If the
+/// function returns, contract_violation is thrown; in a program without exceptions std::terminate is called.
+inline violation_handler set_violation_handler(violation_handler handler) noexcept {
+    return detail::on_violation.exchange(handler);
+}
+
+namespace detail {
+
+/// Calls the violation handler, then throws contract_violation, or ends a program without exceptions.
+#if defined(__GNUC__)
+[[gnu::cold, gnu::noinline]]
+#endif
+[[noreturn]] inline void
+violate(const char* what) {
+    if (const violation_handler handler = on_violation.load())
+        handler(what);
+#if defined(__cpp_exceptions)
+    throw contract_violation(what);
+#else
+    std::terminate();
+#endif
+}
+
+} // namespace detail
+
+/// Checks a precondition in every build: one that guards memory and costs little where it is checked.
+/// Throws: contract_violation, with `what` as its message.
+constexpr void require(bool holds, const char* what) {
+    if (!holds)
+        detail::violate(what);
+}
+
+/// Checks a precondition. Off in release builds unless KVCACHE_CONTRACTS is 1.
+/// Throws: contract_violation, with `what` as its message.
+constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) {
+#if KVCACHE_CONTRACTS
+    if (!holds)
+        detail::violate(what);
+#endif
+}
+
+namespace detail {
+
+/// Concatenates strings. A chain of string additions takes several times as long to compile.
+[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
+    std::string whole;
+    for (const std::string_view piece : pieces)
+        whole += piece;
+    return whole;
+}
+
+} // namespace detail
+
+/// The kind of an error.
+enum class error_code {
+    not_found,     ///< A file, tensor or field does not exist.
+    io,            ///< The system refused to open, read, map or write.
+    truncated,     ///< The data is shorter than its own header says.
+    malformed,     ///< The data is invalid: syntax, offsets, encodings.
+    mismatched,    ///< Well formed, but not what was expected: dtype, shape, identity.
+    unsupported,   ///< Well formed, but not supported by this library.
+    out_of_memory, ///< No page or memory is left, and no page can be evicted.
+    out_of_range,  ///< A token, position or length is past its limit.
+    pending,       ///< Another lease computes it now; it will be cached.
+    cancelled,     ///< Stopped on the caller's request.
+};
+
+/// A typed error: its kind, the name of the failing field or file, and a message a user can act on.
+struct error {
+    error_code code = error_code::malformed;
+    std::string field = {};   ///< What failed: "rope_scaling.type", "model.safetensors", "pages".
+    std::string message = {}; ///< One sentence, with the values.
+
+    friend bool operator==(const error&, const error&) = default;
+};
+
+/// A value, or the error that prevented it.
+template <class T>
+class [[nodiscard]] result {
+public:
+    using value_type = T;
+
+    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
+    result(kvcache::error reason) : held_(std::in_place_index<1>, std::move(reason)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
+    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+    /// Requires: has_value().
+    [[nodiscard]] T& operator*() & { return value(); }
+    [[nodiscard]] const T& operator*() const& { return value(); }
+    [[nodiscard]] T&& operator*() && { return std::move(value()); }
+    [[nodiscard]] T* operator->() { return &value(); }
+    [[nodiscard]] const T* operator->() const { return &value(); }
+
+    /// Requires: !has_value().
+    [[nodiscard]] const kvcache::error& error() const {
+        require(!has_value(), "a result is asked for its error only when it has no value");
+        return *std::get_if<1>(&held_);
+    }
+
+private:
+    [[nodiscard]] T& value() {
+        require(has_value(), "a result is read only when it has a value");
+        return *std::get_if<0>(&held_);
+    }
+    [[nodiscard]] const T& value() const {
+        require(has_value(), "a result is read only when it has a value");
+        return *std::get_if<0>(&held_);
+    }
+
+    std::variant<T, kvcache::error> held_;
+};
+
+/// Success, or the error that prevented it.
+template <>
+class [[nodiscard]] result<void> {
+public:
+    using value_type = void;
+
+    result() = default;
+    result(kvcache::error reason) : reason_(std::move(reason)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return !reason_; }
+    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+    /// Requires: !has_value().
+    [[nodiscard]] const kvcache::error& error() const {
+        require(!has_value(), "a result is asked for its error only when it has no value");
+        return *reason_;
+    }
+
+private:
+    std::optional<kvcache::error> reason_;
+};
+
+// The only header that throws and catches. In a program without exceptions nothing can be caught: a failed allocation
+// ends the program in operator new.
+
+namespace detail {
+
+/// Calls `body`. Returns false if it threw an `Exception`; other exceptions propagate.
+template <class Exception, class Body>
+[[nodiscard]] bool completes(Body&& body) {
+#if defined(__cpp_exceptions)
+    try {
+        body();
+        return true;
+    } catch (const Exception&) {
+        return false;
+    }
+#else
+    body();
+    return true;
+#endif
+}
+
+/// Calls `body` and discards any exception.
+template <class Body>
+void ignore_exceptions(Body&& body) noexcept {
+#if defined(__cpp_exceptions)
+    try {
+        body();
+    } catch (...) {
+    }
+#else
+    body();
+#endif
+}
+
+/// Calls `body`. Returns the exception it threw; null if none.
+template <class Body>
+[[nodiscard]] std::exception_ptr exception_of(Body&& body) noexcept {
+#if defined(__cpp_exceptions)
+    try {
+        body();
+    } catch (...) {
+        return std::current_exception();
+    }
+#else
+    body();
+#endif
+    return nullptr;
+}
+
+/// Throws std::bad_alloc.
+[[noreturn]] inline void throw_bad_alloc() {
+#if defined(__cpp_exceptions)
+    throw std::bad_alloc();
+#else
+    std::terminate();
+#endif
+}
+
+/// Calls `undo` when it is destroyed, unless it was dismissed.
+template <class Undo>
+class [[nodiscard]] scope_guard {
+public:
+    explicit scope_guard(Undo undo) : undo_(std::move(undo)) {}
+    scope_guard(const scope_guard&) = delete;
+    scope_guard& operator=(const scope_guard&) = delete;
+    ~scope_guard() {
+        if (armed_)
+            undo_();
+    }
+
+    void dismiss() noexcept { armed_ = false; }
+
+private:
+    Undo undo_;
+    bool armed_ = true;
+};
+
+} // namespace detail
 
 }} // namespace kvcache
 
@@ -458,8 +575,8 @@ concept page_reader = requires(const S s, std::span<const std::byte> bytes, page
     { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
 };
 
-/// Writer of single rows of keys and values into a page. Reads give what was written, rounded at most as each number
-/// alone decides. `copy` copies the first `rows` rows to another page. It reads no byte of later rows, which another
+/// Writer of single rows of keys and values into a page. A read returns the written row; each number is rounded by
+/// itself at most. `copy` copies the first `rows` rows to another page. It reads no byte of later rows, which another
 /// thread may be writing.
 template <class S>
 concept row_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
@@ -468,9 +585,10 @@ concept row_writer = requires(const S s, std::span<std::byte> page, std::span<co
     s.copy(bytes, page, rows);
 };
 
-/// Writes a layer's head of a page once all its rows are there, as the plain codec lays them out; what it keeps may
-/// differ from what was computed. `transform_key` and `transform_value` turn a row before it is kept, exact or coded:
-/// queries are turned as keys, and what attention gives is turned back as values.
+/// Writer of whole pages: it quantizes one head of a layer once all rows of the page are present, in the layout of
+/// codec::f32. `transform_key` and `transform_value` transform a row before it is stored, in full precision or
+/// quantized. Queries are transformed as keys; the output of attention is transformed back by `inverse_transform`. row:
+/// (head_dim)
 template <class S>
 concept page_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> rows, layer_id layer,
                                head_id head, std::span<float> row) {
@@ -482,8 +600,8 @@ concept page_writer = requires(const S s, std::span<std::byte> page, std::span<c
     { s.shape() } -> std::same_as<page_shape>;
 };
 
-/// Codec whose pages only a backend of its own reads and writes. It names the backend and the layout, both of which are
-/// part of the cache's identity.
+/// Codec whose pages only its own backend reads and writes. The names of the backend and of the layout are part of the
+/// cache's identity.
 template <class S>
 concept device_codec_state = requires(const S s) {
     { s.page_bytes() } -> std::same_as<std::size_t>;
@@ -514,170 +632,6 @@ concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape sh
 
 }} // namespace kvcache
 
-// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
-/// entries of one size this equals counting them.
-struct eviction_capacity {
-    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
-    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
-};
-
-/// Attributes of a new entry, for the eviction policy.
-struct eviction_entry {
-    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
-    std::size_t bytes = 0;              ///< Size of the entry.
-    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
-    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
-    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
-    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
-};
-
-/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
-/// callable of this form: `victim` is a template over its argument.
-struct evictable_check {
-    bool operator()(slot_id slot) const;
-};
-
-/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
-/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
-/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
-///
-/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
-/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
-/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
-/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
-/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
-/// policy that searches can skip it.
-template <class S>
-concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
-                                  const evictable_check& is_evictable) {
-    s.admit(slot, newcomer);
-    s.touch(slot);
-    s.erase(slot);
-    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
-};
-
-/// A policy that selects the entry to evict when space is needed.
-template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
-    p.open(room);
-} && eviction_state<opened_by<P, eviction_capacity>>;
-
-/// Announces a new entry before space is made for it.
-template <eviction_state S>
-void on_miss(S& state, const eviction_entry& newcomer) {
-    if constexpr (requires { state.on_miss(newcomer); })
-        state.on_miss(newcomer);
-}
-
-/// Evicts a victim.
-template <eviction_state S>
-void evict(S& state, slot_id slot) {
-    if constexpr (requires { state.evict(slot); })
-        state.evict(slot);
-    else
-        state.erase(slot);
-}
-
-/// The last reference to an entry was dropped.
-template <eviction_state S>
-void on_released(S& state, slot_id slot) {
-    if constexpr (requires { state.on_released(slot); })
-        state.on_released(slot);
-}
-
-/// The entry gained its first child.
-template <eviction_state S>
-void on_child_added(S& state, slot_id slot) {
-    if constexpr (requires { state.on_child_added(slot); })
-        state.on_child_added(slot);
-}
-
-/// The entry lost its last child.
-template <eviction_state S>
-void on_last_child_removed(S& state, slot_id slot) {
-    if constexpr (requires { state.on_last_child_removed(slot); })
-        state.on_last_child_removed(slot);
-}
-
-#if KVCACHE_CONTRACTS
-/// A state that also checks its caller: an entry is admitted once, and is used and removed only after that. Without
-/// contract checks it is the state itself.
-template <eviction_state S>
-class checked_eviction {
-public:
-    template <eviction_policy P>
-    checked_eviction(const P& policy, eviction_capacity room) : state_(policy.open(room)), present_(room.slots) {}
-
-    void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(state_, newcomer); }
-
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!present_[index_of(slot)], "an entry is admitted once");
-        state_.admit(slot, newcomer);
-        present_[index_of(slot)] = true;
-    }
-
-    void touch(slot_id slot) {
-        expects(present_[index_of(slot)], "a touched entry was admitted");
-        state_.touch(slot);
-    }
-
-    void on_released(slot_id slot) {
-        expects(present_[index_of(slot)], "a released entry was admitted");
-        kvcache::on_released(state_, slot);
-    }
-
-    void on_child_added(slot_id slot) {
-        expects(present_[index_of(slot)], "an entry that gains a child was admitted");
-        kvcache::on_child_added(state_, slot);
-    }
-
-    void on_last_child_removed(slot_id slot) {
-        expects(present_[index_of(slot)], "an entry that lost its last child was admitted");
-        kvcache::on_last_child_removed(state_, slot);
-    }
-
-    void erase(slot_id slot) {
-        expects(present_[index_of(slot)], "an erased entry was admitted");
-        state_.erase(slot);
-        present_[index_of(slot)] = false;
-    }
-
-    void evict(slot_id slot) {
-        expects(present_[index_of(slot)], "an evicted entry was admitted");
-        kvcache::evict(state_, slot);
-        present_[index_of(slot)] = false;
-    }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        return state_.victim(is_evictable);
-    }
-
-private:
-    S state_;
-    std::vector<bool> present_;
-};
-#else
-template <eviction_state S>
-using checked_eviction = S;
-#endif
-
-/// Opens a policy whose callers are checked, in builds with contract checks.
-template <eviction_policy P>
-[[nodiscard]] auto open_checked(const P& policy, eviction_capacity room) {
-#if KVCACHE_CONTRACTS
-    return checked_eviction<opened_by<P, eviction_capacity>>(policy, room);
-#else
-    return policy.open(room);
-#endif
-}
-
-}} // namespace kvcache
-
 // ---- kvcache/core/intrinsics.hpp ----------------------------------------------------------------------------------
 
 // GCC 12 reports uninitialized values inside its own AVX-512 intrinsics, wherever a program inlines them. A warning
@@ -698,6 +652,64 @@ template <eviction_policy P>
 #pragma GCC diagnostic pop
 #endif
 #endif
+
+#include <cstddef>
+#include <cstdint>
+
+/// Forces inlining. For functions whose sums must stay in the caller's registers, and for functions that only prefetch:
+/// GCC considers them free of effects and drops the calls. On a lambda: after its (...).
+#if defined(__GNUC__)
+#define KVCACHE_INLINE __attribute__((always_inline))
+#else
+#define KVCACHE_INLINE
+#endif
+
+/// Fully unrolls the loop that follows, of a constant number of iterations, 64 at most. nvcc rejects the pragma.
+#if defined(__CUDACC__)
+#define KVCACHE_UNROLL
+#elif defined(__clang__)
+#define KVCACHE_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define KVCACHE_UNROLL _Pragma("GCC unroll 64")
+#else
+#define KVCACHE_UNROLL
+#endif
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The address of element `offset` of `base`. For prefetches only: unlike a pointer, it may lie outside any array.
+template <class T>
+[[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the address is not that of an object
+    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
+}
+
+/// Prefetches the cache line of element `offset` of `base` for a read soon. Any offset is allowed.
+template <class T>
+KVCACHE_INLINE inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(address(base, offset), 0, 3);
+#endif
+}
+
+/// Prefetches into the second-level cache, for a line that is read somewhat later.
+template <class T>
+KVCACHE_INLINE inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(address(base, offset), 0, 2);
+#endif
+}
+
+/// Prefetches a line for a write soon.
+template <class T>
+KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
+                                             [[maybe_unused]] std::size_t offset) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(address(base, offset), 1, 3);
+#endif
+}
+
+}} // namespace kvcache
 
 // ---- kvcache/core/digest.hpp --------------------------------------------------------------------------------------
 
@@ -811,7 +823,7 @@ struct sha256_digest {
 
 }} // namespace kvcache
 
-// ---- kvcache/core/revisions.hpp -----------------------------------------------------------------------------------
+// ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -822,12 +834,6 @@ inline constexpr unsigned numeric_contract_revision = 1;
 /// The revision of the record format of snapshots and tiers (docs/format.md). It changes whenever the meaning of any
 /// byte changes. It is part of a cache's identity, so records of another revision are not found.
 inline constexpr unsigned record_format_revision = 1;
-
-}} // namespace kvcache
-
-// ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Everything besides the tokens that determines the bits of a cached page. Two caches may exchange pages if and only
 /// if every field is equal. A new field must be named in for_each_field, which does not compile otherwise; `digest_of`
@@ -890,33 +896,13 @@ void for_each_field(const identity& id, Visit visit) {
 /// The digest of an identity: domain-separated, every field preceded by its name, length-prefixed.
 [[nodiscard]] inline digest digest_of(const identity& id) {
     digest_builder builder;
-    builder.text("kvcache identity 2");
+    builder.text("kvcache identity 3");
     for_each_field(id, [&](const char* name, const auto& field) {
         builder.text(name);
         detail::append_field(builder, field);
     });
     return builder.finish();
 }
-
-}} // namespace kvcache
-
-// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
-/// preceding digest and the run of tokens after it.
-template <class S>
-concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
-    { s.root() } -> std::same_as<digest>;
-    { s.chain(before, run) } -> std::same_as<digest>;
-};
-
-/// A policy that names a run of tokens together with everything before it.
-template <class P>
-concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
-    p.open(id);
-} && hash_state<opened_by<P, identity>>;
 
 }} // namespace kvcache
 
@@ -937,14 +923,6 @@ struct index_match {
     std::size_t tokens = 0;
     match_end end = match_end::unknown;
     std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
-
-    /// Makes it the match of nothing. The pages keep their memory.
-    void clear() noexcept {
-        pages.clear();
-        tokens = 0;
-        end = match_end::unknown;
-        stored.reset();
-    }
 };
 
 /// The outcome of an insertion.
@@ -997,301 +975,6 @@ template <class P>
 concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
     p.open(shape, pages);
 } && index_state<opened_by<P, page_shape, std::size_t>>;
-
-}} // namespace kvcache
-
-// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved. With `wait` and
-/// `notify` a thread can wait until a lease ends.
-template <class S>
-concept locking_state = requires(S& s) {
-    s.lock();
-    s.unlock();
-};
-
-/// A locking under which a thread can wait: `wait` unlocks, waits for `notify`, and locks again.
-template <class S>
-concept waiting_state = locking_state<S> && requires(S& s) {
-    s.wait();
-    s.notify();
-};
-
-/// A policy that defines how threads share a cache.
-template <class P>
-concept locking_policy =
-    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
-
-}} // namespace kvcache
-
-// ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The kinds of events in a cache.
-enum class event_kind {
-    matched,   ///< A prompt was looked up: tokens matched, tokens of the prompt, matched pages.
-    stored,    ///< Tokens were committed.
-    published, ///< A full page became findable: its tokens and its parent page.
-    copied,    ///< A shared page was copied before a write (copy-on-write): from the first of the pages to the second.
-    evicted,   ///< A page was evicted.
-    refused,   ///< A reservation failed for lack of pages.
-};
-
-/// One event. Its spans are valid during the call only.
-struct event {
-    event_kind kind = event_kind::matched;
-    std::size_t tokens = 0; ///< Tokens matched (matched), committed (stored), or in the page (the other kinds).
-    std::size_t of = 0;     ///< Tokens requested (matched, refused).
-    std::size_t pages = 0;  ///< Number of pages concerned.
-
-    std::span<const page_id> which = {}; ///< The pages concerned, in order; empty for stored and refused.
-    std::optional<page_id> parent = {};  ///< The parent of the page (published, evicted).
-    std::span<const token_id> run = {};  ///< The tokens of the page (published, evicted).
-    std::span<const digest> names = {};  ///< Page names, indexed by page; see name_of.
-    std::size_t page_tokens = 0;         ///< Tokens of a full page.
-
-    /// Returns the digest of all tokens up to the end of a page. Requires: the page is full and findable.
-    [[nodiscard]] digest name_of(page_id page) const {
-        expects(index_of(page) < names.size(), "an event names the pages that it is about");
-        return names[index_of(page)];
-    }
-};
-
-/// The working state of an observer. It receives every event, under the cache's lock. Exceptions that it throws are
-/// ignored.
-template <class S>
-concept observer_state = requires(S s, const event& what) {
-    s.on(what);
-};
-
-/// A policy that observes the events of a cache.
-template <class P>
-concept observer_policy = plays<P, observer_role> && requires(const P p) {
-    p.open();
-} && observer_state<opened_by<P>>;
-
-}} // namespace kvcache
-
-// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
-struct compute_range {
-    std::size_t first = 0;
-    std::size_t count = 0;
-};
-
-/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
-struct reused_span {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0;
-    std::uint32_t row = 0; ///< Row of the first token in its page.
-
-    friend bool operator==(const reused_span&, const reused_span&) = default;
-};
-
-/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
-/// tokens whose first `hit` are cached.
-template <class S>
-concept recompute_state = requires(const S s, std::size_t tokens) {
-    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
-};
-
-/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
-/// to `positions`.
-template <class S>
-concept chunk_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
-    s.select(runs, positions);
-};
-
-/// The vectors compared to measure a reused token's deviation.
-enum class deviation_metric { keys, values };
-
-/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
-/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
-/// before that one.
-template <class S>
-concept deviation_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    s.select(runs, deviations, positions);
-    { s.compared() } -> std::same_as<deviation_metric>;
-    { s.check_layer() } -> std::convertible_to<std::size_t>;
-};
-
-/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
-/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
-/// some.
-template <class S>
-concept filtering_recompute_state = deviation_recompute_state<S> &&
-    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    { s.filters() } -> std::convertible_to<std::size_t>;
-    s.filter(number, runs, deviations, positions);
-};
-
-/// A policy that selects the reused tokens to recompute.
-template <class P>
-concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
-    p.open(shape);
-} && recompute_state<opened_by<P, page_shape>>;
-
-}} // namespace kvcache
-
-// ---- kvcache/core/result.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
-/// Concatenates strings. A chain of string additions takes several times as long to compile.
-[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
-    std::string whole;
-    for (const std::string_view piece : pieces)
-        whole += piece;
-    return whole;
-}
-
-}}} // namespace kvcache::detail
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The kind of an error.
-enum class error_code {
-    not_found,     ///< A file, tensor or field does not exist.
-    io,            ///< The system refused to open, read, map or write.
-    truncated,     ///< The data is shorter than its own header says.
-    malformed,     ///< The data is invalid: syntax, offsets, encodings.
-    mismatched,    ///< Well formed, but not what was expected: dtype, shape, identity.
-    unsupported,   ///< Well formed, but not supported by this library.
-    out_of_memory, ///< No page or memory is left, and no page can be evicted.
-    out_of_range,  ///< A token, position or length is past its limit.
-    pending,       ///< Another lease computes it now; it will be cached.
-    cancelled,     ///< Stopped on the caller's request.
-};
-
-/// A typed error: its kind, the name of the failing field or file, and a message a user can act on.
-struct error {
-    error_code code = error_code::malformed;
-    std::string field = {};   ///< What failed: "rope_scaling.type", "model.safetensors", "pages".
-    std::string message = {}; ///< One sentence, with the values.
-
-    friend bool operator==(const error&, const error&) = default;
-};
-
-/// A value, or the error that prevented it.
-template <class T>
-class [[nodiscard]] result {
-public:
-    using value_type = T;
-
-    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
-    result(kvcache::error reason) : held_(std::in_place_index<1>, std::move(reason)) {}
-
-    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
-    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
-
-    /// Requires: has_value().
-    [[nodiscard]] T& operator*() & { return value(); }
-    [[nodiscard]] const T& operator*() const& { return value(); }
-    [[nodiscard]] T&& operator*() && { return std::move(value()); }
-    [[nodiscard]] T* operator->() { return &value(); }
-    [[nodiscard]] const T* operator->() const { return &value(); }
-
-    /// Requires: !has_value().
-    [[nodiscard]] const kvcache::error& error() const {
-        require(!has_value(), "a result is asked for its error only when it has no value");
-        return *std::get_if<1>(&held_);
-    }
-
-private:
-    [[nodiscard]] T& value() {
-        require(has_value(), "a result is read only when it has a value");
-        return *std::get_if<0>(&held_);
-    }
-    [[nodiscard]] const T& value() const {
-        require(has_value(), "a result is read only when it has a value");
-        return *std::get_if<0>(&held_);
-    }
-
-    std::variant<T, kvcache::error> held_;
-};
-
-/// Success, or the error that prevented it.
-template <>
-class [[nodiscard]] result<void> {
-public:
-    using value_type = void;
-
-    result() = default;
-    result(kvcache::error reason) : reason_(std::move(reason)) {}
-
-    [[nodiscard]] bool has_value() const noexcept { return !reason_; }
-    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
-
-    /// Requires: !has_value().
-    [[nodiscard]] const kvcache::error& error() const {
-        require(!has_value(), "a result is asked for its error only when it has no value");
-        return *reason_;
-    }
-
-private:
-    std::optional<kvcache::error> reason_;
-};
-
-}} // namespace kvcache
-
-// ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-namespace detail {
-
-template <class S>
-concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
-    { s.acquire(page) } -> std::same_as<bool>;
-    { s.release(page) }
-    noexcept;
-};
-
-// Copies the first rows of a page, or all of it.
-template <class S>
-auto copy_rows(const S& storage, page_id from, page_id to, std::size_t rows) {
-    if constexpr (requires { storage.copy(from, to, rows); })
-        return storage.copy(from, to, rows);
-    else if constexpr (requires { storage.copy(from, to); })
-        return storage.copy(from, to);
-}
-
-} // namespace detail
-
-/// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
-template <class S>
-concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
-    { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
-};
-
-/// A storage whose pages the host cannot address. `copy` copies one acquired page to another, or the first rows of it,
-/// and returns whether it succeeded. `status` returns the reason of the last refused page or copy.
-template <class S>
-concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
-    { detail::copy_rows(c, page, page, 1) } -> std::same_as<bool>;
-    { c.status() } -> std::same_as<result<void>>;
-};
-
-/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and returns whether
-/// it succeeded. `release` declares its content no longer needed.
-template <class S>
-concept storage_state = host_storage_state<S> || device_storage_state<S>;
-
-/// A policy that decides where the bytes of pages live.
-template <class P>
-concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
-    p.open(n, n); // pages, bytes a page
-} && storage_state<opened_by<P, std::size_t, std::size_t>>;
 
 }} // namespace kvcache
 
@@ -1376,264 +1059,35 @@ concept tier_policy = plays<P, tier_role> && requires(const P p) {
 
 }} // namespace kvcache
 
-// ---- kvcache/cache/check_policies.hpp -----------------------------------------------------------------------------
+// ---- kvcache/tier/none.hpp ----------------------------------------------------------------------------------------
 
-// Policies that cannot be composed, and why, in words. A misuse is the type of the cache that such policies would make.
-// It has the members of a standard cache, so that the message is the only error. Compilers print the names of the
-// policies as arguments of the misuse, and each static_assert prints the policy again. An entry header includes this
-// file directly: GCC prints the path of includes before its message.
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+/// No tier: pages evicted from memory are lost.
+struct none {
+    using role = tier_role;
 
-/// Satisfied if a policy has everything that its role requires.
-template <class P>
-concept complete_policy = codec_policy<P> || storage_policy<P> || hash_policy<P> || index_policy<P> ||
-    eviction_policy<P> || recompute_policy<P> || tier_policy<P> || observer_policy<P> || locking_policy<P>;
-
-// The policy among Ps that plays Role, or Standard if none does.
-template <class Role, class Standard, class... Ps>
-struct slot {
-    using type = Standard;
-};
-template <class Role, class Standard, class P, class... Ps>
-struct slot<Role, Standard, P, Ps...> : slot<Role, Standard, Ps...> {};
-template <class Role, class Standard, plays<Role> P, class... Ps>
-struct slot<Role, Standard, P, Ps...> {
-    using type = P;
-};
-
-// The standard cache; its argument only delays the lookup.
-template <class>
-struct standard_cache;
-
-// `Holds`, printed with the names of the policies in question.
-template <bool Holds, class... Ps>
-inline constexpr bool holds_for = Holds;
-
-// The state that a policy opens, or void.
-template <class P, class... Arguments>
-struct state_of {
-    using type = void;
-};
-template <class P, class... Arguments>
-    requires requires {
-        typename opened_by<P, Arguments...>;
-    }
-struct state_of<P, Arguments...> {
-    using type = opened_by<P, Arguments...>;
-};
-
-struct
-    the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_and_merge_equal_pages;
-
-/// Arguments that make_cache does not take.
-template <class Fields>
-struct unknown_arguments : standard_cache<Fields>::type {
-    static_assert(holds_for<false, Fields>, "make_cache takes {.shape = {.layers, .kv_heads, .head_dim, .tokens}, "
-                                            ".limit = {.bytes, .pages}, .id, .tenants, "
-                                            ".merge_equal_pages} and policies");
-};
-
-/// A type without a role, or with an unknown one.
-template <class P>
-struct names_no_role : standard_cache<P>::type {
-    static_assert(holds_for<false, P>,
-                  "a policy names its role, one of core/role.hpp: using role = kvcache::eviction_role;");
-};
-
-/// Two policies for one role.
-template <class Role, class A, class B>
-struct both_play : standard_cache<A>::type {
-    static_assert(holds_for<false, Role, A, B>,
-                  "two policies both play the same role; a cache has one policy for each role");
-};
-
-/// A policy that lacks a member that its role requires. The first one that is missing is reported.
-template <class Role, class P>
-struct incomplete;
-
-template <class P>
-struct incomplete<codec_role, P> : standard_cache<P>::type {
-    using state = typename state_of<P, page_shape>::type;
-    static constexpr bool opens = !std::is_void_v<state>;
-    static constexpr bool sized = opens && requires(const state s) {
-        { s.page_bytes() } -> std::same_as<std::size_t>;
-        { s.name() } -> std::same_as<std::string>;
+    class state {
+    public:
+        template <class Use>
+        [[nodiscard]] result<bool> read(const sha256_digest&, Use&&) {
+            return false;
+        }
+        [[nodiscard]] result<void> put(const tier_entry&, std::span<const std::span<const std::byte>>) { return {}; }
+        [[nodiscard]] bool contains(const sha256_digest&) const noexcept { return false; }
+        [[nodiscard]] result<void> erase(const sha256_digest&) { return {}; }
+        [[nodiscard]] result<void> flush() { return {}; }
+        [[nodiscard]] result<void> status() const { return {}; }
+        [[nodiscard]] tier_counts counts() const noexcept { return {}; }
+        [[nodiscard]] bool is_null() const noexcept { return true; }
     };
-    static constexpr bool keys =
-        sized && requires(const state s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
-        { s.keys(page, at, to) } -> std::same_as<const float*>;
-    };
-    static constexpr bool values =
-        keys && requires(const state s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
-        { s.values(page, at, to) } -> std::same_as<const float*>;
-    };
-    static_assert(holds_for<opens, P>, "a codec needs: state open(page_shape) const");
-    static_assert(holds_for < !opens || sized, P >,
-                  "a codec's state needs: std::size_t page_bytes() const; std::string name() const");
-    static_assert(holds_for < !sized || keys, P >,
-                  "a codec's state needs: const float* keys(std::span<const std::byte> "
-                  "page, page_tile, std::span<float> scratch) const");
-    static_assert(holds_for < !keys || values, P >,
-                  "a codec's state needs: const float* values(std::span<const std::byte> "
-                  "page, page_tile, std::span<float> scratch) const");
-    static_assert(holds_for<!values, P>,
-                  "a codec's state needs encode and copy of a row_writer, or all of a page_writer "
-                  "(codec/concept.hpp)");
+
+    [[nodiscard]] state open() const { return {}; }
 };
 
-template <class P>
-struct incomplete<storage_role, P> : standard_cache<P>::type {
-    using state = typename state_of<P, std::size_t, std::size_t>::type;
-    static constexpr bool opens = !std::is_void_v<state>;
-    static constexpr bool moves = opens && std::movable<state>;
-    static constexpr bool acquires = moves && requires(state s, page_id page) {
-        { s.acquire(page) } -> std::same_as<bool>;
-    };
-    static constexpr bool releases = acquires && requires(state s, page_id page) {
-        { s.release(page) }
-        noexcept;
-    };
-    static_assert(holds_for<opens, P>, "a storage needs: state open(std::size_t pages, std::size_t page_bytes) const");
-    static_assert(holds_for < !opens || moves, P >, "a storage's state is movable");
-    static_assert(holds_for < !moves || acquires, P >, "a storage's state needs: bool acquire(page_id)");
-    static_assert(holds_for < !acquires || releases, P >, "a storage's state needs: void release(page_id) noexcept");
-    static_assert(holds_for<!releases, P>, "a storage's state needs: std::span<std::byte> bytes(page_id) const");
-};
+static_assert(tier_policy<none>);
 
-template <class P>
-struct incomplete<hash_role, P> : standard_cache<P>::type {
-    using state = typename state_of<P, identity>::type;
-    static constexpr bool opens = !std::is_void_v<state>;
-    static constexpr bool roots = opens && requires(const state s) {
-        { s.root() } -> std::same_as<digest>;
-    };
-    static_assert(holds_for<opens, P>, "a hash needs: state open(const identity&) const");
-    static_assert(holds_for < !opens || roots, P >, "a hash's state needs: digest root() const");
-    static_assert(holds_for<!roots, P>,
-                  "a hash's state needs: digest chain(digest before, std::span<const token_id> run) const");
-};
-
-template <class P>
-struct incomplete<index_role, P> : standard_cache<P>::type {
-    using state = typename state_of<P, page_shape, std::size_t>::type;
-    static constexpr bool opens = !std::is_void_v<state>;
-    static constexpr bool matches = opens && requires(const state c, std::span<const token_id> tokens) {
-        { c.match(tokens) } -> std::same_as<index_match>;
-    };
-    static constexpr bool inserts =
-        matches && requires(state s, std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
-        { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
-        s.erase(page);
-    };
-    static constexpr bool looks_up = inserts && requires(const state c, page_id page) {
-        { c.contains(page) } -> std::same_as<bool>;
-        { c.leaf(page) } -> std::same_as<bool>;
-    };
-    static constexpr bool has_parents = looks_up && requires(const state c, page_id page) {
-        { c.parent(page) } -> std::same_as<std::optional<page_id>>;
-    };
-    static_assert(holds_for<opens, P>, "an index needs: state open(page_shape, std::size_t pages) const");
-    static_assert(holds_for < !opens || matches, P >,
-                  "an index's state needs: index_match match(std::span<const token_id>) const");
-    static_assert(holds_for < !matches || inserts, P >,
-                  "an index's state needs: insertion insert(std::optional<page_id> parent, std::span<const token_id>, "
-                  "page_id); void erase(page_id)");
-    static_assert(holds_for < !inserts || looks_up, P >,
-                  "an index's state needs: bool contains(page_id) const; bool leaf(page_id) const");
-    static_assert(holds_for < !looks_up || has_parents, P >,
-                  "an index's state needs: std::optional<page_id> parent(page_id) const");
-    static_assert(holds_for<!has_parents, P>, "an index's state needs: std::span<const token_id> run(page_id) const");
-};
-
-template <class P>
-struct incomplete<eviction_role, P> : standard_cache<P>::type {
-    using state = typename state_of<P, eviction_capacity>::type;
-    static constexpr bool opens = !std::is_void_v<state>;
-    static constexpr bool admits = opens && requires(state s, slot_id slot, const eviction_entry& entry) {
-        s.admit(slot, entry);
-    };
-    static constexpr bool touches = admits && requires(state s, slot_id slot) { s.touch(slot); };
-    static constexpr bool erases = touches && requires(state s, slot_id slot) { s.erase(slot); };
-    static_assert(holds_for<opens, P>, "an eviction policy needs: state open(eviction_capacity) const");
-    static_assert(holds_for < !opens || admits, P >,
-                  "an eviction state needs: void admit(slot_id, const eviction_entry&)");
-    static_assert(holds_for < !admits || touches, P >, "an eviction state needs: void touch(slot_id)");
-    static_assert(holds_for < !touches || erases, P >, "an eviction state needs: void erase(slot_id)");
-    static_assert(holds_for<!erases, P>,
-                  "an eviction state needs: std::optional<slot_id> victim(const auto& is_evictable)");
-};
-
-template <class P>
-struct incomplete<recompute_role, P> : standard_cache<P>::type {
-    static constexpr bool opens = !std::is_void_v<typename state_of<P, page_shape>::type>;
-    static_assert(holds_for<opens, P>, "a recompute policy needs: state open(page_shape) const");
-    static_assert(holds_for<!opens, P>,
-                  "a recompute state needs: std::size_t first_computed(std::size_t hit, std::size_t total) const");
-};
-
-template <class P>
-struct incomplete<tier_role, P> : standard_cache<P>::type {
-    using state = typename state_of<P>::type;
-    static constexpr bool opens = !std::is_void_v<state>;
-    static constexpr bool moves = opens && std::movable<state>;
-    static constexpr bool reads = moves && requires(state s, const sha256_digest& name, const tier_use& use) {
-        { s.read(name, use) } -> std::same_as<result<bool>>;
-        { s.contains(name) } -> std::same_as<bool>;
-    };
-    static constexpr bool writes = reads && requires(state s, const tier_entry& entry, const sha256_digest& name,
-                                                     std::span<const std::span<const std::byte>> pieces) {
-        { s.put(entry, pieces) } -> std::same_as<result<void>>;
-        { s.erase(name) } -> std::same_as<result<void>>;
-        { s.flush() } -> std::same_as<result<void>>;
-    };
-    static_assert(holds_for<opens, P>, "a tier needs: state open() const");
-    static_assert(holds_for < !opens || moves, P >, "a tier's state is movable");
-    static_assert(holds_for < !moves || reads, P >,
-                  "a tier's state needs: result<bool> read(const sha256_digest&, const auto& use); bool contains(const "
-                  "sha256_digest&)");
-    static_assert(holds_for < !reads || writes, P >,
-                  "a tier's state needs: result<void> put(const tier_entry&, std::span<const std::span<const "
-                  "std::byte>>); result<void> erase(const sha256_digest&); result<void> flush()");
-    static_assert(holds_for<!writes, P>,
-                  "a tier's state needs: result<void> status() const; tier_counts counts() const");
-};
-
-template <class P>
-struct incomplete<observer_role, P> : standard_cache<P>::type {
-    static constexpr bool opens = !std::is_void_v<typename state_of<P>::type>;
-    static_assert(holds_for<opens, P>, "an observer needs: state open() const");
-    static_assert(holds_for<!opens, P>, "an observer's state needs: void on(const event&)");
-};
-
-template <class P>
-struct incomplete<locking_role, P> : standard_cache<P>::type {
-    static_assert(holds_for<false, P>, "a locking policy needs a type `state` with a default constructor, void lock() "
-                                       "and void unlock()");
-};
-
-/// The first misuse among the policies. Requires: there is one.
-template <class P, class... Ps>
-struct first_misuse {
-    using type = typename first_misuse<Ps...>::type;
-};
-template <class P, class... Ps>
-    requires(!policy<P>)
-struct first_misuse<P, Ps...> {
-    using type = names_no_role<P>;
-};
-template <policy P, class... Ps>
-    requires(!complete_policy<P>)
-struct first_misuse<P, Ps...> {
-    using type = incomplete<typename role_of<P>::type, P>;
-};
-template <complete_policy P, class... Ps>
-    requires(plays<Ps, typename role_of<P>::type> || ...)
-struct first_misuse<P, Ps...> {
-    using type = both_play<typename role_of<P>::type, P, typename slot<typename role_of<P>::type, void, Ps...>::type>;
-};
-
-}}} // namespace kvcache::detail
+}}} // namespace kvcache::tier
 
 // ---- kvcache/cache/config.hpp -------------------------------------------------------------------------------------
 
@@ -1646,7 +1100,7 @@ class tenant_salt {
 public:
     /// Requires: `bytes` is not empty.
     explicit tenant_salt(std::string bytes) : bytes_(std::move(bytes)) {
-        expects(!bytes_.empty(), "a tenant's salt is not empty");
+        require(!bytes_.empty(), "a tenant's salt is not empty");
     }
     [[nodiscard]] const std::string& bytes() const noexcept { return bytes_; }
 
@@ -1663,30 +1117,40 @@ struct tenant_usage {
     friend constexpr bool operator==(const tenant_usage&, const tenant_usage&) = default;
 };
 
+class tenant_registry;
+
 /// A tenant of a cache, as `open_tenant` returns it. A prompt that is acquired for a tenant finds only what the same
 /// tenant has stored. Copies are the same tenant; while one exists, its number is not given to another. The default
 /// stands for a cache without tenants. Requires: a copy outlives the tenant's sequences and leases.
 class tenant {
 public:
     tenant() = default;
-    /// The tenant with this number in its cache. `uses` counts the copies.
-    tenant(std::uint32_t number, std::shared_ptr<const void> uses) : number_(number), uses_(std::move(uses)) {}
+    /// The tenant with this number in the cache of the registry. `uses` counts the copies.
+    tenant(const tenant_registry& of, std::uint32_t number, std::shared_ptr<const void> uses)
+        : of_(&of), number_(number), uses_(std::move(uses)) {}
 
-    /// The number in the cache: 0 for none, 1 for what belongs to no tenant.
+    /// The number in the cache: 0 for none, 1 for the pages that belong to no tenant.
     [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
+    [[nodiscard]] bool belongs_to(const tenant_registry& of) const noexcept { return of_ == &of; }
 
-    friend bool operator==(const tenant& a, const tenant& b) noexcept { return a.number_ == b.number_; }
+    friend bool operator==(const tenant& a, const tenant& b) noexcept {
+        return a.of_ == b.of_ && a.number_ == b.number_;
+    }
 
 private:
+    const tenant_registry* of_ = nullptr;
     std::uint32_t number_ = 0;
     std::shared_ptr<const void> uses_;
 };
 
-/// The tenants of a cache by salt. Number 1 has no salt: it is shared by all that name no tenant.
+/// The tenants of a cache by salt. Number 1 has no salt: all callers without a salt share it. It stays where it is: its
+/// tenants point to it.
 class tenant_registry {
 public:
     /// For at most `most` tenants with a salt.
     explicit tenant_registry(std::size_t most) : most_(most) {}
+    tenant_registry(const tenant_registry&) = delete;
+    tenant_registry& operator=(const tenant_registry&) = delete;
 
     /// The maximum number of tenants with a salt; 0 in a cache without tenants.
     [[nodiscard]] std::size_t most() const noexcept { return most_; }
@@ -1702,6 +1166,8 @@ public:
                 return use(number);
         return std::nullopt;
     }
+
+    /// What the registry keeps of one tenant.
     struct account {
         std::string salt = {};
         std::shared_ptr<const std::uint64_t> copies = std::make_shared<const std::uint64_t>(); ///< Counts the copies.
@@ -1719,7 +1185,7 @@ public:
     /// A copy of a tenant, used now.
     [[nodiscard]] tenant use(std::uint32_t number) noexcept {
         accounts_[number - 1].used = ++uses_;
-        return {number, accounts_[number - 1].copies};
+        return {*this, number, accounts_[number - 1].copies};
     }
 
     /// The tenant to replace: of those without a copy the one with the fewest pages, and of these the one that was not
@@ -1767,13 +1233,7 @@ public:
     /// Throws: bad_alloc; the index is then unchanged.
     void add_root(std::uint32_t tenant) { index_.insert(std::nullopt, run_of(tenant), *root_of(tenant)); }
 
-    /// The longest cached prefix of a tenant's tokens.
-    [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
-        index_match found;
-        match(tenant, tokens, found);
-        return found;
-    }
-    /// The same in the memory of another match.
+    /// Makes `found` the longest cached prefix of a tenant's tokens.
     void match(std::uint32_t tenant, std::span<const token_id> tokens, index_match& found) const {
         if (tenant == 0)
             return in_index(tokens, found);
@@ -1783,7 +1243,6 @@ public:
         found.pages.erase(found.pages.begin());
         found.tokens -= page_tokens_;
     }
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
 
     /// Chunks that a tenant has registered, if the index supports chunks.
     [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
@@ -1886,6 +1345,54 @@ struct reservation {
     reserve_options options = {};
 };
 
+/// The occupancy of a cache. Every page is free, in use or evictable.
+struct cache_stats {
+    std::size_t pages = 0;      ///< Number of pages within the cache's limit.
+    std::size_t free = 0;       ///< Pages that hold nothing: never used, or freed.
+    std::size_t in_use = 0;     ///< Pages referenced by live sequences, each counted once however many share it.
+    std::size_t evictable = 0;  ///< Pages without references, cached for the next match until space is needed.
+    std::size_t page_bytes = 0; ///< Bytes of a page.
+    std::size_t sequences = 0;  ///< Live sequences and matches.
+
+    std::size_t exact = 0;          ///< Pages with attached full-precision rows, for a codec of whole pages.
+    std::size_t residual_bytes = 0; ///< What those take of the budget.
+
+    friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
+};
+
+/// Counters of a cache's use of its tier.
+struct tier_stats {
+    std::uint64_t asked = 0;          ///< Prompts with whole pages that were not in memory.
+    std::uint64_t hits = 0;           ///< Of these, prompts of which the tier had pages.
+    std::uint64_t loaded_tokens = 0;  ///< Tokens loaded, verified and published.
+    std::uint64_t refused = 0;        ///< Records that were damaged or not the requested ones; see tier_client.
+    std::uint64_t failed = 0;         ///< Tier calls that failed, and loads and hand-overs that ran out of memory.
+    std::uint64_t no_room = 0;        ///< Failed attempts to allocate pages for records; one prompt can have several.
+    std::uint64_t slower = 0;         ///< Prompts with pages in the tier that are faster to compute.
+    std::uint64_t handed_over = 0;    ///< Records given to the tier, which may write them later, or drop them.
+    std::uint64_t stored = 0;         ///< Records that the tier has written.
+    std::uint64_t store_failures = 0; ///< Failures that the tier counted, those of its later writes included.
+    std::optional<error> last = {};   ///< The error of the last refusal or failure.
+};
+
+/// The tier operations of a cache: cache/tier_client.hpp, which <kvcache/tier.hpp> includes.
+template <tier_state Tier>
+class tier_client;
+
+/// The client of a cache without a tier: it makes no records.
+template <>
+class tier_client<tier::none::state> {
+public:
+    tier_client(tier::none::state, const identity&, const std::string&) {}
+
+    [[nodiscard]] tier::none::state& tier() noexcept { return none_; }
+    [[nodiscard]] const tier::none::state& tier() const noexcept { return none_; }
+    [[nodiscard]] tier_stats stats() const { return {}; }
+
+private:
+    tier::none::state none_;
+};
+
 namespace detail {
 
 // A host's identity with the fields that the cache itself decides: codec, layout, page size, device backend.
@@ -1927,162 +1434,80 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 ///     layer, head:  [ keys: (tokens / 16, head_dim, 16) ][ values: (tokens, padded_head_dim) ]
 struct f32 {
     using role = codec_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
 
-class f32::state {
-public:
-    static constexpr bool in_place = true; ///< Tiles are read in place, without decoding.
+    class state {
+    public:
+        static constexpr bool in_place = true; ///< Tiles are read in place, without decoding.
 
-    explicit state(page_shape shape) : shape_(shape) {}
+        explicit state(page_shape shape) : shape_(shape) {}
 
-    [[nodiscard]] std::size_t page_bytes() const noexcept {
-        return std::size_t{shape_.layers} * shape_.kv_heads * head_numbers() * sizeof(float);
-    }
-
-    [[nodiscard]] std::string name() const { return "plain f32"; }
-
-    /// Writes one row. key, value: (head_dim)
-    void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
-                std::span<const float> value) const {
-        float* keys = reinterpret_cast<float*>(page.data()) + offset(at.layer, at.head);
-        float* column = keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
-        for (std::size_t d = 0; d < shape_.head_dim; ++d)
-            column[d * tile_tokens] = key[d];
-        float* row = keys + key_numbers() + at.row * padded_head_dim(shape_.head_dim);
-        std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
-    }
-
-    /// Copies the first rows to another page: whole tiles at once, the last partial tile lane by lane.
-    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
-        const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
-        for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
-            const float* source = reinterpret_cast<const float*>(from.data()) + head * head_numbers();
-            float* target = reinterpret_cast<float*>(to.data()) + head * head_numbers();
-            std::copy_n(source, whole * shape_.head_dim, target);
-            for (std::size_t d = 0; rest > 0 && d < shape_.head_dim; ++d) {
-                const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
-                std::copy_n(source + lane, rest, target + lane);
-            }
-            std::copy_n(source + key_numbers(), rows * padded_head_dim(shape_.head_dim), target + key_numbers());
+        [[nodiscard]] std::size_t page_bytes() const noexcept {
+            return std::size_t{shape_.layers} * shape_.kv_heads * head_numbers() * sizeof(float);
         }
-    }
 
-    /// The keys of a tile, in place. (head_dim, 16)
-    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
-        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) +
-               std::size_t{at.tile} * shape_.head_dim * tile_tokens;
-    }
+        [[nodiscard]] std::string name() const { return "float32"; }
 
-    /// The values of a tile, in place. (16, padded_head_dim)
-    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
-        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
-               std::size_t{at.tile} * tile_tokens * padded_head_dim(shape_.head_dim);
-    }
+        /// Writes one row. key, value: (head_dim)
+        void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
+                    std::span<const float> value) const {
+            float* keys = reinterpret_cast<float*>(page.data()) + offset(at.layer, at.head);
+            float* column =
+                keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
+            for (std::size_t d = 0; d < shape_.head_dim; ++d)
+                column[d * tile_tokens] = key[d];
+            float* row = keys + key_numbers() + at.row * padded_head_dim(shape_.head_dim);
+            std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
+        }
 
-private:
-    [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
-    [[nodiscard]] std::size_t head_numbers() const noexcept {
-        return key_numbers() + std::size_t{shape_.tokens} * padded_head_dim(shape_.head_dim);
-    }
-    [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
-        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
-    }
+        /// Copies the first rows to another page: whole tiles at once, the last partial tile lane by lane.
+        void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
+            const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
+            for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
+                const float* source = reinterpret_cast<const float*>(from.data()) + head * head_numbers();
+                float* target = reinterpret_cast<float*>(to.data()) + head * head_numbers();
+                std::copy_n(source, whole * shape_.head_dim, target);
+                for (std::size_t d = 0; rest > 0 && d < shape_.head_dim; ++d) {
+                    const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
+                    std::copy_n(source + lane, rest, target + lane);
+                }
+                std::copy_n(source + key_numbers(), rows * padded_head_dim(shape_.head_dim), target + key_numbers());
+            }
+        }
 
-    page_shape shape_;
+        /// The keys of a tile, in place. (head_dim, 16)
+        [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at,
+                                        std::span<float>) const noexcept {
+            return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) +
+                   std::size_t{at.tile} * shape_.head_dim * tile_tokens;
+        }
+
+        /// The values of a tile, in place. (16, padded_head_dim)
+        [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at,
+                                          std::span<float>) const noexcept {
+            return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
+                   std::size_t{at.tile} * tile_tokens * padded_head_dim(shape_.head_dim);
+        }
+
+    private:
+        [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
+        [[nodiscard]] std::size_t head_numbers() const noexcept {
+            return key_numbers() + std::size_t{shape_.tokens} * padded_head_dim(shape_.head_dim);
+        }
+        [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
+            return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
+        }
+
+        page_shape shape_;
+    };
+
+    [[nodiscard]] state open(page_shape shape) const { return state{shape}; }
 };
-
-inline f32::state f32::open(page_shape shape) const {
-    return state{shape};
-}
 
 static_assert(codec_policy<f32>);
 
 }}} // namespace kvcache::codec
 
-// ---- kvcache/core/exceptions.hpp ----------------------------------------------------------------------------------
-
-// The only header that throws and catches. In a program without exceptions nothing can be caught: a failed allocation
-// ends the program in operator new.
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
-/// Calls `body`. Returns false if it threw an `Exception`; other exceptions propagate.
-template <class Exception, class Body>
-[[nodiscard]] bool completes(Body&& body) {
-#if defined(__cpp_exceptions)
-    try {
-        body();
-        return true;
-    } catch (const Exception&) {
-        return false;
-    }
-#else
-    body();
-    return true;
-#endif
-}
-
-/// Calls `body` and discards any exception.
-template <class Body>
-void ignore_exceptions(Body&& body) noexcept {
-#if defined(__cpp_exceptions)
-    try {
-        body();
-    } catch (...) {
-    }
-#else
-    body();
-#endif
-}
-
-/// Calls `body`. Returns the exception it threw; null if none.
-template <class Body>
-[[nodiscard]] std::exception_ptr exception_of(Body&& body) noexcept {
-#if defined(__cpp_exceptions)
-    try {
-        body();
-    } catch (...) {
-        return std::current_exception();
-    }
-#else
-    body();
-#endif
-    return nullptr;
-}
-
-/// Throws std::bad_alloc.
-[[noreturn]] inline void throw_bad_alloc() {
-#if defined(__cpp_exceptions)
-    throw std::bad_alloc();
-#else
-    std::terminate();
-#endif
-}
-
-/// Calls `undo` when it is destroyed, unless it was dismissed.
-template <class Undo>
-class [[nodiscard]] scope_guard {
-public:
-    explicit scope_guard(Undo undo) : undo_(std::move(undo)) {}
-    scope_guard(const scope_guard&) = delete;
-    scope_guard& operator=(const scope_guard&) = delete;
-    ~scope_guard() {
-        if (armed_)
-            undo_();
-    }
-
-    void dismiss() noexcept { armed_ = false; }
-
-private:
-    Undo undo_;
-    bool armed_ = true;
-};
-
-}}} // namespace kvcache::detail
-
-// ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
+// ---- kvcache/core/memory.hpp --------------------------------------------------------------------------------------
 
 #include <sys/mman.h>
 
@@ -2104,14 +1529,6 @@ inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::siz
     return false;
 #endif
 }
-
-}} // namespace kvcache
-
-// ---- kvcache/core/zeroed_memory.hpp -------------------------------------------------------------------------------
-
-#include <sys/mman.h>
-
-namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Bytes of a cache line, and of an AVX-512 vector.
 inline constexpr std::size_t line_bytes = 64;
@@ -2259,7 +1676,9 @@ private:
 /// Residual rows in the layout of the f32 codec.
 using residual_page = basic_residual_page<f32::state>;
 
-} /// The pages of one sequence, as attention reads them.
+} // namespace codec
+
+/// The pages of one sequence, as attention reads them.
 struct sequence_pages {
     std::span<const page_entry> table = {};
     /// Residual pages by table entry, for a codec of whole pages: the full-precision rows where a query of this
@@ -2268,7 +1687,7 @@ struct sequence_pages {
     bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
 };
 
-}} // namespace kvcache::codec
+}} // namespace kvcache
 
 // ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
 
@@ -3348,134 +2767,188 @@ struct acquired {
 
 }} // namespace kvcache
 
-// ---- kvcache/cache/stats.hpp --------------------------------------------------------------------------------------
+// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// The occupancy of a cache. Every page is free, in use or evictable.
-struct cache_stats {
-    std::size_t pages = 0;      ///< Number of pages within the cache's limit.
-    std::size_t free = 0;       ///< Pages that hold nothing: never used, or freed.
-    std::size_t in_use = 0;     ///< Pages referenced by live sequences, each counted once however many share it.
-    std::size_t evictable = 0;  ///< Pages without references, cached for the next match until space is needed.
-    std::size_t page_bytes = 0; ///< Bytes of a page.
-    std::size_t sequences = 0;  ///< Live sequences and matches.
-
-    std::size_t exact = 0;          ///< Pages with attached full-precision rows, for a codec of whole pages.
-    std::size_t residual_bytes = 0; ///< What those take of the budget.
-
-    friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
+/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
+/// entries of one size this equals counting them.
+struct eviction_capacity {
+    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
+    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
 };
 
-/// Counters of a cache's use of its tier.
-struct tier_stats {
-    std::uint64_t asked = 0;          ///< Prompts with whole pages that were not in memory.
-    std::uint64_t hits = 0;           ///< Of these, prompts of which the tier had pages.
-    std::uint64_t loaded_tokens = 0;  ///< Tokens loaded, verified and published.
-    std::uint64_t refused = 0;        ///< Records that were damaged or not the requested ones; see tier_client.
-    std::uint64_t failed = 0;         ///< Tier calls that failed, and loads and hand-overs that ran out of memory.
-    std::uint64_t no_room = 0;        ///< Failed attempts to allocate pages for records; one prompt can have several.
-    std::uint64_t slower = 0;         ///< Prompts with pages in the tier that are faster to compute.
-    std::uint64_t handed_over = 0;    ///< Records given to the tier, which may write them later, or drop them.
-    std::uint64_t stored = 0;         ///< Records that the tier has written.
-    std::uint64_t store_failures = 0; ///< Failures that the tier counted, those of its later writes included.
-    std::optional<error> last = {};   ///< The error of the last refusal or failure.
+/// Attributes of a new entry, for the eviction policy.
+struct eviction_entry {
+    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
+    std::size_t bytes = 0;              ///< Size of the entry.
+    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
+    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
+    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
+    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
 };
 
-/// Describes the occupancy of a cache in one line.
-[[nodiscard]] inline std::string describe_pages(const page_shape& shape, const std::string& codec,
-                                                const cache_stats& now) {
-    const auto number = [](std::size_t n) { return std::to_string(n); };
-    return detail::joined({number(shape.layers),
-                           " layers, ",
-                           number(shape.kv_heads),
-                           " KV heads of ",
-                           number(shape.head_dim),
-                           ", pages of ",
-                           number(shape.tokens),
-                           " tokens and ",
-                           number(now.page_bytes),
-                           " bytes (",
-                           codec,
-                           "); ",
-                           number(now.pages),
-                           " pages: ",
-                           number(now.in_use),
-                           " in use by ",
-                           number(now.sequences),
-                           " sequences, ",
-                           number(now.evictable),
-                           " evictable, ",
-                           number(now.free),
-                           " free"});
+/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
+/// callable of this form: `victim` is a template over its argument.
+struct evictable_check {
+    bool operator()(slot_id slot) const;
+};
+
+/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
+/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
+/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
+///
+/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
+/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
+/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
+/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
+/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
+/// policy that searches can skip it.
+template <class S>
+concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
+                                  const evictable_check& is_evictable) {
+    s.admit(slot, newcomer);
+    s.touch(slot);
+    s.erase(slot);
+    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
+};
+
+/// A policy that selects the entry to evict when space is needed.
+template <class P>
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
+    p.open(room);
+} && eviction_state<opened_by<P, eviction_capacity>>;
+
+/// Announces a new entry before space is made for it.
+template <eviction_state S>
+void on_miss(S& state, const eviction_entry& newcomer) {
+    if constexpr (requires { state.on_miss(newcomer); })
+        state.on_miss(newcomer);
+}
+
+/// Evicts a victim.
+template <eviction_state S>
+void evict(S& state, slot_id slot) {
+    if constexpr (requires { state.evict(slot); })
+        state.evict(slot);
+    else
+        state.erase(slot);
+}
+
+/// The last reference to an entry was dropped.
+template <eviction_state S>
+void on_released(S& state, slot_id slot) {
+    if constexpr (requires { state.on_released(slot); })
+        state.on_released(slot);
+}
+
+/// The entry gained its first child.
+template <eviction_state S>
+void on_child_added(S& state, slot_id slot) {
+    if constexpr (requires { state.on_child_added(slot); })
+        state.on_child_added(slot);
+}
+
+/// The entry lost its last child.
+template <eviction_state S>
+void on_last_child_removed(S& state, slot_id slot) {
+    if constexpr (requires { state.on_last_child_removed(slot); })
+        state.on_last_child_removed(slot);
+}
+
+#if KVCACHE_CONTRACTS
+/// A state that also checks its caller: an entry is admitted once, and is used and removed only after that. Without
+/// contract checks it is the state itself.
+template <eviction_state S>
+class checked_eviction {
+public:
+    template <eviction_policy P>
+    checked_eviction(const P& policy, eviction_capacity room) : state_(policy.open(room)), present_(room.slots) {}
+
+    void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(state_, newcomer); }
+
+    void admit(slot_id slot, const eviction_entry& newcomer) {
+        expects(!present_[index_of(slot)], "an entry is admitted once");
+        state_.admit(slot, newcomer);
+        present_[index_of(slot)] = true;
+    }
+
+    void touch(slot_id slot) {
+        expects(present_[index_of(slot)], "a touched entry was admitted");
+        state_.touch(slot);
+    }
+
+    void on_released(slot_id slot) {
+        expects(present_[index_of(slot)], "a released entry was admitted");
+        kvcache::on_released(state_, slot);
+    }
+
+    void on_child_added(slot_id slot) {
+        expects(present_[index_of(slot)], "an entry that gains a child was admitted");
+        kvcache::on_child_added(state_, slot);
+    }
+
+    void on_last_child_removed(slot_id slot) {
+        expects(present_[index_of(slot)], "an entry that lost its last child was admitted");
+        kvcache::on_last_child_removed(state_, slot);
+    }
+
+    void erase(slot_id slot) {
+        expects(present_[index_of(slot)], "an erased entry was admitted");
+        state_.erase(slot);
+        present_[index_of(slot)] = false;
+    }
+
+    void evict(slot_id slot) {
+        expects(present_[index_of(slot)], "an evicted entry was admitted");
+        kvcache::evict(state_, slot);
+        present_[index_of(slot)] = false;
+    }
+
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+        return state_.victim(is_evictable);
+    }
+
+private:
+    S state_;
+    std::vector<bool> present_;
+};
+#else
+/// Without contract checks it is the state itself.
+template <eviction_state S>
+using checked_eviction = S;
+#endif
+
+/// Opens a policy whose callers are checked, in builds with contract checks.
+template <eviction_policy P>
+[[nodiscard]] auto open_checked(const P& policy, eviction_capacity room) {
+#if KVCACHE_CONTRACTS
+    return checked_eviction<opened_by<P, eviction_capacity>>(policy, room);
+#else
+    return policy.open(room);
+#endif
 }
 
 }} // namespace kvcache
 
-// ---- kvcache/tier/none.hpp ----------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
-
-/// No tier: pages evicted from memory are lost.
-struct none {
-    using role = tier_role;
-    class state;
-    [[nodiscard]] state open() const;
-};
-
-class none::state {
-public:
-    template <class Use>
-    [[nodiscard]] result<bool> read(const sha256_digest&, Use&&) {
-        return false;
-    }
-    [[nodiscard]] result<void> put(const tier_entry&, std::span<const std::span<const std::byte>>) { return {}; }
-    [[nodiscard]] bool contains(const sha256_digest&) const noexcept { return false; }
-    [[nodiscard]] result<void> erase(const sha256_digest&) { return {}; }
-    [[nodiscard]] result<void> flush() { return {}; }
-    [[nodiscard]] result<void> status() const { return {}; }
-    [[nodiscard]] tier_counts counts() const noexcept { return {}; }
-    [[nodiscard]] bool is_null() const noexcept { return true; }
-};
-
-inline none::state none::open() const {
-    return {};
-}
-
-static_assert(tier_policy<none>);
-
-}}} // namespace kvcache::tier
-
-// ---- kvcache/cache/no_tier_client.hpp -----------------------------------------------------------------------------
+// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// The tier operations of a cache: cache/tier_client.hpp, which <kvcache/tier.hpp> includes.
-template <tier_state Tier>
-class tier_client;
-
-/// The client of a cache without a tier: it makes no records.
-template <>
-class tier_client<tier::none::state> {
-public:
-    tier_client(tier::none::state, const identity&, const std::string&) {}
-
-    [[nodiscard]] tier::none::state& tier() noexcept { return none_; }
-    [[nodiscard]] const tier::none::state& tier() const noexcept { return none_; }
-
-    void set(std::size_t, const identity&) {}
-    [[nodiscard]] tier_stats stats() const { return {}; }
-
-    template <class Core>
-    std::size_t prefetch(Core&, std::uint32_t, std::span<const token_id>) {
-        return 0;
-    }
-    template <class Core>
-    void store(const Core&, sequence_state&) noexcept {}
-
-private:
-    tier::none::state none_;
+/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
+/// preceding digest and the run of tokens after it.
+template <class S>
+concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
+    { s.root() } -> std::same_as<digest>;
+    { s.chain(before, run) } -> std::same_as<digest>;
 };
+
+/// A policy that names a run of tokens together with everything before it.
+template <class P>
+concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
+    p.open(id);
+} && hash_state<opened_by<P, identity>>;
 
 }} // namespace kvcache
 
@@ -3567,16 +3040,15 @@ public:
     [[nodiscard]] bool ranked(page_id page) const noexcept { return (flags_[index_of(page)] & is_ranked) != 0; }
 
     /// Records that computing `rows` rows from position `first` on took `seconds`.
-    void measure(std::size_t first, std::size_t rows, double seconds) noexcept { cost_.measure(first, rows, seconds); }
+    void measure(std::size_t first, std::size_t rows, double seconds) { cost_.measure(first, rows, seconds); }
 
     /// The estimated time to compute `rows` rows from position `first` on.
     [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
         return cost_.seconds(first, rows);
     }
 
-    /// Ranks a page of the index. `length` is the number of pages of its request; if zero, the request ends with this
-    /// page.
-    /// Throws: bad_alloc; the page is then not ranked.
+    /// Ranks a page of the index that is in use. `length` is the number of pages of its request; if zero, the request
+    /// ends with this page. Throws: bad_alloc; the page is then not ranked.
     template <class Index>
     void rank(const Index& index, page_id page, std::size_t length) {
         if (ranked(page))
@@ -3594,7 +3066,7 @@ public:
                                       .length = length > depth ? static_cast<std::uint32_t>(length) : depth + 1};
         on_miss(eviction_, newcomer);
         eviction_.admit(slot_of(page), newcomer);
-        flags_[index_of(page)] = is_ranked;
+        flags_[index_of(page)] = is_ranked | in_use;
         follow(index, page);
     }
 
@@ -3618,21 +3090,29 @@ public:
             eviction_.touch(slot_of(page));
     }
 
-    /// Requires: the page is ranked, as in `evict`.
-    void on_released(page_id page) noexcept { kvcache::on_released(eviction_, slot_of(page)); }
+    /// The page is referenced again. Requires: it is ranked, as in the functions below.
+    void on_held(page_id page) noexcept { flags_[index_of(page)] |= in_use; }
+    /// The last reference to the page is gone.
+    void on_released(page_id page) noexcept {
+        flags_[index_of(page)] &= static_cast<std::uint8_t>(~in_use);
+        kvcache::on_released(eviction_, slot_of(page));
+    }
 
-    /// The page to evict among those for which `is_evictable(page)` holds. Throws: contract_violation, in every build,
-    /// if the policy names another.
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<page_id> victim(IsEvictable&& is_evictable) {
-        const auto is_evictable_slot = [&](slot_id slot) {
-            return index_of(slot) < flags_.size() && is_evictable(page_id{index_of(slot)});
+    /// Whether a page is ranked, unreferenced and has no children.
+    [[nodiscard]] bool evictable(page_id page) const noexcept { return flags_[index_of(page)] == is_ranked; }
+
+    /// The page to evict among the evictable ones for which `wanted(page)` holds. Throws: contract_violation, in every
+    /// build, if the policy names another.
+    template <class Wanted>
+    [[nodiscard]] std::optional<page_id> victim(const Wanted& wanted) {
+        const auto is_victim = [&](slot_id slot) {
+            const auto place = static_cast<std::uint32_t>(slot);
+            return place < flags_.size() && flags_[place] == is_ranked && wanted(page_id{place});
         };
-        const std::optional<slot_id> slot = eviction_.victim(is_evictable_slot);
+        const std::optional<slot_id> slot = eviction_.victim(is_victim);
         if (!slot)
             return std::nullopt;
-        require(is_evictable_slot(*slot) && ranked(page_id{index_of(*slot)}),
-                "an eviction policy's victim is evictable");
+        require(is_victim(*slot), "an eviction policy's victim is evictable");
         return page_id{index_of(*slot)};
     }
 
@@ -3642,7 +3122,7 @@ public:
     }
 
 private:
-    static constexpr std::uint8_t is_ranked = 1, has_children = 2;
+    static constexpr std::uint8_t is_ranked = 1, has_children = 2, in_use = 4;
 
     [[nodiscard]] static slot_id slot_of(page_id page) noexcept { return slot_id{index_of(page)}; }
 
@@ -3650,11 +3130,11 @@ private:
         std::uint8_t& flags = flags_[index_of(page)];
         if (covered == ((flags & has_children) != 0))
             return;
+        flags ^= has_children;
         if (covered)
             on_child_added(eviction_, slot_of(page));
         else
             on_last_child_removed(eviction_, slot_of(page));
-        flags ^= has_children;
     }
 
     std::size_t page_tokens_, page_bytes_;
@@ -3673,17 +3153,12 @@ private:
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The residual rows that a codec of whole pages keeps in addition to the pages: those of each page, and their total
-/// size. They count toward the cache's limit: as many pages as they occupy are set aside. `Coded`: whether the cache
-/// has such a codec; otherwise no page has residual rows.
-template <bool Coded>
+/// size. They count toward the cache's limit: as many pages as they occupy are set aside.
 class residual_pool {
 public:
     /// Manages the residual rows of `pages` pages of `page_bytes` each.
     residual_pool(page_shape shape, std::size_t pages, std::size_t page_bytes)
-        : shape_(shape), page_bytes_(page_bytes) {
-        if constexpr (Coded)
-            of_page_.resize(pages);
-    }
+        : shape_(shape), page_bytes_(page_bytes), of_page_(pages) {}
 
     /// Additional pages to set aside for `more` more residual pages.
     [[nodiscard]] std::size_t more_aside(std::size_t more) const noexcept { return weight(alive_ + more) - aside(); }
@@ -3693,12 +3168,7 @@ public:
     [[nodiscard]] std::size_t bytes() const noexcept { return alive_ * codec::residual_page::bytes_for(shape_); }
 
     /// The residual rows of a page; null if it has none.
-    [[nodiscard]] codec::residual_page* of([[maybe_unused]] page_id page) const noexcept {
-        if constexpr (Coded)
-            return of_page_[index_of(page)].get();
-        else
-            return nullptr;
-    }
+    [[nodiscard]] codec::residual_page* of(page_id page) const noexcept { return of_page_[index_of(page)].get(); }
 
     /// Throws: bad_alloc.
     [[nodiscard]] std::shared_ptr<codec::residual_page> make() {
@@ -3707,39 +3177,34 @@ public:
         return made;
     }
     /// Frees residual rows that were given to no page.
-    void end(std::shared_ptr<codec::residual_page> rows) noexcept { alive_ -= rows != nullptr; }
+    void end(const std::shared_ptr<codec::residual_page>& rows) noexcept { alive_ -= rows != nullptr; }
 
     void give(page_id page, std::shared_ptr<codec::residual_page> rows) noexcept {
         end(std::exchange(of_page_[index_of(page)], std::move(rows)));
     }
     /// Frees the residual rows of a page, if it has any.
-    void drop([[maybe_unused]] page_id page) noexcept {
-        if constexpr (Coded)
-            give(page, nullptr);
-    }
+    void drop(page_id page) noexcept { give(page, nullptr); }
     /// Moves the rows of one page to another that holds the same tokens and has no residual rows.
-    void pass_on([[maybe_unused]] page_id from, [[maybe_unused]] page_id to) noexcept {
-        if constexpr (Coded)
-            if (of(from) != nullptr && of(to) == nullptr)
-                of_page_[index_of(to)] = std::move(of_page_[index_of(from)]);
+    void pass_on(page_id from, page_id to) noexcept {
+        if (of(from) != nullptr && of(to) == nullptr)
+            of_page_[index_of(to)] = std::move(of_page_[index_of(from)]);
     }
 
     /// Returns whether the residual rows of pages and `leased` others account for all that exist.
     [[nodiscard]] bool add_up(std::size_t leased) const noexcept {
-        if constexpr (Coded)
-            for (const auto& rows : of_page_)
-                leased += rows != nullptr;
+        for (const auto& rows : of_page_)
+            leased += rows != nullptr;
         return leased == alive_;
     }
 
 private:
     [[nodiscard]] std::size_t weight(std::size_t exact) const noexcept {
-        return Coded ? (exact * codec::residual_page::bytes_for(shape_) + page_bytes_ - 1) / page_bytes_ : 0;
+        return (exact * codec::residual_page::bytes_for(shape_) + page_bytes_ - 1) / page_bytes_;
     }
 
     page_shape shape_;
     std::size_t page_bytes_;
-    std::vector<std::shared_ptr<codec::residual_page>> of_page_; // empty if the codec needs none
+    std::vector<std::shared_ptr<codec::residual_page>> of_page_;
     std::size_t alive_ = 0;
 };
 
@@ -3749,71 +3214,20 @@ private:
 template <class PageManager>
 class residual_leases {
 public:
-    /// `quantized`: what stays exact; none for a codec that writes row by row, and then nothing here does anything.
-    residual_leases(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
-        : pages_(pages), page_tokens_(page_tokens), quantized_(quantized) {}
+    /// `window`: what stays in full precision.
+    residual_leases(PageManager& pages, std::size_t page_tokens, residual_window window)
+        : pages_(pages), page_tokens_(page_tokens), window_(window) {}
 
     /// The number of the first `tokens` tokens in these pages, page-table entries or page_ids, that can be continued:
     /// up to the last token for which all residual rows that the next query reads are present.
     template <class Pages>
-    [[nodiscard]] std::size_t kept([[maybe_unused]] const Pages& pages, std::size_t tokens) const noexcept {
-        if constexpr (!PageManager::quantized)
-            return tokens;
-        else
-            return kept_residual(pages, tokens);
-    }
-
-    /// The number of residual pages that a lease allocates: for a copied last page, and for `fresh` new ones after
-    /// `before`.
-    [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh,
-                                     std::size_t max_batch_tokens) const {
-        return PageManager::quantized ? (copies ? 1 : 0) + places(before, fresh, max_batch_tokens) : 0;
-    }
-
-    /// Allocates the residual rows of a lease whose pages are already in the table. `used` is the number of rows in use
-    /// in the last page before the lease. Returns false if there is no memory: allocated rows then belong to the lease
-    /// and end with it.
-    [[nodiscard]] bool open([[maybe_unused]] sequence_state& state, [[maybe_unused]] std::uint32_t used,
-                            [[maybe_unused]] std::size_t max_batch_tokens) {
-        if constexpr (!PageManager::quantized)
-            return true;
-        else
-            return open_residual(state, used, max_batch_tokens);
-    }
-
-    /// The residual rows that a lease passes to a page when all its rows are committed; null if it passes none.
-    [[nodiscard]] codec::residual_page* given([[maybe_unused]] const sequence_state& state,
-                                              [[maybe_unused]] std::size_t entry) const noexcept {
-        if constexpr (!PageManager::quantized)
-            return nullptr;
-        else
-            return given_residual(state, entry);
-    }
-
-    /// Passes to the pages the residual rows that they keep, and frees the others. Returns the number of tokens that
-    /// remain.
-    [[nodiscard]] std::size_t finalize(sequence_state& state) noexcept {
-        if constexpr (!PageManager::quantized)
-            return state.tokens.size();
-        else
-            return finalize_residual(state);
-    }
-
-    /// Frees the residual rows that belong to a lease and to no page.
-    void end([[maybe_unused]] residual_ring& ring) noexcept {
-        if constexpr (PageManager::quantized)
-            end_residual(ring);
-    }
-
-private:
-    template <class Pages>
-    [[nodiscard]] std::size_t kept_residual(const Pages& pages, std::size_t tokens) const noexcept {
+    [[nodiscard]] std::size_t kept(const Pages& pages, std::size_t tokens) const noexcept {
         if (tokens % page_tokens_ != 0 && !has(pages, tokens / page_tokens_))
             tokens -= tokens % page_tokens_;
         while (tokens > 0) {
             const std::size_t page = tokens / page_tokens_;
             bool all = true;
-            for (std::size_t i = page - std::min(page, quantized_->recent); i < page; ++i)
+            for (std::size_t i = page - std::min(page, window_.recent); i < page; ++i)
                 all = all && has(pages, i);
             if (all)
                 break;
@@ -3822,7 +3236,17 @@ private:
         return tokens;
     }
 
-    [[nodiscard]] bool open_residual(sequence_state& state, std::uint32_t used, std::size_t max_batch_tokens) {
+    /// The number of residual pages that a lease allocates: for a copied last page, and for `fresh` new ones after
+    /// `before`.
+    [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh,
+                                     std::size_t max_batch_tokens) const {
+        return (copies ? 1 : 0) + places(before, fresh, max_batch_tokens);
+    }
+
+    /// Allocates the residual rows of a lease whose pages are already in the table. `used` is the number of rows in use
+    /// in the last page before the lease. Returns false if there is no memory: allocated rows then belong to the lease
+    /// and end with it.
+    [[nodiscard]] bool open(sequence_state& state, std::uint32_t used, std::size_t max_batch_tokens) {
         const bool made = detail::completes<std::bad_alloc>([&] {
             if (state.lease.has_copied_tail(state.table)) {
                 const page_id own = state.table[state.lease.pages_before - 1].page;
@@ -3852,36 +3276,42 @@ private:
         return pages_.keep_free(pages_.residual().aside());
     }
 
-    [[nodiscard]] codec::residual_page* given_residual(const sequence_state& state, std::size_t entry) const noexcept {
+    /// The residual rows that a lease passes to a page when all its rows are committed; null if it passes none.
+    [[nodiscard]] codec::residual_page* given(const sequence_state& state, std::size_t entry) const noexcept {
         const std::size_t tokens = state.tokens.size() + state.lease.rows, last = tokens / page_tokens_;
-        const bool gives = stays(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
+        const bool gives = window_.covers(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
                            state.lease.ring.keeps(entry, state.table.size());
         return gives ? state.lease.ring.at(entry) : nullptr;
     }
 
-    [[nodiscard]] std::size_t finalize_residual(sequence_state& state) noexcept {
+    /// Passes to the pages the residual rows that they keep, and frees the others. Returns the number of tokens that
+    /// remain.
+    [[nodiscard]] std::size_t finalize(sequence_state& state) noexcept {
         const std::size_t entries = state.table.size(), tokens = state.tokens.size();
         const std::size_t last = tokens / page_tokens_; // the partial page, or the one that would come next
         const std::size_t before = std::min(state.lease.pages_before, entries);
         for (std::size_t i = before; i < entries && i <= last; ++i)
-            if (stays(i, last) && (i < last || tokens % page_tokens_ != 0) && state.lease.ring.keeps(i, entries))
+            if (window_.covers(i, last) && (i < last || tokens % page_tokens_ != 0) &&
+                state.lease.ring.keeps(i, entries))
                 pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
         end(state.lease.ring);
         const std::size_t stay = kept(state.table, tokens);
         // Pages that left the residual window. A page that other sequences reference may be in theirs.
-        const std::size_t first = before - std::min(before, quantized_->recent + 1);
+        const std::size_t first = before - std::min(before, window_.recent + 1);
         for (std::size_t i = first; i < before && i < stay / page_tokens_; ++i)
-            if (!stays(i, stay / page_tokens_) && pages_.pool().holders(state.table[i].page) == 1)
+            if (!window_.covers(i, stay / page_tokens_) && pages_.pool().holders(state.table[i].page) == 1)
                 pages_.residual().drop(state.table[i].page);
         return stay;
     }
 
-    void end_residual(residual_ring& ring) noexcept {
+    /// Frees the residual rows that belong to a lease and to no page.
+    void end(residual_ring& ring) noexcept {
         for (auto& place : ring.places)
             pages_.residual().end(std::move(place));
         ring.places.clear();
     }
 
+private:
     template <class Pages>
     [[nodiscard]] bool has(const Pages& pages, std::size_t i) const noexcept {
         return i < pages.size() && pages_.residual().of(page_of(pages[i])) != nullptr;
@@ -3889,22 +3319,136 @@ private:
     [[nodiscard]] static page_id page_of(page_id page) noexcept { return page; }
     [[nodiscard]] static page_id page_of(const page_entry& entry) noexcept { return entry.page; }
 
-    // Whether page `i` keeps residual rows for a sequence that ends in page `last`.
-    [[nodiscard]] bool stays(std::size_t i, std::size_t last) const noexcept { return quantized_->covers(i, last); }
-
     [[nodiscard]] std::size_t own_places(std::size_t before, std::size_t fresh) const noexcept {
-        return std::min(fresh, quantized_->first - std::min(quantized_->first, before));
+        return std::min(fresh, window_.first - std::min(window_.first, before));
     }
     [[nodiscard]] std::size_t places(std::size_t before, std::size_t fresh,
                                      std::size_t max_batch_tokens) const noexcept {
         return residual_ring::places_for(fresh, own_places(before, fresh), max_batch_tokens, page_tokens_,
-                                         quantized_->recent);
+                                         window_.recent);
     }
 
     PageManager& pages_;
     std::size_t page_tokens_;
-    std::optional<residual_window> quantized_;
+    residual_window window_;
 };
+
+}} // namespace kvcache
+
+// ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The kinds of events in a cache.
+enum class event_kind {
+    matched,   ///< A prompt was looked up: tokens matched, tokens of the prompt, matched pages.
+    stored,    ///< Tokens were committed.
+    published, ///< A full page became findable: its tokens and its parent page.
+    copied,    ///< A shared page was copied before a write (copy-on-write): from the first of the pages to the second.
+    evicted,   ///< A page was evicted.
+    refused,   ///< A reservation failed for lack of pages.
+};
+
+/// One event. Its spans are valid during the call only.
+struct event {
+    event_kind kind = event_kind::matched;
+    std::size_t tokens = 0; ///< Tokens matched (matched), committed (stored), or in the page (the other kinds).
+    std::size_t of = 0;     ///< Tokens requested (matched, refused).
+    std::size_t pages = 0;  ///< Number of pages concerned.
+
+    std::span<const page_id> which = {}; ///< The pages concerned, in order; empty for stored and refused.
+    std::optional<page_id> parent = {};  ///< The parent of the page (published, evicted).
+    std::span<const token_id> run = {};  ///< The tokens of the page (published, evicted).
+    std::span<const digest> names = {};  ///< Page names, indexed by page; see name_of.
+    std::size_t page_tokens = 0;         ///< Tokens of a full page.
+
+    /// Returns the digest of all tokens up to the end of a page. Requires: the page is full and findable.
+    [[nodiscard]] digest name_of(page_id page) const {
+        expects(index_of(page) < names.size(), "an event names the pages that it is about");
+        return names[index_of(page)];
+    }
+};
+
+/// The working state of an observer. It receives every event, under the cache's lock. Exceptions that it throws are
+/// ignored.
+template <class S>
+concept observer_state = requires(S s, const event& what) {
+    s.on(what);
+};
+
+/// A policy that observes the events of a cache.
+template <class P>
+concept observer_policy = plays<P, observer_role> && requires(const P p) {
+    p.open();
+} && observer_state<opened_by<P>>;
+
+}} // namespace kvcache
+
+// ---- kvcache/observer/none.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
+
+/// No observer; it has no cost.
+struct none {
+    using role = observer_role;
+    struct state {
+        void on(const event&) noexcept {}
+    };
+    [[nodiscard]] state open() const { return {}; }
+};
+
+static_assert(observer_policy<none>);
+
+}}} // namespace kvcache::observer
+
+// ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+namespace detail {
+
+template <class S>
+concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
+    { s.acquire(page) } -> std::same_as<bool>;
+    { s.release(page) }
+    noexcept;
+};
+
+// Copies the first rows of a page, or all of it.
+template <class S>
+auto copy_rows(const S& storage, page_id from, page_id to, std::size_t rows) {
+    if constexpr (requires { storage.copy(from, to, rows); })
+        return storage.copy(from, to, rows);
+    else if constexpr (requires { storage.copy(from, to); })
+        return storage.copy(from, to);
+}
+
+} // namespace detail
+
+/// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
+template <class S>
+concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
+    { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
+};
+
+/// A storage whose pages the host cannot address. `copy` copies one acquired page to another, or the first rows of it,
+/// and returns whether it succeeded. `status` returns the reason of the last refused page or copy.
+template <class S>
+concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
+    { detail::copy_rows(c, page, page, 1) } -> std::same_as<bool>;
+    { c.status() } -> std::same_as<result<void>>;
+};
+
+/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and returns whether
+/// it succeeded. `release` declares its content no longer needed.
+template <class S>
+concept storage_state = host_storage_state<S> || device_storage_state<S>;
+
+/// A policy that decides where the bytes of pages live.
+template <class P>
+concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
+    p.open(n, n); // pages, bytes a page
+} && storage_state<opened_by<P, std::size_t, std::size_t>>;
 
 }} // namespace kvcache
 
@@ -3974,6 +3518,19 @@ private:
     std::vector<page_id> free_;
 };
 
+/// In place of a residual_pool, where a codec writes row by row: no page has residual rows.
+struct no_residual_pool {
+    no_residual_pool(page_shape, std::size_t, std::size_t) {}
+    static constexpr std::size_t more_aside(std::size_t) noexcept { return 0; }
+    static constexpr std::size_t aside() noexcept { return 0; }
+    static constexpr std::size_t alive() noexcept { return 0; }
+    static constexpr std::size_t bytes() noexcept { return 0; }
+    static constexpr codec::residual_page* of(page_id) noexcept { return nullptr; }
+    static constexpr void drop(page_id) noexcept {}
+    static constexpr void pass_on(page_id, page_id) noexcept {}
+    static constexpr bool add_up(std::size_t leased) noexcept { return leased == 0; }
+};
+
 /// The owner of each page. Tenants are numbered from one; number zero stands for a cache without tenants.
 class tenant_quotas {
 public:
@@ -4030,6 +3587,7 @@ template <storage_state Storage, hash_state Hash, index_state Index, eviction_st
 class page_manager {
 public:
     static constexpr bool quantized = Coded;
+    static constexpr bool observed = !std::same_as<Observer, observer::none::state>;
 
     /// Opens the storage, hash, index, eviction and observer of `policies`, a cache_policies.
     template <class Policies>
@@ -4060,8 +3618,8 @@ public:
     /// Whether a page has a rank among those that may be evicted.
     [[nodiscard]] bool ranked(page_id page) const noexcept { return eviction_.ranked(page); }
 
-    [[nodiscard]] residual_pool<Coded>& residual() noexcept { return residual_; }
-    [[nodiscard]] const residual_pool<Coded>& residual() const noexcept { return residual_; }
+    [[nodiscard]] auto& residual() noexcept { return residual_; }
+    [[nodiscard]] const auto& residual() const noexcept { return residual_; }
 
     /// Pages that can be allocated: free and evictable ones, minus those set aside for residual rows.
     [[nodiscard]] std::size_t available() const noexcept {
@@ -4087,8 +3645,9 @@ public:
     std::size_t evict(std::span<const page_id> pages) {
         std::size_t evicted = 0;
         for (std::size_t i = pages.size(); i-- > 0;)
-            if (is_evictable(pages[i])) {
-                evict(pages[i], [&] { eviction_.unrank(pages[i]); });
+            if (eviction_.evictable(pages[i])) {
+                eviction_.unrank(pages[i]);
+                discard(pages[i]);
                 ++evicted;
             }
         return evicted;
@@ -4109,10 +3668,12 @@ public:
     }
 
     /// Notifies the observer; its exceptions are ignored.
-    void emit(event what) noexcept {
-        what.names = eviction_.prefixes();
-        what.page_tokens = shape_.tokens;
-        detail::ignore_exceptions([&] { observer_.on(what); });
+    void emit([[maybe_unused]] event what) noexcept {
+        if constexpr (observed) {
+            what.names = eviction_.prefixes();
+            what.page_tokens = shape_.tokens;
+            detail::ignore_exceptions([&] { observer_.on(what); });
+        }
     }
 
     /// Allocates a page with one reference. Evicts if no page is free, and once more if the storage refuses a free
@@ -4122,8 +3683,9 @@ public:
         while (tenants_.full(tenant))
             if (!evict_any(tenant))
                 return std::nullopt;
-        if (!keep_free(residual_.aside() + 1))
-            return std::nullopt;
+        while (pool_.free().size() < residual_.aside() + 1)
+            if (!evict_any(0))
+                return std::nullopt;
         auto page = pool_.take();
         if (!page && evict_any(0))
             page = pool_.take();
@@ -4151,8 +3713,10 @@ public:
     }
 
     void hold(page_id page) noexcept {
-        if (pool_.holders(page) == 0)
+        if (pool_.holders(page) == 0) {
             mark_in_use(page);
+            eviction_.on_held(page);
+        }
         pool_.hold(page);
     }
 
@@ -4174,7 +3738,7 @@ public:
 
     /// Records that computing `rows` rows from `first` on took `seconds`, from which the cost of pages is learned.
     /// Fewer rows than a page has are decode steps, which do not tell the cost of a prefill, and are ignored.
-    void measure(std::size_t first, std::size_t rows, double seconds) noexcept {
+    void measure(std::size_t first, std::size_t rows, double seconds) {
         if (rows >= shape_.tokens)
             eviction_.measure(first, rows, seconds);
     }
@@ -4235,9 +3799,11 @@ private:
         pool_.reclaim(page);
     }
 
-    void emit_page_event(event_kind what, page_id page) noexcept {
-        const auto run = index_.run(page);
-        emit({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
+    void emit_page_event([[maybe_unused]] event_kind what, [[maybe_unused]] page_id page) noexcept {
+        if constexpr (observed) {
+            const auto run = index_.run(page);
+            emit({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
+        }
     }
 
     // Whether an indexed page can become evictable: it is ranked, or can be. Otherwise it is removed from the index.
@@ -4270,26 +3836,20 @@ private:
         }
     }
 
-    [[nodiscard]] bool is_evictable(page_id page) const {
-        return pool_.holders(page) == 0 && index_.contains(page) && index_.leaf(page);
-    }
-
     // Evicts an evictable page; one of this tenant's, if `tenant` is not zero.
     [[nodiscard]] bool evict_any(std::uint32_t tenant) {
-        const auto page = eviction_.victim([this, tenant](page_id candidate) {
-            return pool_.holders(candidate) == 0 && index_.leaf(candidate) &&
-                   (tenant == 0 || tenants_.owns(tenant, candidate));
-        });
-        if (page)
-            evict(*page, [&] { eviction_.evict(*page); });
-        return page.has_value();
+        const auto page = eviction_.victim(
+            [this, tenant](page_id candidate) { return tenant == 0 || tenants_.owns(tenant, candidate); });
+        if (!page)
+            return false;
+        eviction_.evict(*page);
+        discard(*page);
+        return true;
     }
 
-    // Evicts a page. `unrank` removes it from the eviction policy.
-    template <class Unrank>
-    void evict(page_id page, Unrank&& unrank) {
+    // Frees an evictable page that the eviction policy has given up.
+    void discard(page_id page) {
         emit_page_event(event_kind::evicted, page);
-        unrank();
         remove_from_index(page);
         unlist(page);
         if constexpr (requires { pool_.storage().on_evict(page); })
@@ -4297,7 +3857,7 @@ private:
     }
 
     page_shape shape_;
-    residual_pool<Coded> residual_;
+    std::conditional_t<Coded, residual_pool, no_residual_pool> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
     index_match found_; // of the last `find`
@@ -4315,7 +3875,7 @@ private:
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Recomputes the reference count of every page from the sequences, and compares each sequence with the index.
-template <index_state Index>
+template <class Index>
 class invariant_checker {
 public:
     invariant_checker(const Index& index, std::size_t page_tokens, std::size_t pages)
@@ -4453,17 +4013,35 @@ struct row_demand {
     std::size_t pages = 0;            ///< Pages in all, with those set aside for residual rows.
 };
 
+/// In place of residual_leases, where a codec writes row by row: every row of a page can be continued.
+struct no_residual_leases {
+    template <class PageManager>
+    no_residual_leases(const PageManager&, std::size_t, residual_window) {}
+    template <class Pages>
+    static constexpr std::size_t kept(const Pages&, std::size_t tokens) noexcept {
+        return tokens;
+    }
+    static constexpr std::size_t needed(bool, std::size_t, std::size_t, std::size_t) noexcept { return 0; }
+    static constexpr bool open(sequence_state&, std::uint32_t, std::size_t) noexcept { return true; }
+    static constexpr codec::residual_page* given(const sequence_state&, std::size_t) noexcept { return nullptr; }
+    static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
+    static constexpr void end(residual_ring&) noexcept {}
+};
+
 /// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
 /// released tail first, so that a parent was always used more recently than its children.
 template <class PageManager>
 class sequence_manager {
 public:
-    /// Requires: the page manager outlives it. It cannot be moved.
-    sequence_manager(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
+    /// Whether the codec encodes whole pages: only those are shared then, with the rows that stay in full precision.
+    static constexpr bool quantized = PageManager::quantized;
+
+    /// `window`: the rows that stay in full precision, if `quantized`. Requires: the page manager outlives it. It
+    /// cannot be moved.
+    sequence_manager(PageManager& pages, std::size_t page_tokens, residual_window window)
         : pages_(pages),
           page_tokens_(page_tokens),
-          whole_(quantized.has_value()),
-          residual_(pages, page_tokens, quantized),
+          residual_(pages, page_tokens, window),
           spare_(pages.pool().pages()) {
         ring_.previous = ring_.next = &ring_;
     }
@@ -4488,8 +4066,7 @@ public:
     }
 
     /// The exact rows that its sequences and leases have.
-    [[nodiscard]] residual_leases<PageManager>& residual() noexcept { return residual_; }
-    [[nodiscard]] const residual_leases<PageManager>& residual() const noexcept { return residual_; }
+    [[nodiscard]] const auto& residual() const noexcept { return residual_; }
 
     /// Adds a sequence, and references the pages of its table.
     void add(sequence_state& state) noexcept {
@@ -4541,6 +4118,7 @@ public:
     template <class Codec>
     [[nodiscard]] result<void> reserve(sequence_state& state, const Codec& codec, std::size_t rows,
                                        reserve_options options) {
+        require(!state.lease.open, "a sequence has one lease at a time");
         const row_demand wanted = demand(state, rows, options);
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
@@ -4548,14 +4126,13 @@ public:
         if constexpr (row_writer<Codec> || page_writer<Codec>)
             state.lease.written.begin(rows, pages_.shape().layers);
         state.lease.begin(rows, state.table, state.open_rows(page_tokens_).has_value());
-        const bool taken = [&] {
-            detail::scope_guard undone([&] { undo(state); });
-            if (!take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.max_batch_tokens))
-                return false;
-            undone.dismiss();
-            return true;
-        }();
-        return taken ? result<void>() : refuse_storage(state, rows, wanted.pages, codec.page_bytes());
+        detail::scope_guard undone([&] { undo(state); });
+        if (!take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.max_batch_tokens)) {
+            undo(state);
+            return refuse_storage(state, rows, wanted.pages, codec.page_bytes());
+        }
+        undone.dismiss();
+        return {};
     }
 
     /// The number of leases that have ended whose rows were of a prompt.
@@ -4622,7 +4199,7 @@ public:
     /// The same where there was room for them, and the storage refused. If it says why, that is the error.
     [[nodiscard]] error refuse_storage(const sequence_state& state, std::size_t rows, std::size_t pages,
                                        std::size_t page_bytes) {
-        const error full = refuse(state, rows, pages, page_bytes);
+        error full = refuse(state, rows, pages, page_bytes);
         if constexpr (requires { pages_.pool().storage().status(); })
             if (const result<void> stored = pages_.pool().storage().status(); !stored)
                 return stored.error();
@@ -4722,7 +4299,7 @@ private:
         const std::size_t length = std::max(state.full_entries(page_tokens_), state.prompt / page_tokens_);
         for (std::size_t i = state.published_pages; state.publishable && i < state.table.size(); ++i) {
             page_entry& entry = state.table[i];
-            if (whole_ && entry.count < page_tokens_)
+            if (quantized && entry.count < page_tokens_)
                 break;
             if (i * page_tokens_ + entry.count > std::min(state.exact, state.cacheable)) // approximate: never published
                 return;
@@ -4765,13 +4342,123 @@ private:
 
     PageManager& pages_;
     std::size_t page_tokens_;
-    bool whole_; // whether the codec codes whole pages: only those are shared
-    residual_leases<PageManager> residual_;
+    std::conditional_t<quantized, residual_leases<PageManager>, no_residual_leases> residual_;
     sequence_state ring_;
     std::size_t size_ = 0;
     std::uint64_t prompts_ended_ = 0;
     spare_sequences spare_;
 };
+
+}} // namespace kvcache
+
+// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved. With `wait` and
+/// `notify` a thread can wait until a lease ends.
+template <class S>
+concept locking_state = requires(S& s) {
+    s.lock();
+    s.unlock();
+};
+
+/// A locking under which a thread can wait: `wait` unlocks, waits for `notify`, and locks again.
+template <class S>
+concept waiting_state = locking_state<S> && requires(S& s) {
+    s.wait();
+    s.notify();
+};
+
+/// A policy that defines how threads share a cache.
+template <class P>
+concept locking_policy =
+    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
+
+}} // namespace kvcache
+
+// ---- kvcache/locking/none.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
+
+/// Only one thread at a time uses the cache; nothing is locked.
+struct none {
+    using role = locking_role;
+    struct state {
+        void lock() noexcept {}
+        void unlock() noexcept {}
+    };
+};
+
+static_assert(locking_policy<none>);
+
+}}} // namespace kvcache::locking
+
+// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
+struct compute_range {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
+/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
+struct reused_span {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0;
+    std::uint32_t row = 0; ///< Row of the first token in its page.
+
+    friend bool operator==(const reused_span&, const reused_span&) = default;
+};
+
+/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
+/// tokens whose first `hit` are cached.
+template <class S>
+concept recompute_state = requires(const S s, std::size_t tokens) {
+    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
+};
+
+/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
+/// to `positions`.
+template <class S>
+concept chunk_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
+    s.select(runs, positions);
+};
+
+/// The vectors compared to measure a reused token's deviation.
+enum class deviation_metric { keys, values };
+
+/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
+/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
+/// before that one.
+template <class S>
+concept deviation_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    s.select(runs, deviations, positions);
+    { s.compared() } -> std::same_as<deviation_metric>;
+    { s.check_layer() } -> std::convertible_to<std::size_t>;
+};
+
+/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
+/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
+/// some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
+};
+
+/// A policy that selects the reused tokens to recompute.
+template <class P>
+concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
+    p.open(shape);
+} && recompute_state<opened_by<P, page_shape>>;
 
 }} // namespace kvcache
 
@@ -4788,8 +4475,6 @@ class cache_core {
     template <class Policy, class... Arguments>
     using opened = decltype(std::declval<const Policy&>().open(std::declval<Arguments>()...));
 
-    using hash_policy_type = decltype(Policies::hash);
-
 public:
     using index_type = opened<decltype(Policies::index), page_shape, std::size_t>;
     using codec_type = opened<decltype(Policies::codec), page_shape>;
@@ -4797,7 +4482,7 @@ public:
     using recompute_type = opened<decltype(Policies::recompute), page_shape>;
     using tier_type = opened<decltype(Policies::tier)>;
     using locking_type = typename decltype(Policies::locking)::state;
-    using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>, index_type,
+    using page_manager_type = page_manager<storage_type, opened<decltype(Policies::hash), identity>, index_type,
                                            opened<decltype(Policies::eviction), eviction_capacity>,
                                            opened<decltype(Policies::observer)>, page_writer<codec_type>>;
     using sequence = basic_sequence<cache_core>;
@@ -4811,7 +4496,8 @@ public:
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
 
-    /// Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an identity.
+    /// It does not move. Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an
+    /// identity.
     cache_core(cache_config config, Policies policies)
         : shape_(checked(config.shape)),
           codec_(policies.codec.open(shape_)),
@@ -4827,9 +4513,6 @@ public:
         if (config.tenants > 0)
             add_tenant({}, std::numeric_limits<std::size_t>::max());
     }
-    cache_core(cache_core&&) = delete;
-    cache_core& operator=(cache_core&&) = delete;
-    ~cache_core() = default;
 
     // What never changes.
 
@@ -4840,13 +4523,11 @@ public:
     [[nodiscard]] tier_client<tier_type>& tier() noexcept { return tier_; }
     [[nodiscard]] const tier_client<tier_type>& tier() const noexcept { return tier_; }
 
-    // What the lock guards.
+    // What the lock guards. Requires: the lock is held.
 
     [[nodiscard]] locking_type& lock() const noexcept { return lock_; }
-    /// Requires: the lock is held.
     [[nodiscard]] page_manager_type& pages() noexcept { return pages_; }
     [[nodiscard]] const page_manager_type& pages() const noexcept { return pages_; }
-    /// Requires: the lock is held.
     [[nodiscard]] sequence_manager<page_manager_type>& sequences() noexcept { return sequences_; }
     [[nodiscard]] const sequence_manager<page_manager_type>& sequences() const noexcept { return sequences_; }
 
@@ -4866,14 +4547,14 @@ public:
 
     /// The number of a tenant. Requires: a cache with tenants is used with one of them, and a cache without is not.
     [[nodiscard]] std::uint32_t number_of(const kvcache::tenant& of) const {
-        const std::uint32_t number = of.number();
-        require((number == 0) == (tenants_.most() == 0), "a cache with tenants is used with one of them");
-        return number;
+        require((of.number() == 0) == (tenants_.most() == 0), "a cache with tenants is used with one of them");
+        require(of.number() == 0 || of.belongs_to(tenants_), "a tenant is used with its own cache");
+        return of.number();
     }
 
     /// What is cached of a prompt, and what is being computed. Pins and changes nothing.
     [[nodiscard]] lookup_result lookup(std::uint32_t tenant, std::span<const token_id> tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         const index_match& found = pages_.find(tenant, tokens);
         lookup_result made = described(found, tokens.size());
         made.cached_tokens = sequences_.residual().kept(found.pages, found.tokens);
@@ -4884,7 +4565,7 @@ public:
     /// A sequence that shares the longest prefix of a prompt that is in memory.
     [[nodiscard]] match match_in_memory(std::uint32_t tenant, std::span<const token_id> tokens,
                                         const match_options& options) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         auto known = sequences_.fresh();
         const index_match& found = pages_.find(tenant, tokens);
         lookup_result made = described(found, tokens.size());
@@ -4901,9 +4582,10 @@ public:
             const auto pages = std::span(found.pages).first(known->table.size());
             pages_.emit({event_kind::matched, kept, tokens.size(), pages.size(), pages});
         }
-        sequences_.add(*known);
+        const std::size_t first = options.plans ? first_computed(kept, tokens.size()) : kept;
+        sequences_.add(*known); // after what may throw
         if (options.plans)
-            truncate_to_plan(*known, tokens.size());
+            truncate_to(*known, first);
         return {{*this, std::move(known)}, made};
     }
 
@@ -4920,10 +4602,11 @@ public:
         std::vector<page_id> pages;
         for (const page_entry& entry : found.sequence.table())
             pages.push_back(entry.page);
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         pages_.emit({event_kind::matched, found.found.cached_tokens, found.found.prompt_tokens, pages.size(), pages});
+        sequence_state& state = found.sequence.state_in(*this);
         if (plans)
-            truncate_to_plan(found.sequence.state_in(*this), found.found.prompt_tokens);
+            truncate_to(state, first_computed(state.tokens.size(), found.found.prompt_tokens));
     }
 
     /// See basic_cache.
@@ -4943,7 +4626,7 @@ public:
 
     /// An empty sequence.
     [[nodiscard]] sequence open(std::uint32_t tenant) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         auto state = sequences_.fresh();
         state->tenant = tenant;
         sequences_.add(*state);
@@ -4952,23 +4635,23 @@ public:
 
     /// See basic_cache.
     std::size_t evict(std::uint32_t tenant, std::span<const token_id> tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return pages_.evict(pages_.find(tenant, tokens).pages);
     }
     std::size_t evict(std::span<const page_id> pages) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         for (const page_id page : pages)
             require(index_of(page) < pages_.pool().pages(), "an evicted page is one of the cache's");
         return pages_.evict(pages);
     }
     [[nodiscard]] bool clear(std::uint32_t tenant) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return pages_.clear(tenant);
     }
 
     /// Expected seconds to compute `rows` rows from position `first` on, from the leases committed so far.
     [[nodiscard]] double prefill_seconds(std::size_t first, std::size_t rows) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return pages_.seconds(first, rows);
     }
 
@@ -4976,7 +4659,7 @@ public:
 
     /// See basic_cache.
     [[nodiscard]] result<kvcache::tenant> open_tenant(const std::string& salt, std::size_t quota) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         require(tenants_.most() > 0, "a cache with tenants is opened for a number of them");
         if (salt.empty())
             return tenants_.use(1);
@@ -4993,18 +4676,19 @@ public:
         const identity own = tenant_identity(salt);
         const digest root = hash_.open(own).root();
         std::string kept = salt;
-        tier_.set(number, own);
+        if constexpr (has_tier)
+            tier_.set(number, own);
         pages_.replace_tenant(number, root, quota);
         tenants_.replace(number, std::move(kept));
         return tenants_.use(number);
     }
     [[nodiscard]] tenant_usage usage(std::uint32_t tenant) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return pages_.tenants().usage(tenant);
     }
     /// The identity of what a tenant stores.
     [[nodiscard]] identity id(std::uint32_t tenant) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return tenant == 0 ? identity_ : tenant_identity(tenants_.salt(tenant));
     }
     [[nodiscard]] const identity& id() const noexcept { return identity_; }
@@ -5017,7 +4701,7 @@ public:
     }
 
     [[nodiscard]] sequence fork(const sequence_state& from, std::size_t tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         auto made = sequences_.fresh();
         made->share(from, sequences_.residual().kept(from.table, tokens), shape_.tokens);
@@ -5026,19 +4710,19 @@ public:
     }
 
     void set_cacheable_limit(sequence_state& state, std::size_t tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         state.cacheable = tokens;
     }
 
     void truncate(sequence_state& state, std::size_t tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         require(tokens <= state.tokens.size() && !state.lease.open,
                 "a truncation lies inside a sequence without a lease");
-        sequences_.truncate(state, sequences_.residual().kept(state.table, tokens));
+        truncate_to(state, tokens);
     }
 
     [[nodiscard]] result<sequence> erase_range(const sequence_state& from, std::size_t first, std::size_t count) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         require(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
                 "an erased range lies inside a sequence without a lease");
         auto kept = sequences_.fresh();
@@ -5057,8 +4741,10 @@ public:
 
     /// Reserves rows. Errors, exceptions: those of the cache's reserve.
     [[nodiscard]] result<lease> reserve(sequence_state& state, std::size_t rows, reserve_options options) {
-        const std::lock_guard guard(lock_);
-        return reserve_locked(state, rows, options);
+        const lock_guard guard(lock_);
+        if (auto reserved = sequences_.reserve(state, codec_, rows, options); !reserved)
+            return reserved.error();
+        return lease(*this, state);
     }
 
     void commit(sequence_state& state, std::span<const token_id> tokens) {
@@ -5067,7 +4753,8 @@ public:
             sequences_.commit(state, tokens);
             pages_.emit({event_kind::stored, tokens.size(), 0, 0});
         }
-        tier_.store(*this, state);
+        if constexpr (has_tier)
+            tier_.store(*this, state);
     }
     /// The same for rows that were not computed here; the tier gets none of them.
     void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
@@ -5083,7 +4770,7 @@ public:
     // The whole cache.
 
     [[nodiscard]] cache_stats stats() const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         const auto& pool = pages_.pool();
         const std::size_t free = pool.free().size(), evictable = pages_.evictable();
         return {pool.pages(),
@@ -5096,22 +4783,29 @@ public:
                 pages_.residual().bytes()};
     }
     [[nodiscard]] result<void> check() const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return sequences_.check();
     }
     /// Full-precision rows attached to a page that a sequence references; empty if there are none.
     [[nodiscard]] std::span<const std::byte> residual_bytes(page_id page) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         const codec::residual_page* rows = pages_.residual().of(page);
         return rows != nullptr ? rows->bytes() : std::span<const std::byte>();
     }
     /// The pages that a reservation would take now. Cost: O(1).
     [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return sequences_.demand(to.state_in(*this), rows, options).pages;
     }
 
 private:
+    // A cache without a lock does not call one.
+    struct no_guard {
+        explicit no_guard(const locking_type&) {}
+    };
+    using lock_guard =
+        std::conditional_t<std::same_as<locking_type, locking::none::state>, no_guard, std::lock_guard<locking_type>>;
+
     // Holds the lock. At its end it wakes the threads that wait for the lease of a prompt, if one has ended meanwhile.
     class ending {
     public:
@@ -5126,7 +4820,7 @@ private:
 
     private:
         cache_core& core_;
-        std::lock_guard<locking_type> guard_;
+        lock_guard guard_;
         std::uint64_t before_;
     };
 
@@ -5144,11 +4838,11 @@ private:
         return pages;
     }
     // The rows that stay in full precision, where the codec encodes whole pages.
-    [[nodiscard]] static std::optional<residual_window> residual_window_of([[maybe_unused]] const codec_type& codec) {
+    [[nodiscard]] static residual_window residual_window_of([[maybe_unused]] const codec_type& codec) {
         if constexpr (page_writer<codec_type>)
             return codec.exact();
         else
-            return std::nullopt;
+            return {};
     }
 
     [[nodiscard]] static lookup_result described(const index_match& found, std::size_t prompt) {
@@ -5159,23 +4853,20 @@ private:
                 .differing_token = found.stored};
     }
 
-    // Leaves to a matched sequence the tokens that are not computed again.
-    void truncate_to_plan(sequence_state& state, std::size_t prompt) {
-        const std::size_t first = recompute_.first_computed(state.tokens.size(), prompt);
-        require(first <= state.tokens.size(), "a plan begins inside its match");
-        sequences_.truncate(state, sequences_.residual().kept(state.table, first));
+    // The first token of a prompt that is computed, where `known` tokens are cached.
+    [[nodiscard]] std::size_t first_computed(std::size_t known, std::size_t prompt) const {
+        const std::size_t first = recompute_.first_computed(known, prompt);
+        require(first <= known, "a plan begins inside its match");
+        return first;
+    }
+    // Keeps the first `tokens` tokens, or fewer: those that can be continued.
+    void truncate_to(sequence_state& state, std::size_t tokens) noexcept {
+        sequences_.truncate(state, sequences_.residual().kept(state.table, tokens));
     }
 
     [[nodiscard]] std::uint64_t prompts_ended() const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return sequences_.prompts_ended();
-    }
-
-    [[nodiscard]] result<lease> reserve_locked(sequence_state& state, std::size_t rows, reserve_options options) {
-        require(!state.lease.open, "a sequence has one lease at a time");
-        if (auto reserved = sequences_.reserve(state, codec_, rows, options); !reserved)
-            return reserved.error();
-        return lease(*this, state);
     }
 
     // Reserves the rows of a prompt after those that a sequence has, and notes what they are. Returns nullopt if the
@@ -5183,7 +4874,7 @@ private:
     // waited for one. Errors: as reserve; pending.
     [[nodiscard]] std::optional<result<lease>> reserve_prompt(sequence& to, std::span<const token_id> tokens,
                                                               const acquire_options& options, std::uint64_t ended) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         sequence_state& state = to.state_in(*this);
         const std::size_t known = state.tokens.size();
         if (options.pending != pending_prefix::compute) {
@@ -5205,10 +4896,10 @@ private:
         }
         const auto rest = tokens.subspan(known);
         state.lease.prompt.reserve(rest.size());
-        auto made = reserve_locked(state, rest.size(), {options.max_batch_tokens});
-        if (made)
-            state.lease.prompt.assign(rest.begin(), rest.end());
-        return made;
+        if (auto reserved = sequences_.reserve(state, codec_, rest.size(), {options.max_batch_tokens}); !reserved)
+            return reserved.error();
+        state.lease.prompt.assign(rest.begin(), rest.end());
+        return lease(*this, state);
     }
 
     [[nodiscard]] identity tenant_identity(const std::string& salt) const {
@@ -5222,7 +4913,8 @@ private:
         const identity own = tenant_identity(salt);
         tenant_registry::account account{.salt = salt};
         tenants_.reserve();
-        tier_.set(tenants_.size() + 1, own);
+        if constexpr (has_tier)
+            tier_.set(tenants_.size() + 1, own);
         pages_.add_tenant(hash_.open(own).root(), quota);
         return tenants_.add(std::move(account));
     }
@@ -5231,7 +4923,7 @@ private:
     codec_type codec_;
     identity identity_;
     page_manager_type pages_;
-    hash_policy_type hash_;
+    decltype(Policies::hash) hash_;
     sequence_manager<page_manager_type> sequences_;
     recompute_type recompute_;
     tier_client<tier_type> tier_;
@@ -5328,7 +5020,11 @@ public:
     /// Loads the pages of a prompt that only the tier has, for a later acquire. They stay unpinned. Returns the number
     /// of tokens loaded. Cost: as acquire.
     std::size_t prefetch(std::span<const token_id> prompt, const tenant& of = {}) {
-        return core().tier().prefetch(core(), core().number_of(of), prompt);
+        const std::uint32_t number = core().number_of(of);
+        if constexpr (core_type::has_tier)
+            return core().tier().prefetch(core(), number, prompt);
+        else
+            return 0;
     }
 
     /// Evicts the pages of a prompt from memory, last first, up to a page that a sequence uses or that a longer cached
@@ -5356,7 +5052,7 @@ public:
     [[nodiscard]] const page_shape& shape() const { return core().shape(); }
     /// The identity of the cache; of what a tenant stores, for a tenant.
     [[nodiscard]] const identity& id() const { return core().id(); }
-    [[nodiscard]] identity id(const tenant& of) const { return core().id(of.number()); }
+    [[nodiscard]] identity id(const tenant& of) const { return core().id(core().number_of(of)); }
     [[nodiscard]] const codec_type& codec() const { return core().codec(); }
     [[nodiscard]] const storage_type& storage() const { return core().storage(); }
     /// The opened tier policy, with its status, counters and flush.
@@ -5399,8 +5095,15 @@ template <class Cache>
 /// One paragraph for people: shape, codec, usage, identity.
 template <class Cache>
 [[nodiscard]] std::string describe(const Cache& cache) {
-    return detail::joined({"kvcache: ", describe_pages(cache.shape(), cache.codec().name(), cache.stats()),
-                           "; identity ", to_string(digest_of(cache.id()))});
+    const page_shape& shape = cache.shape();
+    const cache_stats now = cache.stats();
+    const auto count = [](std::size_t n, const char* of) { return std::to_string(n) + of; };
+    return detail::joined({"kvcache: ", count(shape.layers, " layers, "), count(shape.kv_heads, " KV heads of "),
+                           count(shape.head_dim, ", pages of "), count(shape.tokens, " tokens and "),
+                           count(now.page_bytes, " bytes ("), cache.codec().name(), "); ", count(now.pages, " pages: "),
+                           count(now.in_use, " in use by "), count(now.sequences, " sequences, "),
+                           count(now.evictable, " evictable, "), count(now.free, " free; identity "),
+                           to_string(digest_of(cache.id()))});
 }
 
 }} // namespace kvcache
@@ -5438,64 +5141,6 @@ struct external {
 static_assert(codec_policy<external>);
 
 }}} // namespace kvcache::codec
-
-// ---- kvcache/core/inline.hpp --------------------------------------------------------------------------------------
-
-/// Forces inlining. For functions whose sums must stay in the caller's registers, and for functions that only prefetch:
-/// GCC considers them free of effects and drops the calls. On a lambda: after its (...).
-#if defined(__GNUC__)
-#define KVCACHE_INLINE __attribute__((always_inline))
-#else
-#define KVCACHE_INLINE
-#endif
-
-/// Fully unrolls the loop that follows, of a constant number of iterations, 64 at most. nvcc rejects the pragma.
-#if defined(__CUDACC__)
-#define KVCACHE_UNROLL
-#elif defined(__clang__)
-#define KVCACHE_UNROLL _Pragma("clang loop unroll(full)")
-#elif defined(__GNUC__)
-#define KVCACHE_UNROLL _Pragma("GCC unroll 64")
-#else
-#define KVCACHE_UNROLL
-#endif
-
-// ---- kvcache/core/prefetch.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The address of element `offset` of `base`. For prefetches only: unlike a pointer, it may lie outside any array.
-template <class T>
-[[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
-    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
-}
-
-/// Prefetches the cache line of element `offset` of `base` for a read soon. Any offset is allowed.
-template <class T>
-KVCACHE_INLINE inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address(base, offset), 0, 3);
-#endif
-}
-
-/// Prefetches into the second-level cache, for a line that is read somewhat later.
-template <class T>
-KVCACHE_INLINE inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address(base, offset), 0, 2);
-#endif
-}
-
-/// Prefetches a line for a write soon.
-template <class T>
-KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
-                                             [[maybe_unused]] std::size_t offset) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address(base, offset), 1, 3);
-#endif
-}
-
-}} // namespace kvcache
 
 // ---- kvcache/eviction/slot_lists.hpp ------------------------------------------------------------------------------
 
@@ -5919,154 +5564,150 @@ private:
 struct learned_reuse {
     using role = eviction_role;
     std::size_t ghosts_a_slot = 4;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 32 bytes a slot, 16 a ghost,
-/// 5 KB.
-class learned_reuse::state {
-public:
-    state(const learned_reuse& policy, eviction_capacity room)
-        : queues_(room.slots, classes),
-          entries_(room.slots),
-          ghosts_(room.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
-          period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 32 bytes a slot, 16 a
+    /// ghost, 5 KB.
+    class state {
+    public:
+        state(const learned_reuse& policy, eviction_capacity room)
+            : queues_(room.slots, classes),
+              entries_(room.slots),
+              ghosts_(room.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
+              period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        apply_touches();
-        known& one = entries_[index_of(slot)];
-        one = {.key = newcomer.key, .bytes = static_cast<float>(std::max<std::size_t>(newcomer.bytes, 1))};
-        if (const auto ghost = ghosts_.take(newcomer.key)) {
-            const std::uint32_t c = ghost->mark & class_bits;
-            one.uses = static_cast<std::uint8_t>(c == 0 ? 1 : (1u << (c - 1)) + 1); // the least of the class
-            ages_.use(c, clock_ - (ghost->mark & ~class_bits));
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            apply_touches();
+            known& one = entries_[index_of(slot)];
+            one = {.key = newcomer.key, .bytes = static_cast<float>(std::max<std::size_t>(newcomer.bytes, 1))};
+            if (const auto ghost = ghosts_.take(newcomer.key)) {
+                const std::uint32_t c = ghost->mark & class_bits;
+                one.uses = static_cast<std::uint8_t>(c == 0 ? 1 : (1u << (c - 1)) + 1); // the least of the class
+                ages_.use(c, clock_ - (ghost->mark & ~class_bits));
+            }
+            use(slot);
         }
-        use(slot);
-    }
 
-    void touch(slot_id slot) {
-        touches_.add(
-            slot,
-            [this](slot_id one) {
-                queues_.prefetch(one);
-                prefetch_to_write(entries_.data(), index_of(one));
-            },
-            [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
-    }
+        void touch(slot_id slot) {
+            touches_.add(
+                slot,
+                [this](slot_id one) {
+                    queues_.prefetch(one);
+                    prefetch_to_write(entries_.data(), index_of(one));
+                },
+                [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
+        }
 
-    void on_released(slot_id slot) {
-        apply_touches();
-        queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
-    }
+        void on_released(slot_id slot) {
+            apply_touches();
+            queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
+        }
 
-    void erase(slot_id slot) {
-        apply_touches();
-        queues_.remove(slot);
-    }
+        void erase(slot_id slot) {
+            apply_touches();
+            queues_.remove(slot);
+        }
 
-    void evict(slot_id slot) {
-        apply_touches();
-        const known& one = entries_[index_of(slot)];
-        ghosts_.push(one.key, {.mark = (one.used & ~class_bits) | class_of(one)});
-        erase(slot);
-    }
+        void evict(slot_id slot) {
+            apply_touches();
+            const known& one = entries_[index_of(slot)];
+            ghosts_.push(one.key, {.mark = (one.used & ~class_bits) | class_of(one)});
+            erase(slot);
+        }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        apply_touches();
-        const auto found = least(is_evictable, patience);
-        return found ? found : least(is_evictable, queues_.slots());
-    }
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            apply_touches();
+            const auto found = least(is_evictable, patience);
+            return found ? found : least(is_evictable, queues_.slots());
+        }
 
-private:
-    static constexpr std::uint32_t classes = 5, class_bits = 7;
-    static constexpr std::size_t patience = 64; // entries checked at each end of a list before it is skipped
-    struct known {
-        std::uint64_t key = 0;
-        float bytes = 1.0f;
-        std::uint32_t used = 0; // time of the last use
-        std::uint8_t uses = 0;  // up to 255
+    private:
+        static constexpr std::uint32_t classes = 5, class_bits = 7;
+        static constexpr std::size_t patience = 64; // entries checked at each end of a list before it is skipped
+        struct known {
+            std::uint64_t key = 0;
+            float bytes = 1.0f;
+            std::uint32_t used = 0; // time of the last use
+            std::uint8_t uses = 0;  // up to 255
+        };
+
+        // Classes: 1, 2, 3 to 4, 5 to 8 and more uses.
+        [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
+            return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
+                                           classes - 1);
+        }
+
+        void apply_touches() {
+            touches_.apply_all([this](slot_id slot) { use_again(slot); });
+        }
+
+        void use_again(slot_id slot) {
+            const known& one = entries_[index_of(slot)];
+            ages_.use(class_of(one), clock_ - one.used);
+            queues_.remove(slot);
+            use(slot);
+        }
+
+        void use(slot_id slot) {
+            known& one = entries_[index_of(slot)];
+            one.uses = static_cast<std::uint8_t>(std::min(one.uses + 1, 255));
+            one.used = ++clock_;
+            ages_.begin(class_of(one));
+            queues_.push_front(slot, class_of(one));
+            if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots
+                ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
+                next_ = std::min(2 * next_, period_);
+                since_learned_ = 0;
+            }
+        }
+
+        // The entry of least value among the oldest and the newest evictable entry of each list. The newest wins where
+        // all entries return at one age, as in a loop. An entry that is not evictable keeps its place: a parent is
+        // evicted after its children.
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> least(IsEvictable&& is_evictable, std::size_t most_asked) {
+            std::optional<slot_id> found;
+            double worth = 0.0;
+            std::uint32_t age = 0;
+            const auto consider_end = [&](std::uint32_t c, slot_id slot, auto next) {
+                for (std::size_t asked = 0; !queues_.ends(slot); slot = next(slot), ++asked) {
+                    if (asked == most_asked)
+                        return;
+                    if (!is_evictable(slot))
+                        continue;
+                    const known& one = entries_[index_of(slot)];
+                    const std::uint32_t own_age = clock_ - one.used;
+                    const double own = ages_.worth(c, own_age) / static_cast<double>(one.bytes);
+                    if (!found || own < worth || (own == worth && own_age > age)) {
+                        found = slot;
+                        worth = own;
+                        age = own_age;
+                    }
+                    return;
+                }
+            };
+            for (std::uint32_t c = 0; c < classes; ++c) {
+                if (queues_.empty(c))
+                    continue;
+                consider_end(c, queues_.back(c), [this](slot_id slot) { return queues_.newer(slot); });
+                consider_end(c, queues_.front(c), [this](slot_id slot) { return queues_.older(slot); });
+            }
+            return found;
+        }
+
+        slot_lists queues_;
+        std::vector<known> entries_;
+        touch_buffer touches_;
+        ghost_list ghosts_;
+        age_histogram<classes> ages_;
+        std::uint32_t clock_ = 0; // uses of all entries; wraps
+        std::uint32_t since_learned_ = 0;
+        std::uint32_t period_;
+        std::uint32_t next_ = 2000;
     };
 
-    // Classes: 1, 2, 3 to 4, 5 to 8 and more uses.
-    [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
-        return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
-                                       classes - 1);
-    }
-
-    void apply_touches() {
-        touches_.apply_all([this](slot_id slot) { use_again(slot); });
-    }
-
-    void use_again(slot_id slot) {
-        const known& one = entries_[index_of(slot)];
-        ages_.use(class_of(one), clock_ - one.used);
-        queues_.remove(slot);
-        use(slot);
-    }
-
-    void use(slot_id slot) {
-        known& one = entries_[index_of(slot)];
-        one.uses = static_cast<std::uint8_t>(std::min(one.uses + 1, 255));
-        one.used = ++clock_;
-        ages_.begin(class_of(one));
-        queues_.push_front(slot, class_of(one));
-        if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots
-            ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
-            next_ = std::min(2 * next_, period_);
-            since_learned_ = 0;
-        }
-    }
-
-    // The entry of least value among the oldest and the newest evictable entry of each list. The newest wins where all
-    // entries return at one age, as in a loop. An entry that is not evictable keeps its place: a parent is evicted
-    // after its children.
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> least(IsEvictable&& is_evictable, std::size_t most_asked) {
-        std::optional<slot_id> found;
-        double worth = 0.0;
-        std::uint32_t age = 0;
-        const auto consider_end = [&](std::uint32_t c, slot_id slot, auto next) {
-            for (std::size_t asked = 0; !queues_.ends(slot); slot = next(slot), ++asked) {
-                if (asked == most_asked)
-                    return;
-                if (!is_evictable(slot))
-                    continue;
-                const known& one = entries_[index_of(slot)];
-                const std::uint32_t own_age = clock_ - one.used;
-                const double own = ages_.worth(c, own_age) / static_cast<double>(one.bytes);
-                if (!found || own < worth || (own == worth && own_age > age)) {
-                    found = slot;
-                    worth = own;
-                    age = own_age;
-                }
-                return;
-            }
-        };
-        for (std::uint32_t c = 0; c < classes; ++c) {
-            if (queues_.empty(c))
-                continue;
-            consider_end(c, queues_.back(c), [this](slot_id slot) { return queues_.newer(slot); });
-            consider_end(c, queues_.front(c), [this](slot_id slot) { return queues_.older(slot); });
-        }
-        return found;
-    }
-
-    slot_lists queues_;
-    std::vector<known> entries_;
-    touch_buffer touches_;
-    ghost_list ghosts_;
-    age_histogram<classes> ages_;
-    std::uint32_t clock_ = 0; // uses of all entries; wraps
-    std::uint32_t since_learned_ = 0;
-    std::uint32_t period_;
-    std::uint32_t next_ = 2000;
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline learned_reuse::state learned_reuse::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<learned_reuse>);
 
@@ -6082,30 +5723,26 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace hash {
 struct xxh3 {
     using role = hash_role;
     std::string key = {}; ///< Secret that names and seals the records of a tier; changes no name in memory.
-    class state;
-    [[nodiscard]] state open(const identity& id) const;
+
+    class state {
+    public:
+        explicit state(digest root) : root_(root) {}
+
+        [[nodiscard]] digest root() const noexcept { return root_; }
+
+        /// Cost: about 20 ns plus 0.1 ns a token.
+        [[nodiscard]] digest chain(digest before, std::span<const token_id> run) const {
+            digest_builder builder;
+            builder.nested(before).number(run.size());
+            return builder.bytes(std::as_bytes(run)).finish();
+        }
+
+    private:
+        digest root_;
+    };
+
+    [[nodiscard]] state open(const identity& id) const { return state{digest_of(id)}; }
 };
-
-class xxh3::state {
-public:
-    explicit state(digest root) : root_(root) {}
-
-    [[nodiscard]] digest root() const noexcept { return root_; }
-
-    /// Cost: about 20 ns plus 0.1 ns a token.
-    [[nodiscard]] digest chain(digest before, std::span<const token_id> run) const {
-        digest_builder builder;
-        builder.nested(before).number(run.size());
-        return builder.bytes(std::as_bytes(run)).finish();
-    }
-
-private:
-    digest root_;
-};
-
-inline xxh3::state xxh3::open(const identity& id) const {
-    return state{digest_of(id)};
-}
 
 static_assert(hash_policy<xxh3>);
 
@@ -6221,11 +5858,11 @@ public:
         : page_tokens_(shape.tokens), tokens_(pages * page_tokens_), nodes_(pages), order_(pages) {}
 
     [[nodiscard]] std::size_t page_tokens() const noexcept { return page_tokens_; }
-    [[nodiscard]] bool contains(page_id page) const { return node_of(page).count > 0; }
-    [[nodiscard]] bool full(page_id page) const { return node_of(page).count == page_tokens_; }
-    [[nodiscard]] bool leaf(page_id page) const { return node_of(page).children.empty(); }
+    [[nodiscard]] bool contains(page_id page) const { return nodes_[index_of(page)].count > 0; }
+    [[nodiscard]] bool full(page_id page) const { return nodes_[index_of(page)].count == page_tokens_; }
+    [[nodiscard]] bool leaf(page_id page) const { return nodes_[index_of(page)].children.empty(); }
     [[nodiscard]] std::optional<page_id> parent(page_id page) const {
-        const std::uint32_t above = node_of(page).parent;
+        const std::uint32_t above = nodes_[index_of(page)].parent;
         return above == none ? std::nullopt : std::optional(page_id{above});
     }
 
@@ -6261,9 +5898,10 @@ public:
 
     /// Requires: the page is a leaf of the tree.
     void erase(page_id page) {
-        expects(contains(page) && leaf(page), "only a leaf leaves the index");
+        node& own = nodes_[index_of(page)];
+        expects(own.count > 0 && own.children.empty(), "only a leaf leaves the index");
         unlink(index_of(page));
-        nodes_[index_of(page)] = {};
+        own = {};
     }
 
     /// Returns whether a page is in the tree, full, holds exactly this run and has `last` (or none) as its parent.
@@ -6282,7 +5920,7 @@ public:
     /// Extends a match by one page, whole or in part: the child of the last page that shares most with the query, which
     /// has at most a page's length. Returns whether a whole page matched; if not, the match holds the reason.
     bool step(index_match& found, std::span<const token_id> query) const {
-        const sibling_order::set& level = found.pages.empty() ? roots_ : node_of(found.pages.back()).children;
+        const sibling_order::set& level = found.pages.empty() ? roots_ : nodes_[index_of(found.pages.back())].children;
         if (query.empty())
             found.end = match_end::complete;
         if (query.empty() || level.empty())
@@ -6342,7 +5980,6 @@ private:
     [[nodiscard]] std::span<const token_id> run_of(std::uint32_t page) const {
         return {tokens_.data() + page * page_tokens_, nodes_[page].count};
     }
-    [[nodiscard]] const node& node_of(page_id page) const { return nodes_[index_of(page)]; }
     [[nodiscard]] sibling_order::set& children(std::uint32_t above) {
         return above == none ? roots_ : nodes_[above].children;
     }
@@ -6355,77 +5992,6 @@ private:
     sibling_order order_;             // children of each page, and the roots
     sibling_order::set roots_;
 };
-
-/// An index of a page tree whose full pages are also found by the chained hash of all tokens up to their end. Equal
-/// hashes only make candidates: Lookup compares them with the tree. Lookup holds the pages by hash, with `insert(hash,
-/// page)`, `erase(hash, page)` and `match(tree, chain, tokens, found)`, where `chain(past, run)` continues a hash. All
-/// memory is allocated at construction: that of the tree and of Lookup, and 8 bytes a page.
-template <class Lookup>
-class hashed_tree {
-public:
-    /// `hash_bits`: the bits of a hash that are used; 64 or more for all.
-    hashed_tree(unsigned hash_bits, page_shape shape, std::size_t pages)
-        : used_bits_(hash_bits >= 64 ? ~std::uint64_t{} : (std::uint64_t{1} << hash_bits) - 1),
-          tree_(shape, pages),
-          lookup_(pages),
-          hashes_(pages) {}
-
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
-        index_match found;
-        match(tokens, found);
-        return found;
-    }
-    /// The same in the memory of another match.
-    void match(std::span<const token_id> tokens, index_match& found) const {
-        found.clear();
-        lookup_.match(
-            tree_, [this](std::uint64_t past, std::span<const token_id> run) { return chain(past, run); }, tokens,
-            found);
-    }
-
-    /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
-    /// the index, one of the two runs is a prefix of the other.
-    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
-        const insertion done = tree_.insert(parent, tokens, page);
-        if (done.what != insertion::outcome::covered && tree_.full(page)) {
-            const std::uint64_t hash = chain(parent ? hashes_[index_of(*parent)] : 0, tokens);
-            hashes_[index_of(page)] = hash;
-            lookup_.insert(hash, index_of(page));
-        }
-        return done;
-    }
-
-    /// Requires: the page is a leaf of the index.
-    void erase(page_id page) {
-        const bool hashed = tree_.full(page);
-        tree_.erase(page);
-        if (hashed)
-            lookup_.erase(hashes_[index_of(page)], index_of(page));
-    }
-
-    [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
-    [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
-    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
-
-    /// The tokens of a page in the index; empty for other pages.
-    [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
-
-private:
-    [[nodiscard]] std::uint64_t chain(std::uint64_t past, std::span<const token_id> run) const {
-        return seeded_hash(past, std::as_bytes(run)) & used_bits_;
-    }
-
-    std::uint64_t used_bits_;
-    page_tree tree_;
-    Lookup lookup_;                     // full pages
-    std::vector<std::uint64_t> hashes_; // by full page: hash of all tokens up to its end
-};
-
-}}} // namespace kvcache::index
-
-// ---- kvcache/index/radix.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// A lossy table from hashes to pages. A hash maps to one cache line of eight entries; a page that finds them all taken
 /// is not stored, and of two pages under one hash `find` may return either. The caller therefore compares and has a
@@ -6512,6 +6078,80 @@ private:
     aligned_vector<line> lines_;
 };
 
+/// An index of a page tree whose full pages are also found by the chained hash of all tokens up to their end. Equal
+/// hashes only make candidates: Lookup compares them with the tree. Lookup holds the pages by hash, with `insert(hash,
+/// page)`, `erase(hash, page)` and `match(tree, chain, tokens, found)`, where `chain(past, run)` continues a hash. All
+/// memory is allocated at construction: that of the tree and of Lookup, and 8 bytes a page.
+template <class Lookup>
+class hashed_tree {
+public:
+    /// `hash_bits`: the bits of a hash that are used; 64 or more for all.
+    hashed_tree(unsigned hash_bits, page_shape shape, std::size_t pages)
+        : used_bits_(hash_bits >= 64 ? ~std::uint64_t{} : (std::uint64_t{1} << hash_bits) - 1),
+          tree_(shape, pages),
+          lookup_(pages),
+          hashes_(pages) {}
+
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+        index_match found;
+        match(tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::span<const token_id> tokens, index_match& found) const {
+        found.pages.clear();
+        found.tokens = 0;
+        found.end = match_end::unknown;
+        found.stored.reset();
+        lookup_.match(
+            tree_, [this](std::uint64_t past, std::span<const token_id> run) { return chain(past, run); }, tokens,
+            found);
+    }
+
+    /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
+    /// the index, one of the two runs is a prefix of the other.
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        const insertion done = tree_.insert(parent, tokens, page);
+        if (done.what != insertion::outcome::covered && tree_.full(page)) {
+            const std::uint64_t hash = chain(parent ? hashes_[index_of(*parent)] : 0, tokens);
+            hashes_[index_of(page)] = hash;
+            lookup_.insert(hash, index_of(page));
+        }
+        return done;
+    }
+
+    /// Requires: the page is a leaf of the index.
+    void erase(page_id page) {
+        const bool hashed = tree_.full(page);
+        tree_.erase(page);
+        if (hashed)
+            lookup_.erase(hashes_[index_of(page)], index_of(page));
+    }
+
+    [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
+    [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
+
+    /// The tokens of a page in the index; empty for other pages.
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
+
+private:
+    [[nodiscard]] std::uint64_t chain(std::uint64_t past, std::span<const token_id> run) const {
+        return seeded_hash(past, std::as_bytes(run)) & used_bits_;
+    }
+
+    std::uint64_t used_bits_;
+    page_tree tree_;
+    Lookup lookup_;                     // full pages
+    std::vector<std::uint64_t> hashes_; // by full page: hash of all tokens up to its end
+};
+
+}}} // namespace kvcache::index
+
+// ---- kvcache/index/radix.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
+
 /// A radix tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their
 /// runs, so a match is exact at any token, also inside a page. In addition, a hint table maps the chained hash of all
 /// tokens up to the end of a full page to that page. A prompt's hashes do not depend on its pages, so the cache lines
@@ -6535,40 +6175,6 @@ static_assert(index_policy<radix>);
 
 }}} // namespace kvcache::index
 
-// ---- kvcache/locking/none.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
-
-/// Only one thread at a time uses the cache; nothing is locked.
-struct none {
-    using role = locking_role;
-    struct state {
-        void lock() noexcept {}
-        void unlock() noexcept {}
-    };
-};
-
-static_assert(locking_policy<none>);
-
-}}} // namespace kvcache::locking
-
-// ---- kvcache/observer/none.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
-
-/// No observer; it has no cost.
-struct none {
-    using role = observer_role;
-    struct state {
-        void on(const event&) noexcept {}
-    };
-    [[nodiscard]] state open() const { return {}; }
-};
-
-static_assert(observer_policy<none>);
-
-}}} // namespace kvcache::observer
-
 // ---- kvcache/recompute/exact_prefix.hpp ---------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
@@ -6577,20 +6183,16 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 /// always computed. Exact: the result is bit-identical to computing every token.
 struct exact_prefix {
     using role = recompute_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
 
-class exact_prefix::state {
-public:
-    [[nodiscard]] std::size_t first_computed(std::size_t hit, std::size_t total) const noexcept {
-        return total == 0 ? 0 : std::min(hit, total - 1);
-    }
-};
+    class state {
+    public:
+        [[nodiscard]] std::size_t first_computed(std::size_t hit, std::size_t total) const noexcept {
+            return total == 0 ? 0 : std::min(hit, total - 1);
+        }
+    };
 
-inline exact_prefix::state exact_prefix::open(page_shape) const {
-    return {};
-}
+    [[nodiscard]] state open(page_shape) const { return {}; }
+};
 
 static_assert(recompute_policy<exact_prefix>);
 
@@ -6608,122 +6210,120 @@ struct heap {
     using role = storage_role;
     std::pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
     bool zeroed = false; ///< Whether the resource returns zeroed memory, so that pages are not cleared here.
-    class state;
-    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
-};
 
-class heap::state {
-public:
-    state(std::pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
-        : resource_(resource),
-          zeroed_(zeroed),
-          page_bytes_(page_bytes),
-          stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
-          slab_pages_(pages_a_slab(pages, stride_)),
-          pages_(pages, nullptr),
-          slabs_(slab_pages_ == 0 ? 0 : (pages + slab_pages_ - 1) / slab_pages_) {}
+    class state {
+    public:
+        state(std::pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
+            : resource_(resource),
+              zeroed_(zeroed),
+              page_bytes_(page_bytes),
+              stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
+              slab_pages_(pages_a_slab(pages, stride_)),
+              pages_(pages, nullptr),
+              slabs_(slab_pages_ == 0 ? 0 : (pages + slab_pages_ - 1) / slab_pages_) {}
 
-    state(state&& other) noexcept
-        : resource_(other.resource_),
-          zeroed_(other.zeroed_),
-          page_bytes_(other.page_bytes_),
-          stride_(other.stride_),
-          slab_pages_(other.slab_pages_),
-          pages_(std::exchange(other.pages_, {})),
-          slabs_(std::exchange(other.slabs_, {})) {}
-    state& operator=(state&& other) noexcept {
-        std::swap(resource_, other.resource_);
-        std::swap(zeroed_, other.zeroed_);
-        std::swap(page_bytes_, other.page_bytes_);
-        std::swap(stride_, other.stride_);
-        std::swap(slab_pages_, other.slab_pages_);
-        std::swap(pages_, other.pages_);
-        std::swap(slabs_, other.slabs_);
-        return *this;
-    }
+        state(state&& other) noexcept
+            : resource_(other.resource_),
+              zeroed_(other.zeroed_),
+              page_bytes_(other.page_bytes_),
+              stride_(other.stride_),
+              slab_pages_(other.slab_pages_),
+              pages_(std::exchange(other.pages_, {})),
+              slabs_(std::exchange(other.slabs_, {})) {}
+        state& operator=(state&& other) noexcept {
+            std::swap(resource_, other.resource_);
+            std::swap(zeroed_, other.zeroed_);
+            std::swap(page_bytes_, other.page_bytes_);
+            std::swap(stride_, other.stride_);
+            std::swap(slab_pages_, other.slab_pages_);
+            std::swap(pages_, other.pages_);
+            std::swap(slabs_, other.slabs_);
+            return *this;
+        }
 
-    ~state() {
-        for (std::size_t page = 0; page < pages_.size(); ++page)
-            if (pages_[page] != nullptr && slab_of(page) == nullptr)
-                resource_->deallocate(pages_[page], page_bytes_, line_bytes);
-        for (std::size_t i = 0; i < slabs_.size(); ++i)
-            if (slabs_[i].memory != nullptr)
-                resource_->deallocate(slabs_[i].memory, slab_bytes(i), huge_page_bytes);
-    }
+        ~state() {
+            for (std::size_t page = 0; page < pages_.size(); ++page)
+                if (pages_[page] != nullptr && slab_of(page) == nullptr)
+                    resource_->deallocate(pages_[page], page_bytes_, line_bytes);
+            for (std::size_t i = 0; i < slabs_.size(); ++i)
+                if (slabs_[i].memory != nullptr)
+                    resource_->deallocate(slabs_[i].memory, slab_bytes(i), huge_page_bytes);
+        }
 
-    /// Returns false if the resource is out of memory.
-    [[nodiscard]] bool acquire(page_id page) {
-        void*& memory = pages_[index_of(page)];
-        if (memory != nullptr)
+        /// Returns false if the resource is out of memory.
+        [[nodiscard]] bool acquire(page_id page) {
+            void*& memory = pages_[index_of(page)];
+            if (memory != nullptr)
+                return true;
+            if (!detail::completes<std::bad_alloc>([&] { memory = place(index_of(page)); }))
+                return false;
+            if (!zeroed_)
+                std::memset(memory, 0, page_bytes_);
             return true;
-        if (!detail::completes<std::bad_alloc>([&] { memory = place(index_of(page)); }))
-            return false;
-        if (!zeroed_)
-            std::memset(memory, 0, page_bytes_);
-        return true;
-    }
+        }
 
-    void release(page_id) noexcept {}
+        void release(page_id) noexcept {}
 
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
-        return {static_cast<std::byte*>(pages_[index_of(page)]), page_bytes_};
-    }
+        [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
+            return {static_cast<std::byte*>(pages_[index_of(page)]), page_bytes_};
+        }
 
-private:
-    struct slab {
-        std::byte* memory = nullptr;
-        bool refused = false; // sticky: its pages are then allocated one by one
+    private:
+        struct slab {
+            std::byte* memory = nullptr;
+            bool refused = false; // sticky: its pages are then allocated one by one
+        };
+
+        // A slab has 16 huge pages, so the part at its end that lies on small pages is at most 1/16. Zero for a
+        // capacity so small that a slab would not fill two huge pages.
+        [[nodiscard]] static std::size_t pages_a_slab(std::size_t pages, std::size_t stride) noexcept {
+            const std::size_t most = 16 * huge_page_bytes / std::max<std::size_t>(stride, 1);
+            const std::size_t fit = std::min(std::max<std::size_t>(most, 1), pages / 8);
+            return alignment_for(fit * stride) == huge_page_bytes ? fit : 0;
+        }
+
+        [[nodiscard]] std::size_t slab_bytes(std::size_t index) const noexcept {
+            return std::min(slab_pages_, pages_.size() - index * slab_pages_) * stride_;
+        }
+
+        [[nodiscard]] std::byte* slab_of(std::size_t page) const noexcept {
+            return slabs_.empty() ? nullptr : slabs_[page / slab_pages_].memory;
+        }
+
+        // Throws: std::bad_alloc, if neither a slab nor a page can be allocated.
+        [[nodiscard]] void* place(std::size_t page) {
+            if (!slabs_.empty()) {
+                slab& own = slabs_[page / slab_pages_];
+                if (own.memory == nullptr && !own.refused)
+                    take(own, slab_bytes(page / slab_pages_));
+                if (own.memory != nullptr)
+                    return own.memory + page % slab_pages_ * stride_;
+            }
+            return resource_->allocate(page_bytes_, line_bytes);
+        }
+
+        void take(slab& own, std::size_t bytes) {
+            own.refused = !detail::completes<std::bad_alloc>([&] {
+                own.memory = static_cast<std::byte*>(resource_->allocate(bytes, huge_page_bytes));
+                want_huge_pages(own.memory, bytes);
+            });
+        }
+
+        std::pmr::memory_resource* resource_;
+        bool zeroed_; // whether the resource returns zeroed memory
+        std::size_t page_bytes_;
+        std::size_t stride_;     // distance between pages of a slab, in bytes
+        std::size_t slab_pages_; // 0: pages are allocated one by one
+        std::vector<void*> pages_;
+        std::vector<slab> slabs_;
     };
 
-    // A slab has 16 huge pages, so the part at its end that lies on small pages is at most 1/16. Zero for a capacity so
-    // small that a slab would not fill two huge pages.
-    [[nodiscard]] static std::size_t pages_a_slab(std::size_t pages, std::size_t stride) noexcept {
-        const std::size_t most = 16 * huge_page_bytes / std::max<std::size_t>(stride, 1);
-        const std::size_t fit = std::min(std::max<std::size_t>(most, 1), pages / 8);
-        return alignment_for(fit * stride) == huge_page_bytes ? fit : 0;
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
+        if (resource == nullptr)
+            return {zeroed_memory::shared(), true, pages, page_bytes};
+        return {resource, zeroed, pages, page_bytes};
     }
-
-    [[nodiscard]] std::size_t slab_bytes(std::size_t index) const noexcept {
-        return std::min(slab_pages_, pages_.size() - index * slab_pages_) * stride_;
-    }
-
-    [[nodiscard]] std::byte* slab_of(std::size_t page) const noexcept {
-        return slabs_.empty() ? nullptr : slabs_[page / slab_pages_].memory;
-    }
-
-    // Throws: std::bad_alloc, if neither a slab nor a page can be allocated.
-    [[nodiscard]] void* place(std::size_t page) {
-        if (!slabs_.empty()) {
-            slab& own = slabs_[page / slab_pages_];
-            if (own.memory == nullptr && !own.refused)
-                take(own, slab_bytes(page / slab_pages_));
-            if (own.memory != nullptr)
-                return own.memory + page % slab_pages_ * stride_;
-        }
-        return resource_->allocate(page_bytes_, line_bytes);
-    }
-
-    void take(slab& own, std::size_t bytes) {
-        own.refused = !detail::completes<std::bad_alloc>([&] {
-            own.memory = static_cast<std::byte*>(resource_->allocate(bytes, huge_page_bytes));
-            want_huge_pages(own.memory, bytes);
-        });
-    }
-
-    std::pmr::memory_resource* resource_;
-    bool zeroed_; // whether the resource returns zeroed memory
-    std::size_t page_bytes_;
-    std::size_t stride_;     // distance between pages of a slab, in bytes
-    std::size_t slab_pages_; // 0: pages are allocated one by one
-    std::vector<void*> pages_;
-    std::vector<slab> slabs_;
 };
-
-inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
-    if (resource == nullptr)
-        return {zeroed_memory::shared(), true, pages, page_bytes};
-    return {resource, zeroed, pages, page_bytes};
-}
 
 static_assert(storage_policy<heap>);
 
@@ -6733,7 +6333,262 @@ static_assert(storage_policy<heap>);
 
 #include <unistd.h>
 
+// Policies that cannot be composed, and why, in words. A misuse is the type of the cache that such policies would make.
+// It has the members of a standard cache, so that the message is the only error. Compilers print the names of the
+// policies as arguments of the misuse, and each static_assert prints the policy again.
+
 namespace kvcache { inline namespace KVCACHE_ABI {
+namespace detail {
+
+/// Satisfied if a policy has everything that its role requires.
+template <class P>
+concept complete_policy = codec_policy<P> || storage_policy<P> || hash_policy<P> || index_policy<P> ||
+    eviction_policy<P> || recompute_policy<P> || tier_policy<P> || observer_policy<P> || locking_policy<P>;
+
+// The policy among Ps that plays Role, or Standard if none does.
+template <class Role, class Standard, class... Ps>
+struct slot {
+    using type = Standard;
+};
+template <class Role, class Standard, class P, class... Ps>
+struct slot<Role, Standard, P, Ps...> : slot<Role, Standard, Ps...> {};
+template <class Role, class Standard, plays<Role> P, class... Ps>
+struct slot<Role, Standard, P, Ps...> {
+    using type = P;
+};
+
+// The standard cache; its argument only delays the lookup.
+template <class>
+struct standard_cache;
+
+// `Holds`, printed with the names of the policies in question.
+template <bool Holds, class... Ps>
+inline constexpr bool holds_for = Holds;
+
+// The state that a policy opens, or void.
+template <class P, class... Arguments>
+struct state_of {
+    using type = void;
+};
+template <class P, class... Arguments>
+    requires requires {
+        typename opened_by<P, Arguments...>;
+    }
+struct state_of<P, Arguments...> {
+    using type = opened_by<P, Arguments...>;
+};
+
+struct
+    the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_and_merge_equal_pages;
+
+/// Arguments that make_cache does not take.
+template <class Fields>
+struct unknown_arguments : standard_cache<Fields>::type {
+    static_assert(holds_for<false, Fields>, "make_cache takes {.shape = {.layers, .kv_heads, .head_dim, .tokens}, "
+                                            ".limit = {.bytes, .pages}, .id, .tenants, "
+                                            ".merge_equal_pages} and policies");
+};
+
+/// A type without a role, or with an unknown one.
+template <class P>
+struct names_no_role : standard_cache<P>::type {
+    static_assert(holds_for<false, P>,
+                  "a policy names its role, one of core/role.hpp: using role = kvcache::eviction_role;");
+};
+
+/// Two policies for one role.
+template <class Role, class A, class B>
+struct both_play : standard_cache<A>::type {
+    static_assert(holds_for<false, Role, A, B>,
+                  "two policies both play the same role; a cache has one policy for each role");
+};
+
+/// A policy that lacks a member that its role requires. The first one that is missing is reported.
+template <class Role, class P>
+struct incomplete;
+
+template <class P>
+struct incomplete<codec_role, P> : standard_cache<P>::type {
+    using state = typename state_of<P, page_shape>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool sized = opens && requires(const state s) {
+        { s.page_bytes() } -> std::same_as<std::size_t>;
+        { s.name() } -> std::same_as<std::string>;
+    };
+    static constexpr bool keys =
+        sized && requires(const state s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
+        { s.keys(page, at, to) } -> std::same_as<const float*>;
+    };
+    static constexpr bool values =
+        keys && requires(const state s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
+        { s.values(page, at, to) } -> std::same_as<const float*>;
+    };
+    static_assert(holds_for<opens, P>, "a codec needs: state open(page_shape) const");
+    static_assert(holds_for < !opens || sized, P >,
+                  "a codec's state needs: std::size_t page_bytes() const; std::string name() const");
+    static_assert(holds_for < !sized || keys, P >,
+                  "a codec's state needs: const float* keys(std::span<const std::byte> "
+                  "page, page_tile, std::span<float> scratch) const");
+    static_assert(holds_for < !keys || values, P >,
+                  "a codec's state needs: const float* values(std::span<const std::byte> "
+                  "page, page_tile, std::span<float> scratch) const");
+    static_assert(holds_for<!values, P>,
+                  "a codec's state needs encode and copy of a row_writer, or all of a page_writer "
+                  "(codec/concept.hpp)");
+};
+
+template <class P>
+struct incomplete<storage_role, P> : standard_cache<P>::type {
+    using state = typename state_of<P, std::size_t, std::size_t>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool moves = opens && std::movable<state>;
+    static constexpr bool acquires = moves && requires(state s, page_id page) {
+        { s.acquire(page) } -> std::same_as<bool>;
+    };
+    static constexpr bool releases = acquires && requires(state s, page_id page) {
+        { s.release(page) }
+        noexcept;
+    };
+    static_assert(holds_for<opens, P>, "a storage needs: state open(std::size_t pages, std::size_t page_bytes) const");
+    static_assert(holds_for < !opens || moves, P >, "a storage's state is movable");
+    static_assert(holds_for < !moves || acquires, P >, "a storage's state needs: bool acquire(page_id)");
+    static_assert(holds_for < !acquires || releases, P >, "a storage's state needs: void release(page_id) noexcept");
+    static_assert(holds_for<!releases, P>, "a storage's state needs: std::span<std::byte> bytes(page_id) const");
+};
+
+template <class P>
+struct incomplete<hash_role, P> : standard_cache<P>::type {
+    using state = typename state_of<P, identity>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool roots = opens && requires(const state s) {
+        { s.root() } -> std::same_as<digest>;
+    };
+    static_assert(holds_for<opens, P>, "a hash needs: state open(const identity&) const");
+    static_assert(holds_for < !opens || roots, P >, "a hash's state needs: digest root() const");
+    static_assert(holds_for<!roots, P>,
+                  "a hash's state needs: digest chain(digest before, std::span<const token_id> run) const");
+};
+
+template <class P>
+struct incomplete<index_role, P> : standard_cache<P>::type {
+    using state = typename state_of<P, page_shape, std::size_t>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool matches = opens && requires(const state c, std::span<const token_id> tokens) {
+        { c.match(tokens) } -> std::same_as<index_match>;
+    };
+    static constexpr bool inserts =
+        matches && requires(state s, std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
+        s.erase(page);
+    };
+    static constexpr bool looks_up = inserts && requires(const state c, page_id page) {
+        { c.contains(page) } -> std::same_as<bool>;
+        { c.leaf(page) } -> std::same_as<bool>;
+    };
+    static constexpr bool has_parents = looks_up && requires(const state c, page_id page) {
+        { c.parent(page) } -> std::same_as<std::optional<page_id>>;
+    };
+    static_assert(holds_for<opens, P>, "an index needs: state open(page_shape, std::size_t pages) const");
+    static_assert(holds_for < !opens || matches, P >,
+                  "an index's state needs: index_match match(std::span<const token_id>) const");
+    static_assert(holds_for < !matches || inserts, P >,
+                  "an index's state needs: insertion insert(std::optional<page_id> parent, std::span<const token_id>, "
+                  "page_id); void erase(page_id)");
+    static_assert(holds_for < !inserts || looks_up, P >,
+                  "an index's state needs: bool contains(page_id) const; bool leaf(page_id) const");
+    static_assert(holds_for < !looks_up || has_parents, P >,
+                  "an index's state needs: std::optional<page_id> parent(page_id) const");
+    static_assert(holds_for<!has_parents, P>, "an index's state needs: std::span<const token_id> run(page_id) const");
+};
+
+template <class P>
+struct incomplete<eviction_role, P> : standard_cache<P>::type {
+    using state = typename state_of<P, eviction_capacity>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool admits = opens && requires(state s, slot_id slot, const eviction_entry& entry) {
+        s.admit(slot, entry);
+    };
+    static constexpr bool touches = admits && requires(state s, slot_id slot) { s.touch(slot); };
+    static constexpr bool erases = touches && requires(state s, slot_id slot) { s.erase(slot); };
+    static_assert(holds_for<opens, P>, "an eviction policy needs: state open(eviction_capacity) const");
+    static_assert(holds_for < !opens || admits, P >,
+                  "an eviction state needs: void admit(slot_id, const eviction_entry&)");
+    static_assert(holds_for < !admits || touches, P >, "an eviction state needs: void touch(slot_id)");
+    static_assert(holds_for < !touches || erases, P >, "an eviction state needs: void erase(slot_id)");
+    static_assert(holds_for<!erases, P>,
+                  "an eviction state needs: std::optional<slot_id> victim(const auto& is_evictable)");
+};
+
+template <class P>
+struct incomplete<recompute_role, P> : standard_cache<P>::type {
+    static constexpr bool opens = !std::is_void_v<typename state_of<P, page_shape>::type>;
+    static_assert(holds_for<opens, P>, "a recompute policy needs: state open(page_shape) const");
+    static_assert(holds_for<!opens, P>,
+                  "a recompute state needs: std::size_t first_computed(std::size_t hit, std::size_t total) const");
+};
+
+template <class P>
+struct incomplete<tier_role, P> : standard_cache<P>::type {
+    using state = typename state_of<P>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool moves = opens && std::movable<state>;
+    static constexpr bool reads = moves && requires(state s, const sha256_digest& name, const tier_use& use) {
+        { s.read(name, use) } -> std::same_as<result<bool>>;
+        { s.contains(name) } -> std::same_as<bool>;
+    };
+    static constexpr bool writes = reads && requires(state s, const tier_entry& entry, const sha256_digest& name,
+                                                     std::span<const std::span<const std::byte>> pieces) {
+        { s.put(entry, pieces) } -> std::same_as<result<void>>;
+        { s.erase(name) } -> std::same_as<result<void>>;
+        { s.flush() } -> std::same_as<result<void>>;
+    };
+    static_assert(holds_for<opens, P>, "a tier needs: state open() const");
+    static_assert(holds_for < !opens || moves, P >, "a tier's state is movable");
+    static_assert(holds_for < !moves || reads, P >,
+                  "a tier's state needs: result<bool> read(const sha256_digest&, const auto& use); bool contains(const "
+                  "sha256_digest&)");
+    static_assert(holds_for < !reads || writes, P >,
+                  "a tier's state needs: result<void> put(const tier_entry&, std::span<const std::span<const "
+                  "std::byte>>); result<void> erase(const sha256_digest&); result<void> flush()");
+    static_assert(holds_for<!writes, P>,
+                  "a tier's state needs: result<void> status() const; tier_counts counts() const");
+};
+
+template <class P>
+struct incomplete<observer_role, P> : standard_cache<P>::type {
+    static constexpr bool opens = !std::is_void_v<typename state_of<P>::type>;
+    static_assert(holds_for<opens, P>, "an observer needs: state open() const");
+    static_assert(holds_for<!opens, P>, "an observer's state needs: void on(const event&)");
+};
+
+template <class P>
+struct incomplete<locking_role, P> : standard_cache<P>::type {
+    static_assert(holds_for<false, P>, "a locking policy needs a type `state` with a default constructor, void lock() "
+                                       "and void unlock()");
+};
+
+/// The first misuse among the policies. Requires: there is one.
+template <class P, class... Ps>
+struct first_misuse {
+    using type = typename first_misuse<Ps...>::type;
+};
+template <class P, class... Ps>
+    requires(!policy<P>)
+struct first_misuse<P, Ps...> {
+    using type = names_no_role<P>;
+};
+template <policy P, class... Ps>
+    requires(!complete_policy<P>)
+struct first_misuse<P, Ps...> {
+    using type = incomplete<typename role_of<P>::type, P>;
+};
+template <complete_policy P, class... Ps>
+    requires(plays<Ps, typename role_of<P>::type> || ...)
+struct first_misuse<P, Ps...> {
+    using type = both_play<typename role_of<P>::type, P, typename slot<typename role_of<P>::type, void, Ps...>::type>;
+};
+
+} // namespace detail
 
 namespace storage {
 struct external;
@@ -6921,83 +6776,6 @@ template <
 
 }} // namespace kvcache
 
-// ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
-
-/// Evicts the least recently used entry. Admission and every touch move an entry to the front of one LRU list. An entry
-/// that is not evictable is in use, so it moves to the front when the search meets it.
-///
-///     touch, admit -> [ newest ... oldest ] -> victim
-struct lru {
-    using role = eviction_role;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
-
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 8 bytes a slot.
-class lru::state {
-public:
-    explicit state(std::size_t slots) : queue_(slots, 1) {}
-
-    void admit(slot_id slot, const eviction_entry&) { queue_.push_front(slot, 0); }
-
-    void touch(slot_id slot) { queue_.move_to_front(slot, 0); }
-
-    void on_released(slot_id slot) { touch(slot); }
-
-    void erase(slot_id slot) { queue_.remove(slot); }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        return queue_.oldest(0, is_evictable);
-    }
-
-private:
-    slot_lists queue_;
-};
-
-inline lru::state lru::open(eviction_capacity room) const {
-    return state{room.slots};
-}
-
-static_assert(eviction_policy<lru>);
-
-}}} // namespace kvcache::eviction
-
-// ---- kvcache/locking/mutex.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
-
-/// Any number of threads may use the cache. One mutex guards its metadata; pages are written and read outside of the
-/// lock.
-struct mutex {
-    using role = locking_role;
-    class state;
-};
-
-class mutex::state {
-public:
-    void lock() { mutex_.lock(); }
-    void unlock() noexcept { mutex_.unlock(); }
-
-    /// Unlocks, waits for a `notify`, and locks again. Requires: locked.
-    void wait() {
-        std::unique_lock held(mutex_, std::adopt_lock);
-        changed_.wait(held);
-        held.release();
-    }
-    void notify() noexcept { changed_.notify_all(); }
-
-private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-};
-
-static_assert(locking_policy<mutex>);
-
-}}} // namespace kvcache::locking
-
 // ---- kvcache/cache.hpp --------------------------------------------------------------------------------------------
 
 // The cache alone, with the standard policy of every role and the row-major codecs: pages, index, sequences, leases.
@@ -7021,122 +6799,121 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 struct arc {
     using role = eviction_role;
     std::size_t step = 0; ///< Minimum bytes by which a ghost hit moves the target; 0: the size of its entry.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot and 16 a
-/// ghost, at most two ghosts a slot.
-class arc::state {
-public:
-    state(const arc& policy, eviction_capacity room)
-        : queues_(room.slots, 2),
-          entries_(room.slots),
-          places_(room.slots),
-          ghosts_{ghost_list(room.slots, room.bytes), ghost_list(room.slots, room.bytes)},
-          room_(room.bytes),
-          step_(policy.step) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot and 16 a
+    /// ghost, at most two ghosts a slot.
+    class state {
+    public:
+        state(const arc& policy, eviction_capacity room)
+            : queues_(room.slots, 2),
+              entries_(room.slots),
+              places_(room.slots),
+              ghosts_{ghost_list(room.slots, room.bytes), ghost_list(room.slots, room.bytes)},
+              room_(room.bytes),
+              step_(policy.step) {}
 
-    void on_miss(const eviction_entry& newcomer) {
-        missed_ = newcomer.key;
-        bytes_to_come_ = newcomer.bytes;
-        returns_ = nowhere;
-        const auto of_once = static_cast<double>(ghosts_[once].bytes());
-        const auto of_again = static_cast<double>(ghosts_[again].bytes());
-        const auto least = static_cast<double>(step_ > 0 ? step_ : newcomer.bytes);
-        if (ghosts_[once].take(newcomer.key)) {
-            returns_ = once;
-            target_ = std::min(target_ + least * std::max(of_again / std::max(of_once, 1.0), 1.0),
-                               static_cast<double>(room_));
-        } else if (ghosts_[again].take(newcomer.key)) {
-            returns_ = again;
-            target_ = std::max(target_ - least * std::max(of_once / std::max(of_again, 1.0), 1.0), 0.0);
-        }
-    }
-
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        if (missed_ != newcomer.key)
-            on_miss(newcomer);
-        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        insert(slot, returns_ == nowhere ? once : again);
-        missed_.reset();
-        returns_ = nowhere;
-    }
-
-    void touch(slot_id slot) {
-        erase(slot);
-        insert(slot, again);
-    }
-
-    void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
-
-    void erase(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
-    }
-
-    void evict(slot_id slot) {
-        const bool without_ghost = places_[index_of(slot)] == once && all_are_once();
-        if (returns_ == nowhere) {
-            if (first_is_full()) {
-                if (ghosts_[once].size() > 0)
-                    ghosts_[once].pop();
-            } else if (bytes_[once] + bytes_[again] + ghosts_[once].bytes() + ghosts_[again].bytes() >= 2 * room_) {
-                if (ghosts_[again].size() > 0)
-                    ghosts_[again].pop();
+        void on_miss(const eviction_entry& newcomer) {
+            missed_ = newcomer.key;
+            bytes_to_come_ = newcomer.bytes;
+            returns_ = nowhere;
+            const auto of_once = static_cast<double>(ghosts_[once].bytes());
+            const auto of_again = static_cast<double>(ghosts_[again].bytes());
+            const auto least = static_cast<double>(step_ > 0 ? step_ : newcomer.bytes);
+            if (ghosts_[once].take(newcomer.key)) {
+                returns_ = once;
+                target_ = std::min(target_ + least * std::max(of_again / std::max(of_once, 1.0), 1.0),
+                                   static_cast<double>(room_));
+            } else if (ghosts_[again].take(newcomer.key)) {
+                returns_ = again;
+                target_ = std::max(target_ - least * std::max(of_once / std::max(of_again, 1.0), 1.0), 0.0);
             }
         }
-        erase(slot);
-        const auto [key, bytes] = entries_[index_of(slot)];
-        if (!without_ghost && !ghosts_[once].contains(key) && !ghosts_[again].contains(key))
-            ghosts_[places_[index_of(slot)]].push(key, {.bytes = bytes});
-    }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        const auto of_once = static_cast<double>(bytes_[once]);
-        const bool from_once = !queues_.empty(once) && (all_are_once() || queues_.empty(again) || of_once > target_ ||
-                                                        (of_once == target_ && returns_ == again));
-        if (const auto found = queues_.oldest(from_once ? once : again, is_evictable))
-            return found;
-        return queues_.oldest(from_once ? again : once, is_evictable);
-    }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            if (missed_ != newcomer.key)
+                on_miss(newcomer);
+            entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+            insert(slot, returns_ == nowhere ? once : again);
+            missed_.reset();
+            returns_ = nowhere;
+        }
 
-private:
-    static constexpr std::uint8_t once = 0, again = 1, nowhere = 2;
-    struct known {
-        std::uint64_t key = 0;
-        std::size_t bytes = 0;
+        void touch(slot_id slot) {
+            erase(slot);
+            insert(slot, again);
+        }
+
+        void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
+
+        void erase(slot_id slot) {
+            queues_.remove(slot);
+            bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
+        }
+
+        void evict(slot_id slot) {
+            const bool without_ghost = places_[index_of(slot)] == once && all_are_once();
+            if (returns_ == nowhere) {
+                if (first_is_full()) {
+                    if (ghosts_[once].size() > 0)
+                        ghosts_[once].pop();
+                } else if (bytes_[once] + bytes_[again] + ghosts_[once].bytes() + ghosts_[again].bytes() >= 2 * room_) {
+                    if (ghosts_[again].size() > 0)
+                        ghosts_[again].pop();
+                }
+            }
+            erase(slot);
+            const auto [key, bytes] = entries_[index_of(slot)];
+            if (!without_ghost && !ghosts_[once].contains(key) && !ghosts_[again].contains(key))
+                ghosts_[places_[index_of(slot)]].push(key, {.bytes = bytes});
+        }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            const auto of_once = static_cast<double>(bytes_[once]);
+            const bool from_once =
+                !queues_.empty(once) && (all_are_once() || queues_.empty(again) || of_once > target_ ||
+                                         (of_once == target_ && returns_ == again));
+            if (const auto found = queues_.oldest(from_once ? once : again, is_evictable))
+                return found;
+            return queues_.oldest(from_once ? again : once, is_evictable);
+        }
+
+    private:
+        static constexpr std::uint8_t once = 0, again = 1, nowhere = 2;
+        struct known {
+            std::uint64_t key = 0;
+            std::size_t bytes = 0;
+        };
+
+        // Whether the first list, its ghosts and the new entry exceed the capacity.
+        [[nodiscard]] bool first_is_full() const {
+            return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > room_;
+        }
+        [[nodiscard]] bool all_are_once() const {
+            return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
+        }
+
+        void insert(slot_id slot, std::uint8_t queue) {
+            queues_.push_front(slot, queue);
+            places_[index_of(slot)] = queue;
+            bytes_[queue] += entries_[index_of(slot)].bytes;
+        }
+
+        slot_lists queues_;
+        std::vector<known> entries_;
+        std::vector<std::uint8_t> places_;
+        ghost_list ghosts_[2];
+        std::size_t bytes_[2] = {};
+        std::size_t room_;
+        std::size_t step_;
+        double target_ = 0.0; // target size of the first list, in bytes
+        std::optional<std::uint64_t> missed_;
+        std::size_t bytes_to_come_ = 0;
+        std::uint8_t returns_ = nowhere; // the list whose ghost the missed entry was
     };
 
-    // Whether the first list, its ghosts and the new entry exceed the capacity.
-    [[nodiscard]] bool first_is_full() const { return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > room_; }
-    [[nodiscard]] bool all_are_once() const {
-        return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
-    }
-
-    void insert(slot_id slot, std::uint8_t queue) {
-        queues_.push_front(slot, queue);
-        places_[index_of(slot)] = queue;
-        bytes_[queue] += entries_[index_of(slot)].bytes;
-    }
-
-    slot_lists queues_;
-    std::vector<known> entries_;
-    std::vector<std::uint8_t> places_;
-    ghost_list ghosts_[2];
-    std::size_t bytes_[2] = {};
-    std::size_t room_;
-    std::size_t step_;
-    double target_ = 0.0; // target size of the first list, in bytes
-    std::optional<std::uint64_t> missed_;
-    std::size_t bytes_to_come_ = 0;
-    std::uint8_t returns_ = nowhere; // the list whose ghost the missed entry was
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline arc::state arc::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<arc>);
 
@@ -7157,64 +6934,60 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 struct clock {
     using role = eviction_role;
     std::uint32_t bits = 1; ///< Bits of the counter, 1 to 6.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
-class clock::state {
-public:
-    state(const clock& policy, std::size_t slots)
-        : queue_(slots, 1), counts_(slots), most_(static_cast<std::uint8_t>((1u << policy.bits) - 1)) {
-        require(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
-    }
-
-    void admit(slot_id slot, const eviction_entry&) {
-        queue_.push_front(slot, 0);
-        counts_[index_of(slot)] = fresh;
-    }
-
-    void touch(slot_id slot) {
-        std::uint8_t& count = counts_[index_of(slot)];
-        if ((count & uses) < most_)
-            ++count;
-    }
-
-    void on_released(slot_id slot) {
-        if ((counts_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
-            queue_.move_to_front(slot, 0);
-        counts_[index_of(slot)] &= uses;
-    }
-
-    void erase(slot_id slot) { queue_.remove(slot); }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        // After most_ rounds every counter is zero, and the next round checks every entry.
-        for (std::size_t met = 0; met < queue_.slots() * (most_ + 1u) && !queue_.empty(0); ++met) {
-            const slot_id oldest = queue_.back(0);
-            std::uint8_t& count = counts_[index_of(oldest)];
-            if ((count & uses) == 0 && is_evictable(oldest))
-                return oldest;
-            if ((count & uses) != 0)
-                --count;
-            queue_.move_to_front(oldest, 0);
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
+    class state {
+    public:
+        state(const clock& policy, std::size_t slots)
+            : queue_(slots, 1), counts_(slots), most_(static_cast<std::uint8_t>((1u << policy.bits) - 1)) {
+            require(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
         }
-        return std::nullopt;
-    }
 
-private:
-    static constexpr std::uint8_t fresh = 0x80; // not yet released
-    static constexpr std::uint8_t uses = 0x7f;
+        void admit(slot_id slot, const eviction_entry&) {
+            queue_.push_front(slot, 0);
+            counts_[index_of(slot)] = fresh;
+        }
 
-    slot_lists queue_;
-    std::vector<std::uint8_t> counts_;
-    std::uint8_t most_;
+        void touch(slot_id slot) {
+            std::uint8_t& count = counts_[index_of(slot)];
+            if ((count & uses) < most_)
+                ++count;
+        }
+
+        void on_released(slot_id slot) {
+            if ((counts_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
+                queue_.move_to_front(slot, 0);
+            counts_[index_of(slot)] &= uses;
+        }
+
+        void erase(slot_id slot) { queue_.remove(slot); }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            // After most_ rounds every counter is zero, and the next round checks every entry.
+            for (std::size_t met = 0; met < queue_.slots() * (most_ + 1u) && !queue_.empty(0); ++met) {
+                const slot_id oldest = queue_.back(0);
+                std::uint8_t& count = counts_[index_of(oldest)];
+                if ((count & uses) == 0 && is_evictable(oldest))
+                    return oldest;
+                if ((count & uses) != 0)
+                    --count;
+                queue_.move_to_front(oldest, 0);
+            }
+            return std::nullopt;
+        }
+
+    private:
+        static constexpr std::uint8_t fresh = 0x80; // not yet released
+        static constexpr std::uint8_t uses = 0x7f;
+
+        slot_lists queue_;
+        std::vector<std::uint8_t> counts_;
+        std::uint8_t most_;
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room.slots}; }
 };
-
-inline clock::state clock::open(eviction_capacity room) const {
-    return state{*this, room.slots};
-}
 
 static_assert(eviction_policy<clock>);
 
@@ -7412,71 +7185,107 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 /// MLSys 2025.
 struct cost_aware {
     using role = eviction_role;
-    class worth;
-    using state = greedy_dual<worth>;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// The value of each entry, and the probabilities of a hit. Cost: O(1) each. 5 bytes a slot; with its rank 25.
-class cost_aware::worth {
-public:
-    explicit worth(std::size_t slots) : savings_(slots), uses_(slots) { seen_.fill({1.0, 1.0}); }
+    /// The value of each entry, and the probabilities of a hit. Cost: O(1) each. 5 bytes a slot; with its rank 25.
+    class worth {
+    public:
+        explicit worth(std::size_t slots) : savings_(slots), uses_(slots) { seen_.fill({1.0, 1.0}); }
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        uses_[index_of(slot)] = 1;
-        savings_[index_of(slot)] =
-            static_cast<float>(newcomer.cost / static_cast<double>(std::max<std::size_t>(newcomer.bytes, 1)));
-    }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            uses_[index_of(slot)] = 1;
+            savings_[index_of(slot)] =
+                static_cast<float>(newcomer.cost / static_cast<double>(std::max<std::size_t>(newcomer.bytes, 1)));
+        }
 
-    void touch(slot_id slot) {
-        std::uint8_t& uses = uses_[index_of(slot)];
-        learn(uses, 1.0, 0.0);
-        uses = static_cast<std::uint8_t>(std::min(uses + 1, 255));
-    }
+        void touch(slot_id slot) {
+            std::uint8_t& uses = uses_[index_of(slot)];
+            learn(uses, 1.0, 0.0);
+            uses = static_cast<std::uint8_t>(std::min(uses + 1, 255));
+        }
 
-    void evict(slot_id slot) { learn(uses_[index_of(slot)], 0.0, 1.0); }
+        void evict(slot_id slot) { learn(uses_[index_of(slot)], 0.0, 1.0); }
 
-    [[nodiscard]] double operator()(slot_id slot) const {
-        return chance_of_hit(uses_[index_of(slot)]) * static_cast<double>(savings_[index_of(slot)]);
-    }
+        [[nodiscard]] double operator()(slot_id slot) const {
+            return chance_of_hit(uses_[index_of(slot)]) * static_cast<double>(savings_[index_of(slot)]);
+        }
 
-    /// The probability that an entry with so many uses is used again before it is evicted.
-    [[nodiscard]] double chance_of_hit(std::uint32_t uses) const {
-        const outcomes& seen = seen_[group(uses)];
-        return seen.hits / (seen.hits + seen.evictions);
-    }
+        /// The probability that an entry with so many uses is used again before it is evicted.
+        [[nodiscard]] double chance_of_hit(std::uint32_t uses) const {
+            const outcomes& seen = seen_[group(uses)];
+            return seen.hits / (seen.hits + seen.evictions);
+        }
 
-private:
-    struct outcomes {
-        double hits = 1.0;
-        double evictions = 1.0;
+    private:
+        struct outcomes {
+            double hits = 1.0;
+            double evictions = 1.0;
+        };
+
+        // Groups: 1, 2, 3, 4 to 7, 8 to 15 ... uses.
+        [[nodiscard]] static std::size_t group(std::uint32_t uses) {
+            return uses < 4 ? uses - 1 : static_cast<std::size_t>(std::bit_width(uses));
+        }
+
+        void learn(std::uint32_t uses, double hits, double evictions) {
+            outcomes& seen = seen_[group(uses)];
+            seen.hits += hits;
+            seen.evictions += evictions;
+            if (seen.hits + seen.evictions > 4096.0) { // older outcomes decay
+                seen.hits *= 0.5;
+                seen.evictions = std::max(0.5 * seen.evictions, 1.0);
+            }
+        }
+
+        std::vector<float> savings_; // seconds a byte
+        std::vector<std::uint8_t> uses_;
+        std::array<outcomes, 9> seen_ = {}; // by group of uses
     };
 
-    // Groups: 1, 2, 3, 4 to 7, 8 to 15 ... uses.
-    [[nodiscard]] static std::size_t group(std::uint32_t uses) {
-        return uses < 4 ? uses - 1 : static_cast<std::size_t>(std::bit_width(uses));
-    }
-
-    void learn(std::uint32_t uses, double hits, double evictions) {
-        outcomes& seen = seen_[group(uses)];
-        seen.hits += hits;
-        seen.evictions += evictions;
-        if (seen.hits + seen.evictions > 4096.0) { // older outcomes decay
-            seen.hits *= 0.5;
-            seen.evictions = std::max(0.5 * seen.evictions, 1.0);
-        }
-    }
-
-    std::vector<float> savings_; // seconds a byte
-    std::vector<std::uint8_t> uses_;
-    std::array<outcomes, 9> seen_ = {}; // by group of uses
+    using state = greedy_dual<worth>;
+    [[nodiscard]] state open(eviction_capacity room) const { return state(room.slots); }
 };
 
-inline cost_aware::state cost_aware::open(eviction_capacity room) const {
-    return state(room.slots);
-}
-
 static_assert(eviction_policy<cost_aware>);
+
+}}} // namespace kvcache::eviction
+
+// ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
+
+/// Evicts the least recently used entry. Admission and every touch move an entry to the front of one LRU list. An entry
+/// that is not evictable is in use, so it moves to the front when the search meets it.
+///
+///     touch, admit -> [ newest ... oldest ] -> victim
+struct lru {
+    using role = eviction_role;
+
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 8 bytes a slot.
+    class state {
+    public:
+        explicit state(std::size_t slots) : queue_(slots, 1) {}
+
+        void admit(slot_id slot, const eviction_entry&) { queue_.push_front(slot, 0); }
+
+        void touch(slot_id slot) { queue_.move_to_front(slot, 0); }
+
+        void on_released(slot_id slot) { touch(slot); }
+
+        void erase(slot_id slot) { queue_.remove(slot); }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            return queue_.oldest(0, is_evictable);
+        }
+
+    private:
+        slot_lists queue_;
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
+};
+
+static_assert(eviction_policy<lru>);
 
 }}} // namespace kvcache::eviction
 
@@ -7612,43 +7421,39 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 ///     admit, first release -> [ newest ... oldest ] -> victim
 struct fifo {
     using role = eviction_role;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
+
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
+    class state {
+    public:
+        explicit state(std::size_t slots) : queue_(slots, 1), settled_(slots) {}
+
+        void admit(slot_id slot, const eviction_entry&) {
+            queue_.push_front(slot, 0);
+            settled_[index_of(slot)] = 0;
+        }
+
+        void touch([[maybe_unused]] slot_id slot) {}
+
+        void on_released(slot_id slot) {
+            if (settled_[index_of(slot)] == 0)
+                queue_.move_to_front(slot, 0);
+            settled_[index_of(slot)] = 1;
+        }
+
+        void erase(slot_id slot) { queue_.remove(slot); }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            return queue_.oldest(0, is_evictable);
+        }
+
+    private:
+        slot_lists queue_;
+        std::vector<std::uint8_t> settled_; // whether it was released once
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
 };
-
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
-class fifo::state {
-public:
-    explicit state(std::size_t slots) : queue_(slots, 1), settled_(slots) {}
-
-    void admit(slot_id slot, const eviction_entry&) {
-        queue_.push_front(slot, 0);
-        settled_[index_of(slot)] = 0;
-    }
-
-    void touch([[maybe_unused]] slot_id slot) {}
-
-    void on_released(slot_id slot) {
-        if (settled_[index_of(slot)] == 0)
-            queue_.move_to_front(slot, 0);
-        settled_[index_of(slot)] = 1;
-    }
-
-    void erase(slot_id slot) { queue_.remove(slot); }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        return queue_.oldest(0, is_evictable);
-    }
-
-private:
-    slot_lists queue_;
-    std::vector<std::uint8_t> settled_; // whether it was released once
-};
-
-inline fifo::state fifo::open(eviction_capacity room) const {
-    return state{room.slots};
-}
 
 static_assert(eviction_policy<fifo>);
 
@@ -7668,38 +7473,34 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 /// dual size frequency caching policy", HP Labs 1998.
 struct gdsf {
     using role = eviction_role;
-    class worth;
-    using state = greedy_dual<worth>;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// The value of each entry. Cost: O(1) each. 12 bytes a slot; with its rank 32.
-class gdsf::worth {
-public:
-    explicit worth(std::size_t slots) : entries_(slots) {}
+    /// The value of each entry. Cost: O(1) each. 12 bytes a slot; with its rank 32.
+    class worth {
+    public:
+        explicit worth(std::size_t slots) : entries_(slots) {}
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        entries_[index_of(slot)] = {1, static_cast<float>(newcomer.cost), static_cast<float>(newcomer.bytes)};
-    }
-    void touch(slot_id slot) { ++entries_[index_of(slot)].uses; }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            entries_[index_of(slot)] = {1, static_cast<float>(newcomer.cost), static_cast<float>(newcomer.bytes)};
+        }
+        void touch(slot_id slot) { ++entries_[index_of(slot)].uses; }
 
-    [[nodiscard]] double operator()(slot_id slot) const {
-        const auto [uses, cost, bytes] = entries_[index_of(slot)];
-        return static_cast<double>(uses) * static_cast<double>(cost) / static_cast<double>(bytes);
-    }
+        [[nodiscard]] double operator()(slot_id slot) const {
+            const auto [uses, cost, bytes] = entries_[index_of(slot)];
+            return static_cast<double>(uses) * static_cast<double>(cost) / static_cast<double>(bytes);
+        }
 
-private:
-    struct known {
-        std::uint32_t uses = 0;
-        float cost = 0.0f;
-        float bytes = 0.0f;
+    private:
+        struct known {
+            std::uint32_t uses = 0;
+            float cost = 0.0f;
+            float bytes = 0.0f;
+        };
+        std::vector<known> entries_;
     };
-    std::vector<known> entries_;
-};
 
-inline gdsf::state gdsf::open(eviction_capacity room) const {
-    return state(room.slots);
-}
+    using state = greedy_dual<worth>;
+    [[nodiscard]] state open(eviction_capacity room) const { return state(room.slots); }
+};
 
 static_assert(eviction_policy<gdsf>);
 
@@ -7719,82 +7520,79 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 struct lfu {
     using role = eviction_role;
     double history = 0.0; ///< Number of ghosts per slot.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot; with a
-/// history 17, and 21 a ghost.
-class lfu::state {
-public:
-    state(const lfu& policy, std::size_t slots)
-        : queues_(slots, most + 1),
-          counts_(slots),
-          keys_(policy.history > 0 ? slots : 0),
-          ghosts_(static_cast<std::size_t>(static_cast<double>(slots) * policy.history), 0, ghost_list::marks::kept) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot; with a
+    /// history 17, and 21 a ghost.
+    class state {
+    public:
+        state(const lfu& policy, std::size_t slots)
+            : queues_(slots, most + 1),
+              counts_(slots),
+              keys_(policy.history > 0 ? slots : 0),
+              ghosts_(static_cast<std::size_t>(static_cast<double>(slots) * policy.history), 0,
+                      ghost_list::marks::kept) {}
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        std::uint32_t count = 1;
-        if (!keys_.empty()) {
-            keys_[index_of(slot)] = newcomer.key;
-            if (const auto returns = ghosts_.take(newcomer.key))
-                count = std::min(returns->mark + 1, most);
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            std::uint32_t count = 1;
+            if (!keys_.empty()) {
+                keys_[index_of(slot)] = newcomer.key;
+                if (const auto returns = ghosts_.take(newcomer.key))
+                    count = std::min(returns->mark + 1, most);
+            }
+            insert(slot, count);
         }
-        insert(slot, count);
-    }
 
-    void touch(slot_id slot) {
-        const std::uint32_t count = counts_[index_of(slot)];
-        erase(slot);
-        insert(slot, std::min(count + 1, most));
-    }
+        void touch(slot_id slot) {
+            const std::uint32_t count = counts_[index_of(slot)];
+            erase(slot);
+            insert(slot, std::min(count + 1, most));
+        }
 
-    void on_released(slot_id slot) { queues_.move_to_front(slot, counts_[index_of(slot)]); }
+        void on_released(slot_id slot) { queues_.move_to_front(slot, counts_[index_of(slot)]); }
 
-    void erase(slot_id slot) {
-        const std::uint32_t count = counts_[index_of(slot)];
-        queues_.remove(slot);
-        if (queues_.empty(count))
-            filled_[count / 64] &= ~(std::uint64_t{1} << count % 64);
-    }
+        void erase(slot_id slot) {
+            const std::uint32_t count = counts_[index_of(slot)];
+            queues_.remove(slot);
+            if (queues_.empty(count))
+                filled_[count / 64] &= ~(std::uint64_t{1} << count % 64);
+        }
 
-    void evict(slot_id slot) {
-        erase(slot);
-        if (keys_.empty())
-            return;
-        ghosts_.take(keys_[index_of(slot)]); // of another entry with the same key
-        ghosts_.push(keys_[index_of(slot)], {.mark = counts_[index_of(slot)]});
-    }
+        void evict(slot_id slot) {
+            erase(slot);
+            if (keys_.empty())
+                return;
+            ghosts_.take(keys_[index_of(slot)]); // of another entry with the same key
+            ghosts_.push(keys_[index_of(slot)], {.mark = counts_[index_of(slot)]});
+        }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        for (std::uint32_t word = 0; word < 4; ++word)
-            for (std::uint64_t left = filled_[word]; left != 0; left &= left - 1)
-                if (const auto found =
-                        queues_.oldest(64 * word + static_cast<std::uint32_t>(std::countr_zero(left)), is_evictable))
-                    return found;
-        return std::nullopt;
-    }
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            for (std::uint32_t word = 0; word < 4; ++word)
+                for (std::uint64_t left = filled_[word]; left != 0; left &= left - 1)
+                    if (const auto found = queues_.oldest(
+                            64 * word + static_cast<std::uint32_t>(std::countr_zero(left)), is_evictable))
+                        return found;
+            return std::nullopt;
+        }
 
-private:
-    static constexpr std::uint32_t most = 255;
+    private:
+        static constexpr std::uint32_t most = 255;
 
-    void insert(slot_id slot, std::uint32_t count) {
-        counts_[index_of(slot)] = static_cast<std::uint8_t>(count);
-        queues_.push_front(slot, count);
-        filled_[count / 64] |= std::uint64_t{1} << count % 64;
-    }
+        void insert(slot_id slot, std::uint32_t count) {
+            counts_[index_of(slot)] = static_cast<std::uint8_t>(count);
+            queues_.push_front(slot, count);
+            filled_[count / 64] |= std::uint64_t{1} << count % 64;
+        }
 
-    slot_lists queues_; // by count
-    std::vector<std::uint8_t> counts_;
-    std::vector<std::uint64_t> keys_;
-    ghost_list ghosts_;            // marked with their counts
-    std::uint64_t filled_[4] = {}; // one bit per list
+        slot_lists queues_; // by count
+        std::vector<std::uint8_t> counts_;
+        std::vector<std::uint64_t> keys_;
+        ghost_list ghosts_;            // marked with their counts
+        std::uint64_t filled_[4] = {}; // one bit per list
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room.slots}; }
 };
-
-inline lfu::state lfu::open(eviction_capacity room) const {
-    return state{*this, room.slots};
-}
 
 static_assert(eviction_policy<lfu>);
 
@@ -7943,173 +7741,169 @@ private:
 struct lhd {
     using role = eviction_role;
     std::uint64_t seed = 1; ///< Seed of the sampling.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each, while a fixed fraction of the entries is evictable; O(n) where no entry of a sample is. At most 32
-/// bytes a slot, plus 50 KB.
-class lhd::state {
-public:
-    state(const lhd& policy, eviction_capacity room)
-        : entries_(room.slots),
-          places_(room.slots, nowhere),
-          sampled_(room.slots),
-          densities_(room.slots),
-          explorer_budget_(static_cast<double>(room.bytes) * 0.01), // the paper's
-          random_(policy.seed) {}
+    /// Cost: O(1) each, while a fixed fraction of the entries is evictable; O(n) where no entry of a sample is. At most
+    /// 32 bytes a slot, plus 50 KB.
+    class state {
+    public:
+        state(const lhd& policy, eviction_capacity room)
+            : entries_(room.slots),
+              places_(room.slots, nowhere),
+              sampled_(room.slots),
+              densities_(room.slots),
+              explorer_budget_(static_cast<double>(room.bytes) * 0.01), // the paper's
+              random_(policy.seed) {}
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        add_sample(index_of(slot));
-        ++present_;
-        entries_[index_of(slot)] = {.bytes = static_cast<float>(newcomer.bytes), .before = densities_.ages()};
-        const bool spared = use(slot);
-        if (!spared && density(slot) < victims_density_)
-            newcomers_[next_newcomer_++ % newcomers_.size()] = slot;
-    }
-
-    void touch(slot_id slot) {
-        known& one = entries_[index_of(slot)];
-        const std::uint16_t age = densities_.age(one.used);
-        densities_.hit(group(one), age);
-        give_up_sparing(one);
-        one.before = one.last;
-        one.last = age;
-        use(slot);
-    }
-
-    void on_child_added(slot_id slot) {
-        remove_sample(index_of(slot));
-        places_[index_of(slot)] = covered;
-    }
-
-    void on_last_child_removed(slot_id slot) {
-        if (places_[index_of(slot)] == covered)
+        void admit(slot_id slot, const eviction_entry& newcomer) {
             add_sample(index_of(slot));
-    }
-
-    void erase(slot_id slot) {
-        give_up_sparing(entries_[index_of(slot)]);
-        remove_sample(index_of(slot));
-        places_[index_of(slot)] = nowhere;
-        --present_;
-    }
-
-    void evict(slot_id slot) {
-        const known& one = entries_[index_of(slot)];
-        densities_.evicted(group(one), densities_.age(one.used));
-        erase(slot);
-    }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        std::optional<slot_id> found;
-        float lowest = std::numeric_limits<float>::max();
-        const auto consider = [&](slot_id slot) {
-            if (const float here = density(slot); (!found || here < lowest) && is_evictable(slot)) {
-                found = slot;
-                lowest = here;
-            }
-        };
-        const std::uint32_t samples = densities_.young() ? 8 : 32; // few, to learn fast from mistakes
-        if (count_ > samples) {
-            std::array<std::uint32_t, 32> drawn; // places, then slots: all are prefetched before the first is read
-            for (std::uint32_t n = 0; n < samples; ++n)
-                prefetch(sampled_.data(), drawn[n] = static_cast<std::uint32_t>(random() % count_));
-            for (std::uint32_t n = 0; n < samples; ++n)
-                prefetch(entries_.data(), drawn[n] = sampled_[drawn[n]]);
-            for (std::uint32_t n = 0; n < samples; ++n)
-                consider(slot_id{drawn[n]});
-            for (const std::optional<slot_id>& newcomer : newcomers_)
-                if (newcomer && places_[index_of(*newcomer)] < covered)
-                    consider(*newcomer);
+            ++present_;
+            entries_[index_of(slot)] = {.bytes = static_cast<float>(newcomer.bytes), .before = densities_.ages()};
+            const bool spared = use(slot);
+            if (!spared && density(slot) < victims_density_)
+                newcomers_[next_newcomer_++ % newcomers_.size()] = slot;
         }
-        if (!found)
-            for (std::uint32_t place = 0; place < count_; ++place)
-                consider(slot_id{sampled_[place]});
-        if (found)
-            victims_density_ = 0.9f * victims_density_ + 0.1f * lowest;
-        return found;
-    }
 
-private:
-    static constexpr std::uint32_t nowhere = 0xffffffffu, covered = 0xfffffffeu;
-    struct known {
-        float bytes = 0.0f;
-        std::uint32_t used = 0;   // time of the last use
-        std::uint16_t last = 0;   // age at the last hit, zero before the first
-        std::uint16_t before = 0; // age at the hit before, the greatest age if there was none
-        bool spared = false;
+        void touch(slot_id slot) {
+            known& one = entries_[index_of(slot)];
+            const std::uint16_t age = densities_.age(one.used);
+            densities_.hit(group(one), age);
+            give_up_sparing(one);
+            one.before = one.last;
+            one.last = age;
+            use(slot);
+        }
+
+        void on_child_added(slot_id slot) {
+            remove_sample(index_of(slot));
+            places_[index_of(slot)] = covered;
+        }
+
+        void on_last_child_removed(slot_id slot) {
+            if (places_[index_of(slot)] == covered)
+                add_sample(index_of(slot));
+        }
+
+        void erase(slot_id slot) {
+            give_up_sparing(entries_[index_of(slot)]);
+            remove_sample(index_of(slot));
+            places_[index_of(slot)] = nowhere;
+            --present_;
+        }
+
+        void evict(slot_id slot) {
+            const known& one = entries_[index_of(slot)];
+            densities_.evicted(group(one), densities_.age(one.used));
+            erase(slot);
+        }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            std::optional<slot_id> found;
+            float lowest = std::numeric_limits<float>::max();
+            const auto consider = [&](slot_id slot) {
+                if (const float here = density(slot); (!found || here < lowest) && is_evictable(slot)) {
+                    found = slot;
+                    lowest = here;
+                }
+            };
+            const std::uint32_t samples = densities_.young() ? 8 : 32; // few, to learn fast from mistakes
+            if (count_ > samples) {
+                std::array<std::uint32_t, 32> drawn; // places, then slots: all are prefetched before the first is read
+                for (std::uint32_t n = 0; n < samples; ++n)
+                    prefetch(sampled_.data(), drawn[n] = static_cast<std::uint32_t>(random() % count_));
+                for (std::uint32_t n = 0; n < samples; ++n)
+                    prefetch(entries_.data(), drawn[n] = sampled_[drawn[n]]);
+                for (std::uint32_t n = 0; n < samples; ++n)
+                    consider(slot_id{drawn[n]});
+                for (const std::optional<slot_id>& newcomer : newcomers_)
+                    if (newcomer && places_[index_of(*newcomer)] < covered)
+                        consider(*newcomer);
+            }
+            if (!found)
+                for (std::uint32_t place = 0; place < count_; ++place)
+                    consider(slot_id{sampled_[place]});
+            if (found)
+                victims_density_ = 0.9f * victims_density_ + 0.1f * lowest;
+            return found;
+        }
+
+    private:
+        static constexpr std::uint32_t nowhere = 0xffffffffu, covered = 0xfffffffeu;
+        struct known {
+            float bytes = 0.0f;
+            std::uint32_t used = 0;   // time of the last use
+            std::uint16_t last = 0;   // age at the last hit, zero before the first
+            std::uint16_t before = 0; // age at the hit before, the greatest age if there was none
+            bool spared = false;
+        };
+
+        [[nodiscard]] std::uint32_t group(const known& one) const {
+            return densities_.group(std::uint32_t{one.last} + one.before);
+        }
+
+        [[nodiscard]] float density(slot_id slot) const {
+            const known& one = entries_[index_of(slot)];
+            const std::uint16_t age = densities_.age(one.used);
+            if (age + 1u == densities_.ages())
+                return std::numeric_limits<float>::lowest();
+            return densities_.at(group(one), age) / one.bytes + (one.spared ? 1.0f : 0.0f);
+        }
+
+        // Starts a new age. One use in 32 is drawn; it spares the entry while little is learned and the budget lasts.
+        // Returns whether it was drawn.
+        bool use(slot_id slot) {
+            known& one = entries_[index_of(slot)];
+            one.used = densities_.now();
+            const bool explores = random() % 32 == 0;
+            one.spared = explores && explorer_budget_ > 0.0 && densities_.young();
+            if (one.spared)
+                explorer_budget_ -= static_cast<double>(one.bytes);
+            densities_.pass(present_);
+            return explores;
+        }
+
+        void add_sample(std::uint32_t slot) {
+            places_[slot] = count_;
+            sampled_[count_++] = slot;
+        }
+
+        void remove_sample(std::uint32_t slot) {
+            const std::uint32_t place = places_[slot];
+            if (place == covered)
+                return;
+            sampled_[place] = sampled_[--count_];
+            places_[sampled_[place]] = place;
+        }
+
+        void give_up_sparing(known& one) {
+            if (one.spared)
+                explorer_budget_ += static_cast<double>(one.bytes);
+            one.spared = false;
+        }
+
+        // splitmix64
+        [[nodiscard]] std::uint64_t random() {
+            std::uint64_t x = random_ += 0x9e3779b97f4a7c15ull;
+            x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+            x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+            return x ^ (x >> 31);
+        }
+
+        std::vector<known> entries_;
+        std::vector<std::uint32_t> places_;  // by slot: index in sampled_, or covered
+        std::vector<std::uint32_t> sampled_; // slots, dense
+        hit_density densities_;
+        std::array<std::optional<slot_id>, 8> newcomers_ = {};
+        std::size_t next_newcomer_ = 0;
+        float victims_density_ = 0.0f; // decaying mean density of victims
+        double explorer_budget_;       // bytes that may be spared
+        std::uint64_t random_;
+        std::uint32_t count_ = 0;   // size of sampled_
+        std::uint32_t present_ = 0; // including entries with children
     };
 
-    [[nodiscard]] std::uint32_t group(const known& one) const {
-        return densities_.group(std::uint32_t{one.last} + one.before);
-    }
-
-    [[nodiscard]] float density(slot_id slot) const {
-        const known& one = entries_[index_of(slot)];
-        const std::uint16_t age = densities_.age(one.used);
-        if (age + 1u == densities_.ages())
-            return std::numeric_limits<float>::lowest();
-        return densities_.at(group(one), age) / one.bytes + (one.spared ? 1.0f : 0.0f);
-    }
-
-    // Starts a new age. One use in 32 is drawn; it spares the entry while little is learned and the budget lasts.
-    // Returns whether it was drawn.
-    bool use(slot_id slot) {
-        known& one = entries_[index_of(slot)];
-        one.used = densities_.now();
-        const bool explores = random() % 32 == 0;
-        one.spared = explores && explorer_budget_ > 0.0 && densities_.young();
-        if (one.spared)
-            explorer_budget_ -= static_cast<double>(one.bytes);
-        densities_.pass(present_);
-        return explores;
-    }
-
-    void add_sample(std::uint32_t slot) {
-        places_[slot] = count_;
-        sampled_[count_++] = slot;
-    }
-
-    void remove_sample(std::uint32_t slot) {
-        const std::uint32_t place = places_[slot];
-        if (place == covered)
-            return;
-        sampled_[place] = sampled_[--count_];
-        places_[sampled_[place]] = place;
-    }
-
-    void give_up_sparing(known& one) {
-        if (one.spared)
-            explorer_budget_ += static_cast<double>(one.bytes);
-        one.spared = false;
-    }
-
-    // splitmix64
-    [[nodiscard]] std::uint64_t random() {
-        std::uint64_t x = random_ += 0x9e3779b97f4a7c15ull;
-        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-        x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-        return x ^ (x >> 31);
-    }
-
-    std::vector<known> entries_;
-    std::vector<std::uint32_t> places_;  // by slot: index in sampled_, or covered
-    std::vector<std::uint32_t> sampled_; // slots, dense
-    hit_density densities_;
-    std::array<std::optional<slot_id>, 8> newcomers_ = {};
-    std::size_t next_newcomer_ = 0;
-    float victims_density_ = 0.0f; // decaying mean density of victims
-    double explorer_budget_;       // bytes that may be spared
-    std::uint64_t random_;
-    std::uint32_t count_ = 0;   // size of sampled_
-    std::uint32_t present_ = 0; // including entries with children
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline lhd::state lhd::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<lhd>);
 
@@ -8137,233 +7931,231 @@ struct lirs {
     using role = eviction_role;
     double passing_fraction = 0.01; ///< Share of the capacity for the passing queue.
     bool eager_demotion = false;    ///< A touch of an entry that is not recent demotes kept entries, as in libCacheSim.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 29 bytes a slot and 21 a
-/// ghost, at most one ghost a slot.
-class lirs::state {
-public:
-    state(const lirs& policy, eviction_capacity room)
-        : queues_(room.slots, 2),
-          entries_(room.slots),
-          times_(room.slots),
-          marks_(room.slots),
-          ghosts_(room.slots + 1, 2 * room.bytes, ghost_list::marks::kept),
-          first_recent_(slot_id{static_cast<std::uint32_t>(room.slots)}),
-          room_(room.bytes),
-          passing_share_(std::min(room.bytes,
-                                  std::max<std::size_t>(1, static_cast<std::size_t>(policy.passing_fraction *
-                                                                                    static_cast<double>(room.bytes))))),
-          kept_share_(room.bytes - passing_share_),
-          eager_(policy.eager_demotion) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 29 bytes a slot and 21 a
+    /// ghost, at most one ghost a slot.
+    class state {
+    public:
+        state(const lirs& policy, eviction_capacity room)
+            : queues_(room.slots, 2),
+              entries_(room.slots),
+              times_(room.slots),
+              marks_(room.slots),
+              ghosts_(room.slots + 1, 2 * room.bytes, ghost_list::marks::kept),
+              first_recent_(slot_id{static_cast<std::uint32_t>(room.slots)}),
+              room_(room.bytes),
+              passing_share_(std::min(
+                  room.bytes, std::max<std::size_t>(1, static_cast<std::size_t>(policy.passing_fraction *
+                                                                                static_cast<double>(room.bytes))))),
+              kept_share_(room.bytes - passing_share_),
+              eager_(policy.eager_demotion) {}
 
-    void on_miss(const eviction_entry& newcomer) {
-        missed_ = newcomer.key;
-        bytes_to_come_ = newcomer.bytes;
-        const std::optional<ghost> known_before = ghosts_.take(newcomer.key);
-        returns_ = known_before && !before_all_kept(known_before->mark);
-        if (returns_)
-            make_room_among_kept(newcomer.bytes);
-    }
+        void on_miss(const eviction_entry& newcomer) {
+            missed_ = newcomer.key;
+            bytes_to_come_ = newcomer.bytes;
+            const std::optional<ghost> known_before = ghosts_.take(newcomer.key);
+            returns_ = known_before && !before_all_kept(known_before->mark);
+            if (returns_)
+                make_room_among_kept(newcomer.bytes);
+        }
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        if (missed_ != newcomer.key)
-            on_miss(newcomer);
-        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        insert(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
-        missed_.reset();
-        returns_ = false;
-        prune();
-        forget_beyond_the_limit();
-    }
-
-    void touch(slot_id slot) {
-        const std::size_t bytes = entries_[index_of(slot)].bytes;
-        if (is_kept(slot)) {
-            renew(slot);
-        } else if (is_recent(slot)) {
-            unlink(slot);
-            make_room_among_kept(bytes);
-            insert(slot, kept, true);
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            if (missed_ != newcomer.key)
+                on_miss(newcomer);
+            entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+            insert(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
+            missed_.reset();
+            returns_ = false;
             prune();
-        } else {
-            unlink(slot);
-            insert(slot, passing, true);
-            if (eager_)
+            forget_beyond_the_limit();
+        }
+
+        void touch(slot_id slot) {
+            const std::size_t bytes = entries_[index_of(slot)].bytes;
+            if (is_kept(slot)) {
+                renew(slot);
+            } else if (is_recent(slot)) {
+                unlink(slot);
                 make_room_among_kept(bytes);
+                insert(slot, kept, true);
+                prune();
+            } else {
+                unlink(slot);
+                insert(slot, passing, true);
+                if (eager_)
+                    make_room_among_kept(bytes);
+            }
+            forget_beyond_the_limit();
         }
-        forget_beyond_the_limit();
-    }
 
-    void on_released(slot_id slot) {
-        if (is_kept(slot))
-            renew(slot);
-        else
-            to_front_of_passing(slot);
-    }
-
-    void erase(slot_id slot) {
-        unlink(slot);
-        prune();
-    }
-
-    void evict(slot_id slot) {
-        const bool leaves_ghost = !is_kept(slot) && is_recent(slot);
-        unlink(slot);
-        const auto [key, bytes] = entries_[index_of(slot)];
-        if (leaves_ghost && !ghosts_.contains(key))
-            ghosts_.push(key, {.bytes = bytes, .mark = times_[index_of(slot)]});
-        prune();
-        forget_beyond_the_limit();
-    }
-
-    /// Returns whether the passing queue exceeds its share, including the missed entry if it is to join the queue.
-    /// Reference implementations with published byte counts evict in this case, even if the cache is not full.
-    [[nodiscard]] bool crowded() const {
-        const bool joins = missed_ && !returns_ && bytes_[kept] + bytes_to_come_ > kept_share_;
-        return !queues_.empty(passing) && bytes_[passing] + (joins ? bytes_to_come_ : 0) > passing_share_;
-    }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        for (std::size_t left = count_passing_; left > 0; --left) {
-            const slot_id oldest = queues_.back(passing);
-            if (is_evictable(oldest))
-                return oldest;
-            to_front_of_passing(oldest);
+        void on_released(slot_id slot) {
+            if (is_kept(slot))
+                renew(slot);
+            else
+                to_front_of_passing(slot);
         }
-        const slot_id last = queues_.empty(kept) ? slot_id{} : queues_.front(kept);
-        for (bool all = queues_.empty(kept); !all;) {
-            const slot_id idle = queues_.back(kept);
-            if (is_evictable(idle))
-                return idle;
-            all = idle == last;
-            renew(idle);
-        }
-        return std::nullopt;
-    }
 
-private:
-    static constexpr std::uint8_t kept = 0, passing = 1; // queues
-    static constexpr std::uint8_t recent = 2;            // marks: recent, queue
-    struct known {
-        std::uint64_t key = 0;
-        std::size_t bytes = 0;
+        void erase(slot_id slot) {
+            unlink(slot);
+            prune();
+        }
+
+        void evict(slot_id slot) {
+            const bool leaves_ghost = !is_kept(slot) && is_recent(slot);
+            unlink(slot);
+            const auto [key, bytes] = entries_[index_of(slot)];
+            if (leaves_ghost && !ghosts_.contains(key))
+                ghosts_.push(key, {.bytes = bytes, .mark = times_[index_of(slot)]});
+            prune();
+            forget_beyond_the_limit();
+        }
+
+        /// Returns whether the passing queue exceeds its share, including the missed entry if it is to join the queue.
+        /// Reference implementations with published byte counts evict in this case, even if the cache is not full.
+        [[nodiscard]] bool crowded() const {
+            const bool joins = missed_ && !returns_ && bytes_[kept] + bytes_to_come_ > kept_share_;
+            return !queues_.empty(passing) && bytes_[passing] + (joins ? bytes_to_come_ : 0) > passing_share_;
+        }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            for (std::size_t left = count_passing_; left > 0; --left) {
+                const slot_id oldest = queues_.back(passing);
+                if (is_evictable(oldest))
+                    return oldest;
+                to_front_of_passing(oldest);
+            }
+            const slot_id last = queues_.empty(kept) ? slot_id{} : queues_.front(kept);
+            for (bool all = queues_.empty(kept); !all;) {
+                const slot_id idle = queues_.back(kept);
+                if (is_evictable(idle))
+                    return idle;
+                all = idle == last;
+                renew(idle);
+            }
+            return std::nullopt;
+        }
+
+    private:
+        static constexpr std::uint8_t kept = 0, passing = 1; // queues
+        static constexpr std::uint8_t recent = 2;            // marks: recent, queue
+        struct known {
+            std::uint64_t key = 0;
+            std::size_t bytes = 0;
+        };
+
+        [[nodiscard]] bool is_kept(slot_id slot) const { return (marks_[index_of(slot)] & passing) == 0; }
+
+        // Whether a time precedes the last use of the longest-idle kept entry. Times may wrap.
+        [[nodiscard]] bool before_all_kept(std::uint32_t time) const {
+            return !queues_.empty(kept) && static_cast<std::int32_t>(time - times_[index_of(queues_.back(kept))]) < 0;
+        }
+        [[nodiscard]] bool is_recent(slot_id slot) const {
+            return (marks_[index_of(slot)] & recent) != 0 && !before_all_kept(times_[index_of(slot)]);
+        }
+
+        void insert(slot_id slot, std::uint8_t queue, bool used) {
+            queues_.push_front(slot, queue);
+            bytes_[queue] += entries_[index_of(slot)].bytes;
+            marks_[index_of(slot)] = queue;
+            if (used)
+                times_[index_of(slot)] = ++now_;
+            if (queue == kept)
+                return;
+            ++count_passing_;
+            if (used)
+                mark_recent(slot);
+            if (queues_.ends(first_recent_))
+                first_recent_ = slot;
+        }
+
+        void unlink(slot_id slot) {
+            if (!is_kept(slot)) {
+                mark_not_recent(slot);
+                if (first_recent_ == slot)
+                    first_recent_ = queues_.newer(slot);
+                --count_passing_;
+            }
+            queues_.remove(slot);
+            bytes_[is_kept(slot) ? kept : passing] -= entries_[index_of(slot)].bytes;
+        }
+
+        // Records a use of a kept entry.
+        void renew(slot_id slot) {
+            queues_.move_to_front(slot, kept);
+            times_[index_of(slot)] = ++now_;
+            prune();
+        }
+
+        void to_front_of_passing(slot_id slot) {
+            if (first_recent_ == slot && queues_.front(passing) != slot)
+                first_recent_ = queues_.newer(slot);
+            queues_.move_to_front(slot, passing);
+            if (queues_.ends(first_recent_))
+                first_recent_ = slot;
+            if (is_recent(slot))
+                times_[index_of(slot)] = ++now_;
+        }
+
+        void mark_recent(slot_id slot) {
+            marks_[index_of(slot)] |= recent;
+            recent_bytes_ += entries_[index_of(slot)].bytes;
+        }
+        void mark_not_recent(slot_id slot) {
+            if ((marks_[index_of(slot)] & recent) != 0)
+                recent_bytes_ -= entries_[index_of(slot)].bytes;
+            marks_[index_of(slot)] &= passing;
+        }
+
+        // Demotes the longest-idle kept entries until `bytes` more can be kept.
+        void make_room_among_kept(std::size_t bytes) {
+            while (!queues_.empty(kept) && bytes_[kept] + bytes > kept_share_) {
+                const slot_id idle = queues_.back(kept);
+                unlink(idle);
+                insert(idle, passing, false);
+            }
+            prune();
+        }
+
+        // Clears the recent mark of entries older than every kept entry, and removes such ghosts. The passing entries
+        // and the ghosts are in order of last use, except for entries that were not recent anyway or were not
+        // evictable.
+        void prune() {
+            if (queues_.empty(kept))
+                return;
+            for (; !queues_.ends(first_recent_) && !is_recent(first_recent_);
+                 first_recent_ = queues_.newer(first_recent_))
+                mark_not_recent(first_recent_);
+            while (ghosts_.size() > 0 && before_all_kept(ghosts_.oldest().mark))
+                ghosts_.pop();
+        }
+
+        void forget_beyond_the_limit() {
+            while (ghosts_.size() > 0 && bytes_[kept] + recent_bytes_ + ghosts_.bytes() > 2 * room_)
+                ghosts_.pop();
+        }
+
+        slot_lists queues_;
+        std::vector<known> entries_;
+        std::vector<std::uint32_t> times_; // by slot: of the last use
+        std::vector<std::uint8_t> marks_;
+        ghost_list ghosts_;    // marked with the time of their last use
+        slot_id first_recent_; // oldest passing entry that may be recent
+        std::size_t room_;
+        std::size_t passing_share_;
+        std::size_t kept_share_;
+        bool eager_;
+        std::size_t bytes_[2] = {};
+        std::size_t recent_bytes_ = 0; // of the passing entries
+        std::size_t count_passing_ = 0;
+        std::uint32_t now_ = 0; // number of uses
+        std::optional<std::uint64_t> missed_;
+        std::size_t bytes_to_come_ = 0;
+        bool returns_ = false; // the missed entry had a ghost
     };
 
-    [[nodiscard]] bool is_kept(slot_id slot) const { return (marks_[index_of(slot)] & passing) == 0; }
-
-    // Whether a time precedes the last use of the longest-idle kept entry. Times may wrap.
-    [[nodiscard]] bool before_all_kept(std::uint32_t time) const {
-        return !queues_.empty(kept) && static_cast<std::int32_t>(time - times_[index_of(queues_.back(kept))]) < 0;
-    }
-    [[nodiscard]] bool is_recent(slot_id slot) const {
-        return (marks_[index_of(slot)] & recent) != 0 && !before_all_kept(times_[index_of(slot)]);
-    }
-
-    void insert(slot_id slot, std::uint8_t queue, bool used) {
-        queues_.push_front(slot, queue);
-        bytes_[queue] += entries_[index_of(slot)].bytes;
-        marks_[index_of(slot)] = queue;
-        if (used)
-            times_[index_of(slot)] = ++now_;
-        if (queue == kept)
-            return;
-        ++count_passing_;
-        if (used)
-            mark_recent(slot);
-        if (queues_.ends(first_recent_))
-            first_recent_ = slot;
-    }
-
-    void unlink(slot_id slot) {
-        if (!is_kept(slot)) {
-            mark_not_recent(slot);
-            if (first_recent_ == slot)
-                first_recent_ = queues_.newer(slot);
-            --count_passing_;
-        }
-        queues_.remove(slot);
-        bytes_[is_kept(slot) ? kept : passing] -= entries_[index_of(slot)].bytes;
-    }
-
-    // Records a use of a kept entry.
-    void renew(slot_id slot) {
-        queues_.move_to_front(slot, kept);
-        times_[index_of(slot)] = ++now_;
-        prune();
-    }
-
-    void to_front_of_passing(slot_id slot) {
-        if (first_recent_ == slot && queues_.front(passing) != slot)
-            first_recent_ = queues_.newer(slot);
-        queues_.move_to_front(slot, passing);
-        if (queues_.ends(first_recent_))
-            first_recent_ = slot;
-        if (is_recent(slot))
-            times_[index_of(slot)] = ++now_;
-    }
-
-    void mark_recent(slot_id slot) {
-        marks_[index_of(slot)] |= recent;
-        recent_bytes_ += entries_[index_of(slot)].bytes;
-    }
-    void mark_not_recent(slot_id slot) {
-        if ((marks_[index_of(slot)] & recent) != 0)
-            recent_bytes_ -= entries_[index_of(slot)].bytes;
-        marks_[index_of(slot)] &= passing;
-    }
-
-    // Demotes the longest-idle kept entries until `bytes` more can be kept.
-    void make_room_among_kept(std::size_t bytes) {
-        while (!queues_.empty(kept) && bytes_[kept] + bytes > kept_share_) {
-            const slot_id idle = queues_.back(kept);
-            unlink(idle);
-            insert(idle, passing, false);
-        }
-        prune();
-    }
-
-    // Clears the recent mark of entries older than every kept entry, and removes such ghosts. The passing entries and
-    // the ghosts are in order of last use, except for entries that were not recent anyway or were not evictable.
-    void prune() {
-        if (queues_.empty(kept))
-            return;
-        for (; !queues_.ends(first_recent_) && !is_recent(first_recent_); first_recent_ = queues_.newer(first_recent_))
-            mark_not_recent(first_recent_);
-        while (ghosts_.size() > 0 && before_all_kept(ghosts_.oldest().mark))
-            ghosts_.pop();
-    }
-
-    void forget_beyond_the_limit() {
-        while (ghosts_.size() > 0 && bytes_[kept] + recent_bytes_ + ghosts_.bytes() > 2 * room_)
-            ghosts_.pop();
-    }
-
-    slot_lists queues_;
-    std::vector<known> entries_;
-    std::vector<std::uint32_t> times_; // by slot: of the last use
-    std::vector<std::uint8_t> marks_;
-    ghost_list ghosts_;    // marked with the time of their last use
-    slot_id first_recent_; // oldest passing entry that may be recent
-    std::size_t room_;
-    std::size_t passing_share_;
-    std::size_t kept_share_;
-    bool eager_;
-    std::size_t bytes_[2] = {};
-    std::size_t recent_bytes_ = 0; // of the passing entries
-    std::size_t count_passing_ = 0;
-    std::uint32_t now_ = 0; // number of uses
-    std::optional<std::uint64_t> missed_;
-    std::size_t bytes_to_come_ = 0;
-    bool returns_ = false; // the missed entry had a ghost
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline lirs::state lirs::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<lirs>);
 
@@ -8376,26 +8168,22 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 /// Evicts nothing. A full cache refuses new entries instead, so its entries stay until the owner removes them.
 struct never {
     using role = eviction_role;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
+
+    /// Cost: O(1) each. 0 bytes a slot.
+    class state {
+    public:
+        void admit(slot_id, const eviction_entry&) {}
+        void touch(slot_id) {}
+        void erase(slot_id) {}
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&&) {
+            return std::nullopt;
+        }
+    };
+
+    [[nodiscard]] state open(eviction_capacity) const { return {}; }
 };
-
-/// Cost: O(1) each. 0 bytes a slot.
-class never::state {
-public:
-    void admit(slot_id, const eviction_entry&) {}
-    void touch(slot_id) {}
-    void erase(slot_id) {}
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&&) {
-        return std::nullopt;
-    }
-};
-
-inline never::state never::open(eviction_capacity) const {
-    return {};
-}
 
 static_assert(eviction_policy<never>);
 
@@ -8517,145 +8305,141 @@ struct s3_fifo {
     double small_fraction = 0.1; ///< Share of the capacity for the small queue.
     double ghost_fraction = 0.9; ///< Total bytes of the ghosts' entries, relative to the capacity.
     std::uint32_t threshold = 2; ///< Uses in the small queue that promote to the main queue, 1 to 3.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot and 16 a
-/// ghost, at most `ghost_fraction` ghosts a slot.
-class s3_fifo::state {
-public:
-    state(const s3_fifo& policy, eviction_capacity room)
-        : queues_(room.slots, 2),
-          entries_(room.slots),
-          marks_(room.slots),
-          ghosts_(share(room.slots, policy.ghost_fraction) + 1, room.bytes),
-          ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
-          main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
-          threshold_(policy.threshold) {
-        require(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
-    }
-
-    void on_miss(const eviction_entry& newcomer) {
-        missed_ = newcomer.key;
-        returns_ = ghosts_.take(newcomer.key).has_value();
-    }
-
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        if (missed_ != newcomer.key)
-            on_miss(newcomer);
-        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        insert(slot, returns_ ? main : small);
-        marks_[index_of(slot)] = returns_ ? main : fresh;
-        missed_.reset();
-    }
-
-    void touch(slot_id slot) {
-        std::uint8_t& marks = marks_[index_of(slot)];
-        if (uses(marks) < most)
-            marks = static_cast<std::uint8_t>(marks + one_use);
-    }
-
-    void on_released(slot_id slot) {
-        if ((marks_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
-            queues_.move_to_front(slot, queue_of(slot));
-        marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
-    }
-
-    void erase(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
-        --count_[queue_of(slot)];
-    }
-
-    void evict(slot_id slot) {
-        erase(slot);
-        if (count_[small] > 0) // a likely next victim
-            ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
-        const auto [key, bytes] = entries_[index_of(slot)];
-        if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
-            return;
-        while (ghosts_.size() > 0 && ghosts_.bytes() + bytes > ghost_bytes_)
-            ghosts_.pop();
-        ghosts_.push(key, {.bytes = bytes});
-    }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        // One round checks or promotes all of the small queue, and most + 1 rounds check all of the main queue.
-        std::size_t small_left = count_[small];
-        std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
-        while (small_left > 0 || main_left > 0) {
-            const bool full = bytes_[main] > main_bytes_ || count_[small] == 0;
-            if (count_[main] > 0 && main_left > 0 && (full || small_left == 0)) {
-                --main_left;
-                const slot_id oldest = queues_.back(main);
-                std::uint8_t& marks = marks_[index_of(oldest)];
-                if (uses(marks) == 0 && is_evictable(oldest))
-                    return oldest;
-                if (uses(marks) > 0)
-                    marks = static_cast<std::uint8_t>(marks - one_use);
-                queues_.move_to_front(oldest, main);
-            } else if (count_[small] > 0 && small_left > 0) {
-                --small_left;
-                const slot_id oldest = queues_.back(small);
-                if (uses(marks_[index_of(oldest)]) >= threshold_)
-                    promote(oldest);
-                else if (is_evictable(oldest))
-                    return oldest;
-                else
-                    queues_.move_to_front(oldest, small);
-            } else {
-                break;
-            }
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot and 16 a
+    /// ghost, at most `ghost_fraction` ghosts a slot.
+    class state {
+    public:
+        state(const s3_fifo& policy, eviction_capacity room)
+            : queues_(room.slots, 2),
+              entries_(room.slots),
+              marks_(room.slots),
+              ghosts_(share(room.slots, policy.ghost_fraction) + 1, room.bytes),
+              ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
+              main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
+              threshold_(policy.threshold) {
+            require(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
         }
-        return queues_.oldest(main, is_evictable); // entries promoted after its rounds
-    }
 
-private:
-    static constexpr std::uint8_t small = 0, main = 1; // queues
-    static constexpr std::uint8_t fresh = 2;           // not yet released
-    static constexpr std::uint8_t one_use = 4;         // marks: uses, fresh, queue
-    static constexpr std::uint32_t most = 3;           // saturation of the use count
-    struct known {
-        std::uint64_t key = 0;
-        std::size_t bytes = 0;
+        void on_miss(const eviction_entry& newcomer) {
+            missed_ = newcomer.key;
+            returns_ = ghosts_.take(newcomer.key).has_value();
+        }
+
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            if (missed_ != newcomer.key)
+                on_miss(newcomer);
+            entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+            insert(slot, returns_ ? main : small);
+            marks_[index_of(slot)] = returns_ ? main : fresh;
+            missed_.reset();
+        }
+
+        void touch(slot_id slot) {
+            std::uint8_t& marks = marks_[index_of(slot)];
+            if (uses(marks) < most)
+                marks = static_cast<std::uint8_t>(marks + one_use);
+        }
+
+        void on_released(slot_id slot) {
+            if ((marks_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
+                queues_.move_to_front(slot, queue_of(slot));
+            marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
+        }
+
+        void erase(slot_id slot) {
+            queues_.remove(slot);
+            bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
+            --count_[queue_of(slot)];
+        }
+
+        void evict(slot_id slot) {
+            erase(slot);
+            if (count_[small] > 0) // a likely next victim
+                ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
+            const auto [key, bytes] = entries_[index_of(slot)];
+            if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
+                return;
+            while (ghosts_.size() > 0 && ghosts_.bytes() + bytes > ghost_bytes_)
+                ghosts_.pop();
+            ghosts_.push(key, {.bytes = bytes});
+        }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            // One round checks or promotes all of the small queue, and most + 1 rounds check all of the main queue.
+            std::size_t small_left = count_[small];
+            std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
+            while (small_left > 0 || main_left > 0) {
+                const bool full = bytes_[main] > main_bytes_ || count_[small] == 0;
+                if (count_[main] > 0 && main_left > 0 && (full || small_left == 0)) {
+                    --main_left;
+                    const slot_id oldest = queues_.back(main);
+                    std::uint8_t& marks = marks_[index_of(oldest)];
+                    if (uses(marks) == 0 && is_evictable(oldest))
+                        return oldest;
+                    if (uses(marks) > 0)
+                        marks = static_cast<std::uint8_t>(marks - one_use);
+                    queues_.move_to_front(oldest, main);
+                } else if (count_[small] > 0 && small_left > 0) {
+                    --small_left;
+                    const slot_id oldest = queues_.back(small);
+                    if (uses(marks_[index_of(oldest)]) >= threshold_)
+                        promote(oldest);
+                    else if (is_evictable(oldest))
+                        return oldest;
+                    else
+                        queues_.move_to_front(oldest, small);
+                } else {
+                    break;
+                }
+            }
+            return queues_.oldest(main, is_evictable); // entries promoted after its rounds
+        }
+
+    private:
+        static constexpr std::uint8_t small = 0, main = 1; // queues
+        static constexpr std::uint8_t fresh = 2;           // not yet released
+        static constexpr std::uint8_t one_use = 4;         // marks: uses, fresh, queue
+        static constexpr std::uint32_t most = 3;           // saturation of the use count
+        struct known {
+            std::uint64_t key = 0;
+            std::size_t bytes = 0;
+        };
+
+        [[nodiscard]] static std::size_t share(std::size_t whole, double fraction) {
+            return static_cast<std::size_t>(static_cast<double>(whole) * fraction);
+        }
+        [[nodiscard]] static std::uint32_t uses(std::uint8_t marks) { return marks / one_use; }
+        [[nodiscard]] std::uint8_t queue_of(slot_id slot) const { return marks_[index_of(slot)] & main; }
+
+        void insert(slot_id slot, std::uint8_t queue) {
+            queues_.push_front(slot, queue);
+            bytes_[queue] += entries_[index_of(slot)].bytes;
+            ++count_[queue];
+        }
+
+        void promote(slot_id slot) {
+            erase(slot);
+            insert(slot, main);
+            marks_[index_of(slot)] = main;
+        }
+
+        slot_lists queues_;
+        std::vector<known> entries_;
+        std::vector<std::uint8_t> marks_;
+        ghost_list ghosts_;
+        std::size_t ghost_bytes_;
+        std::size_t main_bytes_; // the main queue's share
+        std::uint32_t threshold_;
+        std::size_t bytes_[2] = {};
+        std::size_t count_[2] = {};
+        std::optional<std::uint64_t> missed_;
+        bool returns_ = false; // the missed entry had a ghost
     };
 
-    [[nodiscard]] static std::size_t share(std::size_t whole, double fraction) {
-        return static_cast<std::size_t>(static_cast<double>(whole) * fraction);
-    }
-    [[nodiscard]] static std::uint32_t uses(std::uint8_t marks) { return marks / one_use; }
-    [[nodiscard]] std::uint8_t queue_of(slot_id slot) const { return marks_[index_of(slot)] & main; }
-
-    void insert(slot_id slot, std::uint8_t queue) {
-        queues_.push_front(slot, queue);
-        bytes_[queue] += entries_[index_of(slot)].bytes;
-        ++count_[queue];
-    }
-
-    void promote(slot_id slot) {
-        erase(slot);
-        insert(slot, main);
-        marks_[index_of(slot)] = main;
-    }
-
-    slot_lists queues_;
-    std::vector<known> entries_;
-    std::vector<std::uint8_t> marks_;
-    ghost_list ghosts_;
-    std::size_t ghost_bytes_;
-    std::size_t main_bytes_; // the main queue's share
-    std::uint32_t threshold_;
-    std::size_t bytes_[2] = {};
-    std::size_t count_[2] = {};
-    std::optional<std::uint64_t> missed_;
-    bool returns_ = false; // the missed entry had a ghost
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline s3_fifo::state s3_fifo::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<s3_fifo>);
 
@@ -8675,68 +8459,64 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 /// Zhang et al., "SIEVE is simpler than LRU", NSDI 2024.
 struct sieve {
     using role = eviction_role;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
-class sieve::state {
-public:
-    explicit state(std::size_t slots)
-        : queue_(slots, 1), marks_(slots), hand_(slot_id{static_cast<std::uint32_t>(slots)}) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
+    class state {
+    public:
+        explicit state(std::size_t slots)
+            : queue_(slots, 1), marks_(slots), hand_(slot_id{static_cast<std::uint32_t>(slots)}) {}
 
-    void admit(slot_id slot, const eviction_entry&) {
-        queue_.push_front(slot, 0);
-        marks_[index_of(slot)] = fresh;
-    }
+        void admit(slot_id slot, const eviction_entry&) {
+            queue_.push_front(slot, 0);
+            marks_[index_of(slot)] = fresh;
+        }
 
-    void touch(slot_id slot) { marks_[index_of(slot)] |= used; }
+        void touch(slot_id slot) { marks_[index_of(slot)] |= used; }
 
-    void on_released(slot_id slot) {
-        if ((marks_[index_of(slot)] & fresh) != 0) { // its first release: a chain queues tail first
+        void on_released(slot_id slot) {
+            if ((marks_[index_of(slot)] & fresh) != 0) { // its first release: a chain queues tail first
+                step_off(slot);
+                queue_.move_to_front(slot, 0);
+            }
+            marks_[index_of(slot)] &= used;
+        }
+
+        void erase(slot_id slot) {
             step_off(slot);
-            queue_.move_to_front(slot, 0);
+            queue_.remove(slot);
         }
-        marks_[index_of(slot)] &= used;
-    }
 
-    void erase(slot_id slot) {
-        step_off(slot);
-        queue_.remove(slot);
-    }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        // One round clears every mark, the next checks every entry.
-        for (std::size_t met = 0; met < 2 * queue_.slots() && !queue_.empty(0); ++met) {
-            if (queue_.ends(hand_))
-                hand_ = queue_.back(0);
-            std::uint8_t& marks = marks_[index_of(hand_)];
-            if ((marks & used) == 0 && is_evictable(hand_))
-                return hand_;
-            marks &= fresh;
-            hand_ = queue_.newer(hand_);
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            // One round clears every mark, the next checks every entry.
+            for (std::size_t met = 0; met < 2 * queue_.slots() && !queue_.empty(0); ++met) {
+                if (queue_.ends(hand_))
+                    hand_ = queue_.back(0);
+                std::uint8_t& marks = marks_[index_of(hand_)];
+                if ((marks & used) == 0 && is_evictable(hand_))
+                    return hand_;
+                marks &= fresh;
+                hand_ = queue_.newer(hand_);
+            }
+            return std::nullopt;
         }
-        return std::nullopt;
-    }
 
-private:
-    static constexpr std::uint8_t used = 1;  // since the hand last passed
-    static constexpr std::uint8_t fresh = 2; // not yet released
+    private:
+        static constexpr std::uint8_t used = 1;  // since the hand last passed
+        static constexpr std::uint8_t fresh = 2; // not yet released
 
-    void step_off(slot_id slot) {
-        if (hand_ == slot)
-            hand_ = queue_.newer(slot);
-    }
+        void step_off(slot_id slot) {
+            if (hand_ == slot)
+                hand_ = queue_.newer(slot);
+        }
 
-    slot_lists queue_;
-    std::vector<std::uint8_t> marks_;
-    slot_id hand_; // past the front: restarts at the oldest
+        slot_lists queue_;
+        std::vector<std::uint8_t> marks_;
+        slot_id hand_; // past the front: restarts at the oldest
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
 };
-
-inline sieve::state sieve::open(eviction_capacity room) const {
-    return state{room.slots};
-}
 
 static_assert(eviction_policy<sieve>);
 
@@ -8759,128 +8539,124 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 struct slru {
     using role = eviction_role;
     std::uint32_t segments = 4; ///< 1 to 255; with one this is lru.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(segments) each; victim amortized, while a fixed fraction of the entries is evictable. 16 bytes a slot.
-class slru::state {
-public:
-    state(const slru& policy, eviction_capacity room)
-        : queues_(room.slots, policy.segments),
-          entries_(room.slots),
-          filled_(policy.segments),
-          share_(room.bytes / policy.segments) {
-        require(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
-    }
+    /// Cost: O(segments) each; victim amortized, while a fixed fraction of the entries is evictable. 16 bytes a slot.
+    class state {
+    public:
+        state(const slru& policy, eviction_capacity room)
+            : queues_(room.slots, policy.segments),
+              entries_(room.slots),
+              filled_(policy.segments),
+              share_(room.bytes / policy.segments) {
+            require(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
+        }
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        apply_touches();
-        expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
-        std::uint32_t lowest = 0;
-        while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
-            ++lowest;
-        entries_[index_of(slot)].bytes = newcomer.bytes & most_bytes;
-        insert(slot, lowest < filled_.size() ? lowest : 0);
-        let_down_ = false;
-    }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            apply_touches();
+            expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
+            std::uint32_t lowest = 0;
+            while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
+                ++lowest;
+            entries_[index_of(slot)].bytes = newcomer.bytes & most_bytes;
+            insert(slot, lowest < filled_.size() ? lowest : 0);
+            let_down_ = false;
+        }
 
-    void touch(slot_id slot) {
-        touches_.add(
-            slot,
-            [this](slot_id one) {
-                queues_.prefetch(one);
-                prefetch_to_write(entries_.data(), index_of(one));
-            },
-            [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { lift(one); });
-    }
+        void touch(slot_id slot) {
+            touches_.add(
+                slot,
+                [this](slot_id one) {
+                    queues_.prefetch(one);
+                    prefetch_to_write(entries_.data(), index_of(one));
+                },
+                [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { lift(one); });
+        }
 
-    void on_released(slot_id slot) {
-        apply_touches();
-        queues_.move_to_front(slot, segment_of(slot));
-    }
+        void on_released(slot_id slot) {
+            apply_touches();
+            queues_.move_to_front(slot, segment_of(slot));
+        }
 
-    void erase(slot_id slot) {
-        apply_touches();
-        unlink(slot);
-    }
+        void erase(slot_id slot) {
+            apply_touches();
+            unlink(slot);
+        }
 
-    /// Returns whether the last touch demoted entries into a lowest segment that is now above its share, as entries of
-    /// many sizes can. Reference implementations with published byte counts evict in this case, even if the cache is
-    /// not full.
-    [[nodiscard]] bool crowded() {
-        apply_touches();
-        return let_down_ && filled_[0] > share_;
-    }
+        /// Returns whether the last touch demoted entries into a lowest segment that is now above its share, as entries
+        /// of many sizes can. Reference implementations with published byte counts evict in this case, even if the
+        /// cache is not full.
+        [[nodiscard]] bool crowded() {
+            apply_touches();
+            return let_down_ && filled_[0] > share_;
+        }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        apply_touches();
-        for (std::uint32_t s = 0; s < filled_.size(); ++s)
-            if (const auto found = queues_.oldest(s, is_evictable))
-                return found;
-        return std::nullopt;
-    }
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            apply_touches();
+            for (std::uint32_t s = 0; s < filled_.size(); ++s)
+                if (const auto found = queues_.oldest(s, is_evictable))
+                    return found;
+            return std::nullopt;
+        }
 
-private:
-    static constexpr std::uint64_t most_bytes = (std::uint64_t{1} << 56) - 1; // of an entry
-    struct known {
-        std::uint64_t bytes : 56 = 0;
-        std::uint64_t segment : 8 = 0;
-    };
+    private:
+        static constexpr std::uint64_t most_bytes = (std::uint64_t{1} << 56) - 1; // of an entry
+        struct known {
+            std::uint64_t bytes : 56 = 0;
+            std::uint64_t segment : 8 = 0;
+        };
 
-    [[nodiscard]] std::uint32_t segment_of(slot_id slot) const {
-        return static_cast<std::uint32_t>(entries_[index_of(slot)].segment);
-    }
+        [[nodiscard]] std::uint32_t segment_of(slot_id slot) const {
+            return static_cast<std::uint32_t>(entries_[index_of(slot)].segment);
+        }
 
-    void apply_touches() {
-        touches_.apply_all([this](slot_id slot) { lift(slot); });
-    }
+        void apply_touches() {
+            touches_.apply_all([this](slot_id slot) { lift(slot); });
+        }
 
-    void lift(slot_id slot) {
-        const std::uint32_t from = segment_of(slot);
-        const bool highest = from + 1u == filled_.size();
-        unlink(slot);
-        insert(slot, highest ? from : from + 1);
-        let_down_ = false;
-        for (std::uint32_t s = from + 1; !highest && s > 0; --s) {
-            while (filled_[s] > share_) {
-                const slot_id oldest = queues_.back(s);
-                unlink(oldest);
-                insert(oldest, s - 1);
-                let_down_ = s == 1;
-            }
-            if (const slot_id next = queues_.back(s); !queues_.ends(next)) { // likely demoted by a later touch
-                prefetch_to_write(entries_.data(), index_of(next));
-                queues_.prefetch_neighbours(next);
+        void lift(slot_id slot) {
+            const std::uint32_t from = segment_of(slot);
+            const bool highest = from + 1u == filled_.size();
+            unlink(slot);
+            insert(slot, highest ? from : from + 1);
+            let_down_ = false;
+            for (std::uint32_t s = from + 1; !highest && s > 0; --s) {
+                while (filled_[s] > share_) {
+                    const slot_id oldest = queues_.back(s);
+                    unlink(oldest);
+                    insert(oldest, s - 1);
+                    let_down_ = s == 1;
+                }
+                if (const slot_id next = queues_.back(s); !queues_.ends(next)) { // likely demoted by a later touch
+                    prefetch_to_write(entries_.data(), index_of(next));
+                    queues_.prefetch_neighbours(next);
+                }
             }
         }
-    }
 
-    void insert(slot_id slot, std::uint32_t segment) {
-        queues_.push_front(slot, segment);
-        known& one = entries_[index_of(slot)];
-        one.segment = segment & 0xffu;
-        filled_[segment] += one.bytes;
-    }
+        void insert(slot_id slot, std::uint32_t segment) {
+            queues_.push_front(slot, segment);
+            known& one = entries_[index_of(slot)];
+            one.segment = segment & 0xffu;
+            filled_[segment] += one.bytes;
+        }
 
-    void unlink(slot_id slot) {
-        queues_.remove(slot);
-        const known one = entries_[index_of(slot)];
-        filled_[one.segment] -= one.bytes;
-    }
+        void unlink(slot_id slot) {
+            queues_.remove(slot);
+            const known one = entries_[index_of(slot)];
+            filled_[one.segment] -= one.bytes;
+        }
 
-    slot_lists queues_; // a list per segment
-    std::vector<known> entries_;
-    touch_buffer touches_;
-    std::vector<std::size_t> filled_; // by segment: bytes
-    std::size_t share_;               // of each segment
-    bool let_down_ = false;           // by the last touch, into the lowest
+        slot_lists queues_; // a list per segment
+        std::vector<known> entries_;
+        touch_buffer touches_;
+        std::vector<std::size_t> filled_; // by segment: bytes
+        std::size_t share_;               // of each segment
+        bool let_down_ = false;           // by the last touch, into the lowest
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline slru::state slru::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<slru>);
 
@@ -8906,76 +8682,72 @@ struct tail_safe_lru {
     using role = eviction_role;
     std::uint32_t budget = 64;    ///< Entries that can be computed within the time to first token.
     std::uint32_t next_turn = 32; ///< Entries that the next turn is expected to add.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each, the admission of a request's last entry O(length of the request); victim amortized, while a fixed
-/// fraction of the entries is evictable. 17 bytes a slot.
-class tail_safe_lru::state {
-public:
-    state(const tail_safe_lru& policy, std::size_t slots)
-        : queues_(slots, 2),
-          parents_(slots, nowhere),
-          depths_(slots),
-          places_(slots),
-          losable_(policy.budget > policy.next_turn ? policy.budget - policy.next_turn : 0) {}
+    /// Cost: O(1) each, the admission of a request's last entry O(length of the request); victim amortized, while a
+    /// fixed fraction of the entries is evictable. 17 bytes a slot.
+    class state {
+    public:
+        state(const tail_safe_lru& policy, std::size_t slots)
+            : queues_(slots, 2),
+              parents_(slots, nowhere),
+              depths_(slots),
+              places_(slots),
+              losable_(policy.budget > policy.next_turn ? policy.budget - policy.next_turn : 0) {}
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        const std::uint32_t at = index_of(slot);
-        parents_[at] = newcomer.parent ? index_of(*newcomer.parent) : nowhere;
-        depths_[at] = newcomer.depth;
-        const bool is_safe = newcomer.length > 0 && std::size_t{newcomer.depth} + losable_ >= newcomer.length;
-        places_[at] = is_safe ? safe : needed;
-        queues_.push_front(slot, places_[at]);
-        if (newcomer.depth + 1 == newcomer.length)
-            need_before(slot, newcomer.length);
-    }
-
-    void touch(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
-
-    void on_released(slot_id slot) { touch(slot); }
-
-    void erase(slot_id slot) { queues_.remove(slot); }
-
-    /// Returns whether the entry can be evicted without delaying the next turn.
-    [[nodiscard]] bool is_safe(slot_id slot) const { return places_[index_of(slot)] == safe; }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        if (const auto found = queues_.oldest(safe, is_evictable))
-            return found;
-        return queues_.oldest(needed, is_evictable);
-    }
-
-private:
-    static constexpr std::uint32_t nowhere = 0xffffffffu;
-    static constexpr std::uint8_t needed = 0, safe = 1; // queues
-
-    // Marks the entries of a complete request as needed, except its last ones.
-    void need_before(slot_id last, std::uint32_t length) {
-        std::uint32_t depth = depths_[index_of(last)];
-        for (std::uint32_t at = parents_[index_of(last)]; at != nowhere; at = parents_[at]) {
-            if (!queues_.contains(slot_id{at}) || depths_[at] + 1 != depth)
-                return; // the parent's slot was reused
-            depth = depths_[at];
-            if (std::size_t{depth} + losable_ >= length || places_[at] == needed)
-                continue;
-            places_[at] = needed;
-            queues_.move_to_front(slot_id{at}, needed);
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            const std::uint32_t at = index_of(slot);
+            parents_[at] = newcomer.parent ? index_of(*newcomer.parent) : nowhere;
+            depths_[at] = newcomer.depth;
+            const bool is_safe = newcomer.length > 0 && std::size_t{newcomer.depth} + losable_ >= newcomer.length;
+            places_[at] = is_safe ? safe : needed;
+            queues_.push_front(slot, places_[at]);
+            if (newcomer.depth + 1 == newcomer.length)
+                need_before(slot, newcomer.length);
         }
-    }
 
-    slot_lists queues_;
-    std::vector<std::uint32_t> parents_; // slots
-    std::vector<std::uint32_t> depths_;
-    std::vector<std::uint8_t> places_;
-    std::size_t losable_; // entries at the end of a conversation
+        void touch(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
+
+        void on_released(slot_id slot) { touch(slot); }
+
+        void erase(slot_id slot) { queues_.remove(slot); }
+
+        /// Returns whether the entry can be evicted without delaying the next turn.
+        [[nodiscard]] bool is_safe(slot_id slot) const { return places_[index_of(slot)] == safe; }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            if (const auto found = queues_.oldest(safe, is_evictable))
+                return found;
+            return queues_.oldest(needed, is_evictable);
+        }
+
+    private:
+        static constexpr std::uint32_t nowhere = 0xffffffffu;
+        static constexpr std::uint8_t needed = 0, safe = 1; // queues
+
+        // Marks the entries of a complete request as needed, except its last ones.
+        void need_before(slot_id last, std::uint32_t length) {
+            std::uint32_t depth = depths_[index_of(last)];
+            for (std::uint32_t at = parents_[index_of(last)]; at != nowhere; at = parents_[at]) {
+                if (!queues_.contains(slot_id{at}) || depths_[at] + 1 != depth)
+                    return; // the parent's slot was reused
+                depth = depths_[at];
+                if (std::size_t{depth} + losable_ >= length || places_[at] == needed)
+                    continue;
+                places_[at] = needed;
+                queues_.move_to_front(slot_id{at}, needed);
+            }
+        }
+
+        slot_lists queues_;
+        std::vector<std::uint32_t> parents_; // slots
+        std::vector<std::uint32_t> depths_;
+        std::vector<std::uint8_t> places_;
+        std::size_t losable_; // entries at the end of a conversation
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room.slots}; }
 };
-
-inline tail_safe_lru::state tail_safe_lru::open(eviction_capacity room) const {
-    return state{*this, room.slots};
-}
 
 static_assert(eviction_policy<tail_safe_lru>);
 
@@ -9031,7 +8803,7 @@ private:
     // Each word holds four counters of each row. A row's hash is the high half of a product with the row's own odd
     // number.
     [[nodiscard]] place counter(std::uint64_t hash, std::uint32_t row) const noexcept {
-        const std::uint64_t own = (hash | 1) * (0x9e3779b97f4a7c15ull + 2 * row * 0xd1b54a32d192ed03ull);
+        const std::uint64_t own = (hash | 1) * (0x9e3779b97f4a7c15ull + 2ull * row * 0xd1b54a32d192ed03ull);
         return {own >> 34 & (words_.size() - 1), 16 * row + 4 * static_cast<std::uint32_t>(own >> 32 & 3)};
     }
 
@@ -9077,148 +8849,144 @@ struct w_tiny_lfu {
     using role = eviction_role;
     double window = 0.01; ///< Initial share of the capacity for the window.
     bool adaptive = true; ///< Whether the window's share adapts.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. At most 32 bytes a slot: 22
-/// and the sketch.
-class w_tiny_lfu::state {
-public:
-    state(const w_tiny_lfu& policy, eviction_capacity room)
-        : queues_(room.slots, 3),
-          keys_(room.slots),
-          sizes_(room.slots),
-          places_(room.slots),
-          sketch_(room.slots),
-          room_(room.bytes),
-          window_share_(static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.window)),
-          step_(static_cast<double>(room.bytes) / 16),
-          period_(policy.adaptive ? std::max<std::size_t>(10 * room.slots, 40) : 0),
-          grain_(std::bit_width(room.bytes) > 32 ? static_cast<int>(std::bit_width(room.bytes)) - 32 : 0) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. At most 32 bytes a slot:
+    /// 22 and the sketch.
+    class state {
+    public:
+        state(const w_tiny_lfu& policy, eviction_capacity room)
+            : queues_(room.slots, 3),
+              keys_(room.slots),
+              sizes_(room.slots),
+              places_(room.slots),
+              sketch_(room.slots),
+              room_(room.bytes),
+              window_share_(static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.window)),
+              step_(static_cast<double>(room.bytes) / 16),
+              period_(policy.adaptive ? std::max<std::size_t>(10 * room.slots, 40) : 0),
+              grain_(std::bit_width(room.bytes) > 32 ? static_cast<int>(std::bit_width(room.bytes)) - 32 : 0) {}
 
-    void on_miss(const eviction_entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
+        void on_miss(const eviction_entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        bytes_to_come_ = newcomer.bytes;
-        keys_[index_of(slot)] = newcomer.key;
-        sizes_[index_of(slot)] =
-            static_cast<std::uint32_t>((newcomer.bytes + (std::size_t{1} << grain_) - 1) >> grain_);
-        insert(slot, window);
-        count_use(newcomer.key, false);
-    }
-
-    void touch(slot_id slot) {
-        if (places_[index_of(slot)] == window) {
-            queues_.move_to_front(slot, window);
-        } else {
-            erase(slot);
-            insert(slot, guarded);
-            while (bytes_[guarded] > (room_ - window_share_) / 5 * 4) {
-                const slot_id oldest = queues_.back(guarded);
-                erase(oldest);
-                insert(oldest, probation);
-            }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            bytes_to_come_ = newcomer.bytes;
+            keys_[index_of(slot)] = newcomer.key;
+            sizes_[index_of(slot)] =
+                static_cast<std::uint32_t>((newcomer.bytes + (std::size_t{1} << grain_) - 1) >> grain_);
+            insert(slot, window);
+            count_use(newcomer.key, false);
         }
-        count_use(keys_[index_of(slot)], true);
-    }
 
-    void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
+        void touch(slot_id slot) {
+            if (places_[index_of(slot)] == window) {
+                queues_.move_to_front(slot, window);
+            } else {
+                erase(slot);
+                insert(slot, guarded);
+                while (bytes_[guarded] > (room_ - window_share_) / 5 * 4) {
+                    const slot_id oldest = queues_.back(guarded);
+                    erase(oldest);
+                    insert(oldest, probation);
+                }
+            }
+            count_use(keys_[index_of(slot)], true);
+        }
 
-    void erase(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[places_[index_of(slot)]] -= size(slot);
-    }
+        void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
 
-    /// The current share of the window in bytes.
-    [[nodiscard]] std::size_t window_share() const noexcept { return window_share_; }
+        void erase(slot_id slot) {
+            queues_.remove(slot);
+            bytes_[places_[index_of(slot)]] -= size(slot);
+        }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        while (bytes_[window] + bytes_to_come_ > window_share_) {
-            const auto candidate = queues_.oldest(window, is_evictable, patience);
-            if (!candidate)
-                break;
-            if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
-                const auto other = oldest_of_main(is_evictable, patience);
-                if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
-                    return candidate;
+        /// The current share of the window in bytes.
+        [[nodiscard]] std::size_t window_share() const noexcept { return window_share_; }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            while (bytes_[window] + bytes_to_come_ > window_share_) {
+                const auto candidate = queues_.oldest(window, is_evictable, patience);
+                if (!candidate)
+                    break;
+                if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
+                    const auto other = oldest_of_main(is_evictable, patience);
+                    if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
+                        return candidate;
+                    to_main(*candidate);
+                    return other;
+                }
                 to_main(*candidate);
-                return other;
             }
-            to_main(*candidate);
+            if (const auto found = oldest_of_main(is_evictable, patience))
+                return found;
+            if (const auto found = queues_.oldest(window, is_evictable))
+                return found;
+            return oldest_of_main(is_evictable, queues_.slots());
         }
-        if (const auto found = oldest_of_main(is_evictable, patience))
-            return found;
-        if (const auto found = queues_.oldest(window, is_evictable))
-            return found;
-        return oldest_of_main(is_evictable, queues_.slots());
-    }
 
-private:
-    static constexpr std::uint8_t window = 0, probation = 1, guarded = 2; // queues
-    static constexpr std::size_t patience = 64; // entries checked in a list before it is skipped
+    private:
+        static constexpr std::uint8_t window = 0, probation = 1, guarded = 2; // queues
+        static constexpr std::size_t patience = 64; // entries checked in a list before it is skipped
 
-    [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
+        [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> oldest_of_main(IsEvictable&& is_evictable, std::size_t most) {
-        if (const auto found = queues_.oldest(probation, is_evictable, most))
-            return found;
-        return queues_.oldest(guarded, is_evictable, most);
-    }
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> oldest_of_main(IsEvictable&& is_evictable, std::size_t most) {
+            if (const auto found = queues_.oldest(probation, is_evictable, most))
+                return found;
+            return queues_.oldest(guarded, is_evictable, most);
+        }
 
-    void insert(slot_id slot, std::uint8_t queue) {
-        queues_.push_front(slot, queue);
-        places_[index_of(slot)] = queue;
-        bytes_[queue] += size(slot);
-    }
+        void insert(slot_id slot, std::uint8_t queue) {
+            queues_.push_front(slot, queue);
+            places_[index_of(slot)] = queue;
+            bytes_[queue] += size(slot);
+        }
 
-    void to_main(slot_id slot) {
-        erase(slot);
-        insert(slot, probation);
-    }
+        void to_main(slot_id slot) {
+            erase(slot);
+            insert(slot, probation);
+        }
 
-    // After each period the window grows or shrinks as before if the hit ratio rose, and reverses otherwise. The step
-    // shrinks by 2 % each time and is reset when the hit ratio changes by at least 0.05, a sign of a new workload
-    // (Caffeine's constants).
-    void count_use(std::uint64_t key, bool hit) {
-        sketch_.add(key);
-        hits_ += hit;
-        if (period_ == 0 || ++uses_ < period_)
-            return;
-        const double rate = static_cast<double>(hits_) / static_cast<double>(uses_);
-        const double change = rate - last_rate_;
-        if (change < 0)
-            step_ = -step_;
-        const double bytes =
-            std::clamp(static_cast<double>(window_share_) + step_, 0.0, 0.8 * static_cast<double>(room_));
-        window_share_ = static_cast<std::size_t>(bytes);
-        const double whole = static_cast<double>(room_) / 16;
-        step_ = change >= 0.05 || change <= -0.05 ? (step_ < 0 ? -whole : whole) : 0.98 * step_;
-        last_rate_ = rate;
-        uses_ = hits_ = 0;
-    }
+        // After each period the window grows or shrinks as before if the hit ratio rose, and reverses otherwise. The
+        // step shrinks by 2 % each time and is reset when the hit ratio changes by at least 0.05, a sign of a new
+        // workload (Caffeine's constants).
+        void count_use(std::uint64_t key, bool hit) {
+            sketch_.add(key);
+            hits_ += hit;
+            if (period_ == 0 || ++uses_ < period_)
+                return;
+            const double rate = static_cast<double>(hits_) / static_cast<double>(uses_);
+            const double change = rate - last_rate_;
+            if (change < 0)
+                step_ = -step_;
+            const double bytes =
+                std::clamp(static_cast<double>(window_share_) + step_, 0.0, 0.8 * static_cast<double>(room_));
+            window_share_ = static_cast<std::size_t>(bytes);
+            const double whole = static_cast<double>(room_) / 16;
+            step_ = change >= 0.05 || change <= -0.05 ? (step_ < 0 ? -whole : whole) : 0.98 * step_;
+            last_rate_ = rate;
+            uses_ = hits_ = 0;
+        }
 
-    slot_lists queues_;
-    std::vector<std::uint64_t> keys_;
-    std::vector<std::uint32_t> sizes_; // in grains
-    std::vector<std::uint8_t> places_;
-    frequency_sketch sketch_;
-    std::size_t room_;
-    std::size_t window_share_;
-    double step_; // change of the window's share, in bytes
-    std::size_t period_;
-    int grain_;
-    std::size_t bytes_[3] = {};
-    std::size_t bytes_to_come_ = 0;
-    std::size_t uses_ = 0, hits_ = 0; // in this period
-    double last_rate_ = 0.0;
+        slot_lists queues_;
+        std::vector<std::uint64_t> keys_;
+        std::vector<std::uint32_t> sizes_; // in grains
+        std::vector<std::uint8_t> places_;
+        frequency_sketch sketch_;
+        std::size_t room_;
+        std::size_t window_share_;
+        double step_; // change of the window's share, in bytes
+        std::size_t period_;
+        int grain_;
+        std::size_t bytes_[3] = {};
+        std::size_t bytes_to_come_ = 0;
+        std::size_t uses_ = 0, hits_ = 0; // in this period
+        double last_rate_ = 0.0;
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline w_tiny_lfu::state w_tiny_lfu::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<w_tiny_lfu>);
 
@@ -9468,61 +9236,57 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 struct chunk {
     using role = index_role;
     std::size_t least = 32; ///< Tokens of the shortest chunk.
-    class state;
-    [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
+
+    /// Cost: as radix; `note` O(chunk tokens); `chunks` O(n), plus, at positions where chunks begin, their lengths.
+    class state {
+    public:
+        state(std::size_t least, page_shape shape, std::size_t pages)
+            : tree_(radix{}.open(shape, pages)), table_(least, shape.tokens, pages) {}
+
+        [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return tree_.match(tokens); }
+        void match(std::span<const token_id> tokens, index_match& found) const { tree_.match(tokens, found); }
+
+        /// Requires: as radix.
+        insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+            const insertion done = tree_.insert(parent, tokens, page);
+            if (done.what != insertion::outcome::covered && done.other)
+                table_.move(*done.other, page); // its run continues in the new page
+            return done;
+        }
+
+        /// Requires: the page is a leaf of the index.
+        void erase(page_id page) {
+            tree_.erase(page);
+            table_.erase(page);
+        }
+
+        [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
+        [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
+        [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
+        [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
+
+        /// Registers the `count` tokens up to row `end` of page `last` as a chunk, for lookups with the same salt.
+        /// Returns whether the chunk is registered now: false if it is shorter than `least`, longer than the tokens
+        /// that lie there, or `last` is not in the index. Throws: bad_alloc; the index is then unchanged.
+        bool note(std::uint64_t salt, page_id last, std::uint32_t end, std::size_t count) {
+            return table_.insert(tree_, salt, {.count = count, .last = last, .end = end});
+        }
+
+        /// The chunks of a prompt that end after its first `known` tokens, in order and without overlap. At each
+        /// position the longest wins; of several with the same content, one that continues where the previous chunk
+        /// ended.
+        [[nodiscard]] std::vector<chunk_match> chunks(std::uint64_t salt, std::span<const token_id> tokens,
+                                                      std::size_t known) const {
+            return table_.find(tree_, salt, tokens, known);
+        }
+
+    private:
+        radix::state tree_;
+        chunk_table table_;
+    };
+
+    [[nodiscard]] state open(page_shape shape, std::size_t pages) const { return {least, shape, pages}; }
 };
-
-/// Cost: as radix; `note` O(chunk tokens); `chunks` O(n), plus, at positions where chunks begin, their lengths.
-class chunk::state {
-public:
-    state(std::size_t least, page_shape shape, std::size_t pages)
-        : tree_(radix{}.open(shape, pages)), table_(least, shape.tokens, pages) {}
-
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return tree_.match(tokens); }
-    void match(std::span<const token_id> tokens, index_match& found) const { tree_.match(tokens, found); }
-
-    /// Requires: as radix.
-    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
-        const insertion done = tree_.insert(parent, tokens, page);
-        if (done.what != insertion::outcome::covered && done.other)
-            table_.move(*done.other, page); // its run continues in the new page
-        return done;
-    }
-
-    /// Requires: the page is a leaf of the index.
-    void erase(page_id page) {
-        tree_.erase(page);
-        table_.erase(page);
-    }
-
-    [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
-    [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
-    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
-    [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
-
-    /// Registers the `count` tokens up to row `end` of page `last` as a chunk, for lookups with the same salt. Returns
-    /// whether the chunk is registered now: false if it is shorter than `least`, longer than the tokens that lie there,
-    /// or `last` is not in the index.
-    /// Throws: bad_alloc; the index is then unchanged.
-    bool note(std::uint64_t salt, page_id last, std::uint32_t end, std::size_t count) {
-        return table_.insert(tree_, salt, {.count = count, .last = last, .end = end});
-    }
-
-    /// The chunks of a prompt that end after its first `known` tokens, in order and without overlap. At each position
-    /// the longest wins; of several with the same content, one that continues where the previous chunk ended.
-    [[nodiscard]] std::vector<chunk_match> chunks(std::uint64_t salt, std::span<const token_id> tokens,
-                                                  std::size_t known) const {
-        return table_.find(tree_, salt, tokens, known);
-    }
-
-private:
-    radix::state tree_;
-    chunk_table table_;
-};
-
-inline chunk::state chunk::open(page_shape shape, std::size_t pages) const {
-    return {least, shape, pages};
-}
 
 static_assert(index_policy<chunk> && chunk_index_state<chunk::state>);
 
@@ -9634,6 +9398,39 @@ using index_policies = std::tuple<index::radix, index::hash_chain, index::chunk>
 
 }} // namespace kvcache
 
+// ---- kvcache/locking/mutex.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
+
+/// Any number of threads may use the cache. One mutex guards its metadata; pages are written and read outside of the
+/// lock.
+struct mutex {
+    using role = locking_role;
+    class state;
+};
+
+class mutex::state {
+public:
+    void lock() { mutex_.lock(); }
+    void unlock() noexcept { mutex_.unlock(); }
+
+    /// Unlocks, waits for a `notify`, and locks again. Requires: locked.
+    void wait() {
+        std::unique_lock held(mutex_, std::adopt_lock);
+        changed_.wait(held);
+        held.release();
+    }
+    void notify() noexcept { changed_.notify_all(); }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+};
+
+static_assert(locking_policy<mutex>);
+
+}}} // namespace kvcache::locking
+
 // ---- kvcache/locking/all.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -9662,46 +9459,42 @@ struct event_counts {
 /// Counts events. Cost: one to three additions per event.
 struct counting {
     using role = observer_role;
-    class state;
-    [[nodiscard]] state open() const;
-};
 
-class counting::state {
-public:
-    void on(const event& what) noexcept {
-        switch (what.kind) {
-        case event_kind::matched:
-            ++counts_.lookups;
-            counts_.tokens_looked_up += what.of;
-            counts_.tokens_found += what.tokens;
-            break;
-        case event_kind::stored:
-            counts_.tokens_stored += what.tokens;
-            break;
-        case event_kind::published:
-            counts_.pages_published += what.pages;
-            break;
-        case event_kind::copied:
-            counts_.pages_copied += what.pages;
-            break;
-        case event_kind::evicted:
-            counts_.pages_evicted += what.pages;
-            break;
-        case event_kind::refused:
-            ++counts_.refusals;
-            break;
+    class state {
+    public:
+        void on(const event& what) noexcept {
+            switch (what.kind) {
+            case event_kind::matched:
+                ++counts_.lookups;
+                counts_.tokens_looked_up += what.of;
+                counts_.tokens_found += what.tokens;
+                break;
+            case event_kind::stored:
+                counts_.tokens_stored += what.tokens;
+                break;
+            case event_kind::published:
+                counts_.pages_published += what.pages;
+                break;
+            case event_kind::copied:
+                counts_.pages_copied += what.pages;
+                break;
+            case event_kind::evicted:
+                counts_.pages_evicted += what.pages;
+                break;
+            case event_kind::refused:
+                ++counts_.refusals;
+                break;
+            }
         }
-    }
 
-    [[nodiscard]] const event_counts& counts() const noexcept { return counts_; }
+        [[nodiscard]] const event_counts& counts() const noexcept { return counts_; }
 
-private:
-    event_counts counts_;
+    private:
+        event_counts counts_;
+    };
+
+    [[nodiscard]] state open() const { return {}; }
 };
-
-inline counting::state counting::open() const {
-    return {};
-}
 
 static_assert(observer_policy<counting>);
 
@@ -9878,45 +9671,41 @@ private:
 struct metrics {
     using role = observer_role;
     exposition::labels labels = {}; ///< Labels of every sample: {{"model", "llama"}}.
-    class state;
-    [[nodiscard]] state open() const;
+
+    class state {
+    public:
+        explicit state(exposition::labels labels) : labels_(std::move(labels)) {}
+
+        void on(const event& what) noexcept { counting_.on(what); }
+
+        [[nodiscard]] const event_counts& counts() const noexcept { return counting_.counts(); }
+        [[nodiscard]] const exposition::labels& labels() const noexcept { return labels_; }
+
+        /// Returns the counters in Prometheus' text format. Requires: the label names are valid.
+        [[nodiscard]] std::string text() const {
+            const event_counts& now = counts();
+            exposition to(labels_);
+            to.counter("kvcache_lookups_total", "Prompts looked up.", now.lookups);
+            to.counter("kvcache_tokens_looked_up_total", "Tokens of the prompts looked up.", now.tokens_looked_up);
+            to.counter("kvcache_tokens_found_total", "Tokens of them that were known.", now.tokens_found);
+            to.counter("kvcache_tokens_stored_total", "Tokens committed.", now.tokens_stored);
+            to.counter("kvcache_pages_published_total", "Full pages made known.", now.pages_published);
+            to.counter("kvcache_pages_copied_total", "Shared pages copied before a write.", now.pages_copied);
+            to.counter("kvcache_pages_evicted_total", "Pages that left to make room.", now.pages_evicted);
+            to.counter("kvcache_refusals_total", "Reservations that failed for want of pages.", now.refusals);
+            const double share = static_cast<double>(now.tokens_found) / static_cast<double>(now.tokens_looked_up);
+            if (now.tokens_looked_up > 0)
+                to.gauge("kvcache_hit_ratio", "Tokens found, of those looked up, since the start.", share);
+            return std::move(to).text();
+        }
+
+    private:
+        exposition::labels labels_;
+        counting::state counting_;
+    };
+
+    [[nodiscard]] state open() const { return state(labels); }
 };
-
-class metrics::state {
-public:
-    explicit state(exposition::labels labels) : labels_(std::move(labels)) {}
-
-    void on(const event& what) noexcept { counting_.on(what); }
-
-    [[nodiscard]] const event_counts& counts() const noexcept { return counting_.counts(); }
-    [[nodiscard]] const exposition::labels& labels() const noexcept { return labels_; }
-
-    /// Returns the counters in Prometheus' text format. Requires: the label names are valid.
-    [[nodiscard]] std::string text() const {
-        const event_counts& now = counts();
-        exposition to(labels_);
-        to.counter("kvcache_lookups_total", "Prompts looked up.", now.lookups);
-        to.counter("kvcache_tokens_looked_up_total", "Tokens of the prompts looked up.", now.tokens_looked_up);
-        to.counter("kvcache_tokens_found_total", "Tokens of them that were known.", now.tokens_found);
-        to.counter("kvcache_tokens_stored_total", "Tokens committed.", now.tokens_stored);
-        to.counter("kvcache_pages_published_total", "Full pages made known.", now.pages_published);
-        to.counter("kvcache_pages_copied_total", "Shared pages copied before a write.", now.pages_copied);
-        to.counter("kvcache_pages_evicted_total", "Pages that left to make room.", now.pages_evicted);
-        to.counter("kvcache_refusals_total", "Reservations that failed for want of pages.", now.refusals);
-        const double share = static_cast<double>(now.tokens_found) / static_cast<double>(now.tokens_looked_up);
-        if (now.tokens_looked_up > 0)
-            to.gauge("kvcache_hit_ratio", "Tokens found, of those looked up, since the start.", share);
-        return std::move(to).text();
-    }
-
-private:
-    exposition::labels labels_;
-    counting::state counting_;
-};
-
-inline metrics::state metrics::open() const {
-    return state(labels);
-}
 
 static_assert(observer_policy<metrics>);
 
@@ -10090,27 +9879,23 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 struct chunk_boundary {
     using role = recompute_role;
     std::size_t rows = 16; ///< Tokens before each boundary.
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
+
+    class state : public exact_prefix::state {
+    public:
+        explicit state(std::size_t rows) : rows_(rows) {}
+
+        void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
+            for (const reused_span& run : runs)
+                for (std::size_t left = std::min(rows_, run.count); left > 0; --left)
+                    positions.push_back(run.first + run.count - left);
+        }
+
+    private:
+        std::size_t rows_;
+    };
+
+    [[nodiscard]] state open(page_shape) const { return state(rows); }
 };
-
-class chunk_boundary::state : public exact_prefix::state {
-public:
-    explicit state(std::size_t rows) : rows_(rows) {}
-
-    void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
-        for (const reused_span& run : runs)
-            for (std::size_t left = std::min(rows_, run.count); left > 0; --left)
-                positions.push_back(run.first + run.count - left);
-    }
-
-private:
-    std::size_t rows_;
-};
-
-inline chunk_boundary::state chunk_boundary::open(page_shape) const {
-    return state(rows);
-}
 
 static_assert(recompute_policy<chunk_boundary> && chunk_recompute_state<chunk_boundary::state>);
 
@@ -10127,31 +9912,27 @@ struct chunk_head {
     using role = recompute_role;
     std::size_t rows = 32;    ///< Minimum number of tokens of each span.
     bool page_aligned = true; ///< Continues to the end of the last token's page.
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
 
-class chunk_head::state : public exact_prefix::state {
-public:
-    state(std::size_t rows, std::size_t page) : rows_(rows), page_(page) {}
+    class state : public exact_prefix::state {
+    public:
+        state(std::size_t rows, std::size_t page) : rows_(rows), page_(page) {}
 
-    void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
-        for (const reused_span& run : runs) {
-            const std::size_t behind = (run.row + rows_ + page_ - 1) / page_ * page_; // first page kept
-            const std::size_t count = rows_ == 0 ? 0 : std::min(run.count, behind - run.row);
-            for (std::size_t i = 0; i < count; ++i)
-                positions.push_back(run.first + i);
+        void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
+            for (const reused_span& run : runs) {
+                const std::size_t behind = (run.row + rows_ + page_ - 1) / page_ * page_; // first page kept
+                const std::size_t count = rows_ == 0 ? 0 : std::min(run.count, behind - run.row);
+                for (std::size_t i = 0; i < count; ++i)
+                    positions.push_back(run.first + i);
+            }
         }
-    }
 
-private:
-    std::size_t rows_;
-    std::size_t page_; // granularity to which rows are rounded up
+    private:
+        std::size_t rows_;
+        std::size_t page_; // granularity to which rows are rounded up
+    };
+
+    [[nodiscard]] state open(page_shape shape) const { return {rows, page_aligned ? shape.tokens : 1}; }
 };
-
-inline chunk_head::state chunk_head::open(page_shape shape) const {
-    return {rows, page_aligned ? shape.tokens : 1};
-}
 
 static_assert(recompute_policy<chunk_head> && chunk_recompute_state<chunk_head::state>);
 
@@ -10164,22 +9945,18 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 /// Recomputes every inexact token: bit-identical to reusing no chunk, and as slow. For comparisons.
 struct full {
     using role = recompute_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
 
-class full::state : public exact_prefix::state {
-public:
-    void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
-        for (const reused_span& run : runs)
-            for (std::size_t i = 0; i < run.count; ++i)
-                positions.push_back(run.first + i);
-    }
-};
+    class state : public exact_prefix::state {
+    public:
+        void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
+            for (const reused_span& run : runs)
+                for (std::size_t i = 0; i < run.count; ++i)
+                    positions.push_back(run.first + i);
+        }
+    };
 
-inline full::state full::open(page_shape) const {
-    return {};
-}
+    [[nodiscard]] state open(page_shape) const { return {}; }
+};
 
 static_assert(recompute_policy<full> && chunk_recompute_state<full::state>);
 
@@ -10259,18 +10036,14 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 /// precedes them. Approximate; the cheapest policy and the least accurate.
 struct none {
     using role = recompute_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
 
-class none::state : public exact_prefix::state {
-public:
-    void select(std::span<const reused_span>, std::vector<std::size_t>&) const {}
-};
+    class state : public exact_prefix::state {
+    public:
+        void select(std::span<const reused_span>, std::vector<std::size_t>&) const {}
+    };
 
-inline none::state none::open(page_shape) const {
-    return {};
-}
+    [[nodiscard]] state open(page_shape) const { return {}; }
+};
 
 static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
 
@@ -10435,7 +10208,7 @@ static_assert(storage_policy<external>);
 
 }}} // namespace kvcache::storage
 
-// ---- kvcache/core/address_range.hpp -------------------------------------------------------------------------------
+// ---- kvcache/core/memory_mapping.hpp ------------------------------------------------------------------------------
 
 #include <sys/mman.h>
 
@@ -10476,6 +10249,53 @@ private:
     std::size_t size_ = 0;
 };
 
+namespace detail {
+
+/// The size in a line of /proc/self/smaps: 2048 of "AnonHugePages:   2048 kB".
+[[nodiscard]] inline std::size_t smaps_kilobytes(std::string_view line) {
+    const std::size_t digit = line.find_first_of("0123456789");
+    std::size_t number = 0;
+    if (digit != line.npos)
+        std::from_chars(line.data() + digit, line.data() + line.size(), number);
+    return number;
+}
+
+} // namespace detail
+
+/// The number of these bytes that are on huge pages now. An estimate: the system reports huge pages per mapping, not
+/// per address. Zero where there is no /proc. Cost: reads the list of all mappings, milliseconds.
+[[nodiscard]] inline std::size_t bytes_on_huge_pages(std::span<const std::byte> bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+    std::ifstream mappings("/proc/self/smaps");
+    std::size_t huge = 0, inside = 0; // of the current mapping: bytes of `bytes` inside it
+    for (std::string line; std::getline(mappings, line);) {
+        std::uintptr_t from = 0, to = 0;
+        const char* const end = line.data() + line.size();
+        const auto [dash, wrong] = std::from_chars(line.data(), end, from, 16);
+        if (wrong == std::errc() && dash != end && *dash == '-' &&
+            std::from_chars(dash + 1, end, to, 16).ec == std::errc()) {
+            const std::uintptr_t first = std::max(from, begin), last = std::min(to, begin + bytes.size());
+            inside = first < last ? last - first : 0;
+        } else if (line.starts_with("AnonHugePages:") || line.starts_with("FilePmdMapped:")) {
+            const std::size_t more = std::min(inside, detail::smaps_kilobytes(line) * 1024);
+            huge += more;
+            inside -= more;
+        }
+    }
+    return huge;
+}
+
+/// Reference-counted, uninitialized memory of `bytes`, aligned as alignment_for(bytes). A null `resource` means new and
+/// delete. Throws: what the resource throws.
+[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, std::pmr::memory_resource* resource) {
+    std::pmr::memory_resource* const from = resource != nullptr ? resource : std::pmr::new_delete_resource();
+    const std::size_t alignment = alignment_for(bytes);
+    auto* const at = static_cast<std::byte*>(from->allocate(bytes, alignment));
+    if (alignment == huge_page_bytes)
+        want_huge_pages(at, bytes);
+    return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
+}
+
 }} // namespace kvcache
 
 // ---- kvcache/storage/huge_pages.hpp -------------------------------------------------------------------------------
@@ -10496,63 +10316,61 @@ struct huge_pages {
         ordinary,  ///< Ordinary memory: the system has no huge pages, or the capacity is smaller than one.
         none,      ///< No memory: every page is refused.
     };
-    class state;
-    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
-};
 
-class huge_pages::state {
-public:
-    state(bool from_pool, std::size_t pages, std::size_t page_bytes)
-        : page_bytes_(page_bytes), stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes) {
-        if (pages == 0 || stride_ == 0 || pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_)
-            return;
-        take(from_pool, (pages * stride_ + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
-    }
-
-    /// Returns false if there is no memory at all.
-    [[nodiscard]] bool acquire(page_id) const noexcept { return backing_ != backing::none; }
-    void release(page_id) noexcept {}
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
-        return memory_.bytes().subspan(begin_ + index_of(page) * stride_, page_bytes_);
-    }
-
-    /// The kind of memory that backs the pages.
-    [[nodiscard]] huge_pages::backing backing() const noexcept { return backing_; }
-
-private:
-    using backing_type = huge_pages::backing;
-
-    void take(bool from_pool, std::size_t size) {
-        constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
-#if defined(MAP_HUGETLB)
-        // Without MAP_NORESERVE, the system reserves the pages now or fails now.
-        if (from_pool)
-            memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
-        if (!memory_.empty()) {
-            backing_ = backing_type::set_aside;
-            return;
+    class state {
+    public:
+        state(bool from_pool, std::size_t pages, std::size_t page_bytes)
+            : page_bytes_(page_bytes), stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes) {
+            if (pages == 0 || stride_ == 0 || pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_)
+                return;
+            take(from_pool, (pages * stride_ + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
         }
+
+        /// Returns false if there is no memory at all.
+        [[nodiscard]] bool acquire(page_id) const noexcept { return backing_ != backing::none; }
+        void release(page_id) noexcept {}
+        [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
+            return memory_.bytes().subspan(begin_ + index_of(page) * stride_, page_bytes_);
+        }
+
+        /// The kind of memory that backs the pages.
+        [[nodiscard]] huge_pages::backing backing() const noexcept { return backing_; }
+
+    private:
+        using backing_type = huge_pages::backing;
+
+        void take(bool from_pool, std::size_t size) {
+            constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
+#if defined(MAP_HUGETLB)
+            // Without MAP_NORESERVE, the system reserves the pages now or fails now.
+            if (from_pool)
+                memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
+            if (!memory_.empty()) {
+                backing_ = backing_type::set_aside;
+                return;
+            }
 #endif
-        // One extra huge page, so that the first page can begin on a boundary.
-        memory_ = address_range::map(size + huge_page_bytes, readable, own | MAP_NORESERVE);
-        if (memory_.empty())
-            return;
-        const auto at = reinterpret_cast<std::uintptr_t>(memory_.bytes().data());
-        begin_ = (huge_page_bytes - at % huge_page_bytes) % huge_page_bytes;
-        backing_ =
-            want_huge_pages(memory_.bytes().data() + begin_, size) ? backing_type::advised : backing_type::ordinary;
+            // One extra huge page, so that the first page can begin on a boundary.
+            memory_ = address_range::map(size + huge_page_bytes, readable, own | MAP_NORESERVE);
+            if (memory_.empty())
+                return;
+            const auto at = reinterpret_cast<std::uintptr_t>(memory_.bytes().data());
+            begin_ = (huge_page_bytes - at % huge_page_bytes) % huge_page_bytes;
+            backing_ =
+                want_huge_pages(memory_.bytes().data() + begin_, size) ? backing_type::advised : backing_type::ordinary;
+        }
+
+        std::size_t page_bytes_;
+        std::size_t stride_; // distance between pages, in bytes
+        address_range memory_;
+        std::size_t begin_ = 0; // offset of the first page
+        backing_type backing_ = backing_type::none;
+    };
+
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
+        return {set_aside, pages, page_bytes};
     }
-
-    std::size_t page_bytes_;
-    std::size_t stride_; // distance between pages, in bytes
-    address_range memory_;
-    std::size_t begin_ = 0; // offset of the first page
-    backing_type backing_ = backing_type::none;
 };
-
-inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_bytes) const {
-    return {set_aside, pages, page_bytes};
-}
 
 /// The name of a backing.
 [[nodiscard]] constexpr const char* to_string(huge_pages::backing what) noexcept {
@@ -10589,132 +10407,131 @@ struct mapped {
     std::filesystem::path file = {}; ///< An unused file name; empty: a new file in the temporary directory.
     bool unlink = true;              ///< Unlinks the file at once, so that nothing remains even after a crash.
     std::size_t growth = std::size_t{64} << 20; ///< Bytes that the file grows by, at least.
-    class state;
-    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
+
+    class state {
+    public:
+        state(const mapped& how, std::size_t pages, std::size_t page_bytes)
+            : page_bytes_(page_bytes),
+              stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
+              file_(how.file) {
+            const auto system_page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+            const auto whole = [&](std::size_t bytes) { return (bytes + system_page - 1) / system_page * system_page; };
+            if (pages == 0 || stride_ == 0)
+                return;
+            if (pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_) {
+                reason_ = error{error_code::out_of_range, "pages", "the pages are past what can be addressed"};
+                return;
+            }
+            growth_ = whole(std::max({how.growth, stride_, std::size_t{1}}));
+            create(how.unlink);
+            if (!reason_) {
+                memory_ =
+                    address_range::map(whole(pages * stride_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+                if (memory_.empty())
+                    reason_ = failure("cannot be given addresses", errno);
+            }
+        }
+
+        state(state&& other) noexcept
+            : page_bytes_(other.page_bytes_),
+              stride_(other.stride_),
+              growth_(other.growth_),
+              usable_(std::exchange(other.usable_, 0)),
+              descriptor_(std::exchange(other.descriptor_, -1)),
+              file_(std::move(other.file_)),
+              memory_(std::move(other.memory_)),
+              reason_(std::move(other.reason_)) {}
+        state& operator=(state&& other) noexcept {
+            std::swap(page_bytes_, other.page_bytes_);
+            std::swap(stride_, other.stride_);
+            std::swap(growth_, other.growth_);
+            std::swap(usable_, other.usable_);
+            std::swap(descriptor_, other.descriptor_);
+            std::swap(file_, other.file_);
+            std::swap(memory_, other.memory_);
+            std::swap(reason_, other.reason_);
+            return *this;
+        }
+        ~state() {
+            if (descriptor_ >= 0)
+                ::close(descriptor_);
+        }
+
+        /// Returns false if the file cannot grow to hold the page; `status` then gives the reason. A later call tries
+        /// again.
+        [[nodiscard]] bool acquire(page_id page) {
+            const std::size_t end = (index_of(page) + std::size_t{1}) * stride_;
+            return end <= usable_ || grow(end);
+        }
+        void release(page_id) noexcept {}
+        [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
+            return memory_.bytes().subspan(index_of(page) * stride_, page_bytes_);
+        }
+
+        /// The reason why the last page was refused, if it was. Errors: io, out_of_range.
+        [[nodiscard]] result<void> status() const { return reason_ ? result<void>(*reason_) : result<void>(); }
+        /// The file's name, which no longer exists if `unlink` is set.
+        [[nodiscard]] const std::filesystem::path& file() const noexcept { return file_; }
+        /// The size of the file in bytes.
+        [[nodiscard]] std::size_t size() const noexcept { return usable_; }
+
+    private:
+        void create(bool nameless) {
+            if (file_.empty()) {
+                std::error_code none;
+                const auto folder = std::filesystem::temp_directory_path(none);
+                std::string name = ((none ? std::filesystem::path("/tmp") : folder) / "kvcache-XXXXXX").string();
+                descriptor_ = ::mkstemp(name.data());
+                file_ = std::move(name);
+            } else {
+                descriptor_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+            }
+            if (descriptor_ < 0)
+                reason_ = failure("cannot be created", errno);
+            else if (nameless && ::unlink(file_.c_str()) != 0)
+                reason_ = failure("cannot be unlinked", errno);
+        }
+
+        // Disk space is allocated before it is mapped: otherwise a write would die on a full disk (SIGBUS).
+        [[nodiscard]] bool grow(std::size_t end) {
+            if (descriptor_ < 0 || memory_.empty())
+                return false;
+            const std::size_t all = memory_.bytes().size();
+            const std::size_t wanted = std::min(all, (end + growth_ - 1) / growth_ * growth_);
+            const std::size_t more = wanted - usable_;
+            if (const int why =
+                    ::posix_fallocate(descriptor_, static_cast<::off_t>(usable_), static_cast<::off_t>(more));
+                why != 0) {
+                reason_ = failure("cannot grow", why);
+                return false;
+            }
+            if (::mmap(memory_.bytes().data() + usable_, more, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                       descriptor_, static_cast<::off_t>(usable_)) == MAP_FAILED) {
+                reason_ = failure("cannot be mapped", errno);
+                return false;
+            }
+            usable_ = wanted;
+            reason_.reset();
+            return true;
+        }
+
+        [[nodiscard]] error failure(const char* what, int why) const {
+            return {error_code::io, file_.filename().string(),
+                    file_.string() + " " + what + ": " + std::generic_category().message(why)};
+        }
+
+        std::size_t page_bytes_;
+        std::size_t stride_; // distance between pages, in bytes
+        std::size_t growth_ = 1;
+        std::size_t usable_ = 0; // bytes of the file, all mapped
+        int descriptor_ = -1;
+        std::filesystem::path file_;
+        address_range memory_;
+        std::optional<error> reason_;
+    };
+
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const { return {*this, pages, page_bytes}; }
 };
-
-class mapped::state {
-public:
-    state(const mapped& how, std::size_t pages, std::size_t page_bytes)
-        : page_bytes_(page_bytes), stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes), file_(how.file) {
-        const auto system_page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-        const auto whole = [&](std::size_t bytes) { return (bytes + system_page - 1) / system_page * system_page; };
-        if (pages == 0 || stride_ == 0)
-            return;
-        if (pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_) {
-            reason_ = error{error_code::out_of_range, "pages", "the pages are past what can be addressed"};
-            return;
-        }
-        growth_ = whole(std::max({how.growth, stride_, std::size_t{1}}));
-        create(how.unlink);
-        if (!reason_) {
-            memory_ =
-                address_range::map(whole(pages * stride_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
-            if (memory_.empty())
-                reason_ = failure("cannot be given addresses", errno);
-        }
-    }
-
-    state(state&& other) noexcept
-        : page_bytes_(other.page_bytes_),
-          stride_(other.stride_),
-          growth_(other.growth_),
-          usable_(std::exchange(other.usable_, 0)),
-          descriptor_(std::exchange(other.descriptor_, -1)),
-          file_(std::move(other.file_)),
-          memory_(std::move(other.memory_)),
-          reason_(std::move(other.reason_)) {}
-    state& operator=(state&& other) noexcept {
-        std::swap(page_bytes_, other.page_bytes_);
-        std::swap(stride_, other.stride_);
-        std::swap(growth_, other.growth_);
-        std::swap(usable_, other.usable_);
-        std::swap(descriptor_, other.descriptor_);
-        std::swap(file_, other.file_);
-        std::swap(memory_, other.memory_);
-        std::swap(reason_, other.reason_);
-        return *this;
-    }
-    ~state() {
-        if (descriptor_ >= 0)
-            ::close(descriptor_);
-    }
-
-    /// Returns false if the file cannot grow to hold the page; `status` then gives the reason. A later call tries
-    /// again.
-    [[nodiscard]] bool acquire(page_id page) {
-        const std::size_t end = (index_of(page) + std::size_t{1}) * stride_;
-        return end <= usable_ || grow(end);
-    }
-    void release(page_id) noexcept {}
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
-        return memory_.bytes().subspan(index_of(page) * stride_, page_bytes_);
-    }
-
-    /// The reason why the last page was refused, if it was. Errors: io, out_of_range.
-    [[nodiscard]] result<void> status() const { return reason_ ? result<void>(*reason_) : result<void>(); }
-    /// The file's name, which no longer exists if `unlink` is set.
-    [[nodiscard]] const std::filesystem::path& file() const noexcept { return file_; }
-    /// The size of the file in bytes.
-    [[nodiscard]] std::size_t size() const noexcept { return usable_; }
-
-private:
-    void create(bool nameless) {
-        if (file_.empty()) {
-            std::error_code none;
-            const auto folder = std::filesystem::temp_directory_path(none);
-            std::string name = ((none ? std::filesystem::path("/tmp") : folder) / "kvcache-XXXXXX").string();
-            descriptor_ = ::mkstemp(name.data());
-            file_ = std::move(name);
-        } else {
-            descriptor_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-        }
-        if (descriptor_ < 0)
-            reason_ = failure("cannot be created", errno);
-        else if (nameless && ::unlink(file_.c_str()) != 0)
-            reason_ = failure("cannot be unlinked", errno);
-    }
-
-    // Disk space is allocated before it is mapped: otherwise a write would die on a full disk (SIGBUS).
-    [[nodiscard]] bool grow(std::size_t end) {
-        if (descriptor_ < 0 || memory_.empty())
-            return false;
-        const std::size_t all = memory_.bytes().size();
-        const std::size_t wanted = std::min(all, (end + growth_ - 1) / growth_ * growth_);
-        const std::size_t more = wanted - usable_;
-        if (const int why = ::posix_fallocate(descriptor_, static_cast<::off_t>(usable_), static_cast<::off_t>(more));
-            why != 0) {
-            reason_ = failure("cannot grow", why);
-            return false;
-        }
-        if (::mmap(memory_.bytes().data() + usable_, more, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor_,
-                   static_cast<::off_t>(usable_)) == MAP_FAILED) {
-            reason_ = failure("cannot be mapped", errno);
-            return false;
-        }
-        usable_ = wanted;
-        reason_.reset();
-        return true;
-    }
-
-    [[nodiscard]] error failure(const char* what, int why) const {
-        return {error_code::io, file_.filename().string(),
-                file_.string() + " " + what + ": " + std::generic_category().message(why)};
-    }
-
-    std::size_t page_bytes_;
-    std::size_t stride_; // distance between pages, in bytes
-    std::size_t growth_ = 1;
-    std::size_t usable_ = 0; // bytes of the file, all mapped
-    int descriptor_ = -1;
-    std::filesystem::path file_;
-    address_range memory_;
-    std::optional<error> reason_;
-};
-
-inline mapped::state mapped::open(std::size_t pages, std::size_t page_bytes) const {
-    return {*this, pages, page_bytes};
-}
 
 static_assert(storage_policy<mapped>);
 

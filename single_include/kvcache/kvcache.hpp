@@ -23,6 +23,7 @@
 #include <deque>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <istream>
@@ -51,14 +52,12 @@
 #include <variant>
 #include <vector>
 
-// ---- kvcache/core/version.hpp -------------------------------------------------------------------------------------
+// ---- kvcache/core/abi.hpp -----------------------------------------------------------------------------------------
 
 /// The one place where the version lives; CMake reads it from here.
 #define KVCACHE_VERSION_MAJOR 0
 #define KVCACHE_VERSION_MINOR 1
 #define KVCACHE_VERSION_PATCH 0
-
-// ---- kvcache/core/abi.hpp -----------------------------------------------------------------------------------------
 
 #if __cplusplus < 202002L
 #error "kvcache: C++20 is needed; compile with -std=c++20"
@@ -239,7 +238,7 @@ concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 
 }} // namespace kvcache
 
-// ---- kvcache/core/contract.hpp ------------------------------------------------------------------------------------
+// ---- kvcache/core/errors.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -298,6 +297,180 @@ constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char*
         detail::violate(what);
 #endif
 }
+
+namespace detail {
+
+/// Concatenates strings. A chain of string additions takes several times as long to compile.
+[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
+    std::string whole;
+    for (const std::string_view piece : pieces)
+        whole += piece;
+    return whole;
+}
+
+} // namespace detail
+
+/// The kind of an error.
+enum class error_code {
+    not_found,     ///< A file, tensor or field does not exist.
+    io,            ///< The system refused to open, read, map or write.
+    truncated,     ///< The data is shorter than its own header says.
+    malformed,     ///< The data is invalid: syntax, offsets, encodings.
+    mismatched,    ///< Well formed, but not what was expected: dtype, shape, identity.
+    unsupported,   ///< Well formed, but not supported by this library.
+    out_of_memory, ///< No page or memory is left, and no page can be evicted.
+    out_of_range,  ///< A token, position or length is past its limit.
+    pending,       ///< Another lease computes it now; it will be cached.
+    cancelled,     ///< Stopped on the caller's request.
+};
+
+/// A typed error: its kind, the name of the failing field or file, and a message a user can act on.
+struct error {
+    error_code code = error_code::malformed;
+    std::string field = {};   ///< What failed: "rope_scaling.type", "model.safetensors", "pages".
+    std::string message = {}; ///< One sentence, with the values.
+
+    friend bool operator==(const error&, const error&) = default;
+};
+
+/// A value, or the error that prevented it.
+template <class T>
+class [[nodiscard]] result {
+public:
+    using value_type = T;
+
+    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
+    result(kvcache::error reason) : held_(std::in_place_index<1>, std::move(reason)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
+    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+    /// Requires: has_value().
+    [[nodiscard]] T& operator*() & { return value(); }
+    [[nodiscard]] const T& operator*() const& { return value(); }
+    [[nodiscard]] T&& operator*() && { return std::move(value()); }
+    [[nodiscard]] T* operator->() { return &value(); }
+    [[nodiscard]] const T* operator->() const { return &value(); }
+
+    /// Requires: !has_value().
+    [[nodiscard]] const kvcache::error& error() const {
+        require(!has_value(), "a result is asked for its error only when it has no value");
+        return *std::get_if<1>(&held_);
+    }
+
+private:
+    [[nodiscard]] T& value() {
+        require(has_value(), "a result is read only when it has a value");
+        return *std::get_if<0>(&held_);
+    }
+    [[nodiscard]] const T& value() const {
+        require(has_value(), "a result is read only when it has a value");
+        return *std::get_if<0>(&held_);
+    }
+
+    std::variant<T, kvcache::error> held_;
+};
+
+/// Success, or the error that prevented it.
+template <>
+class [[nodiscard]] result<void> {
+public:
+    using value_type = void;
+
+    result() = default;
+    result(kvcache::error reason) : reason_(std::move(reason)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return !reason_; }
+    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+    /// Requires: !has_value().
+    [[nodiscard]] const kvcache::error& error() const {
+        require(!has_value(), "a result is asked for its error only when it has no value");
+        return *reason_;
+    }
+
+private:
+    std::optional<kvcache::error> reason_;
+};
+
+// The only header that throws and catches. In a program without exceptions nothing can be caught: a failed allocation
+// ends the program in operator new.
+
+namespace detail {
+
+/// Calls `body`. Returns false if it threw an `Exception`; other exceptions propagate.
+template <class Exception, class Body>
+[[nodiscard]] bool completes(Body&& body) {
+#if defined(__cpp_exceptions)
+    try {
+        body();
+        return true;
+    } catch (const Exception&) {
+        return false;
+    }
+#else
+    body();
+    return true;
+#endif
+}
+
+/// Calls `body` and discards any exception.
+template <class Body>
+void ignore_exceptions(Body&& body) noexcept {
+#if defined(__cpp_exceptions)
+    try {
+        body();
+    } catch (...) {
+    }
+#else
+    body();
+#endif
+}
+
+/// Calls `body`. Returns the exception it threw; null if none.
+template <class Body>
+[[nodiscard]] std::exception_ptr exception_of(Body&& body) noexcept {
+#if defined(__cpp_exceptions)
+    try {
+        body();
+    } catch (...) {
+        return std::current_exception();
+    }
+#else
+    body();
+#endif
+    return nullptr;
+}
+
+/// Throws std::bad_alloc.
+[[noreturn]] inline void throw_bad_alloc() {
+#if defined(__cpp_exceptions)
+    throw std::bad_alloc();
+#else
+    std::terminate();
+#endif
+}
+
+/// Calls `undo` when it is destroyed, unless it was dismissed.
+template <class Undo>
+class [[nodiscard]] scope_guard {
+public:
+    explicit scope_guard(Undo undo) : undo_(std::move(undo)) {}
+    scope_guard(const scope_guard&) = delete;
+    scope_guard& operator=(const scope_guard&) = delete;
+    ~scope_guard() {
+        if (armed_)
+            undo_();
+    }
+
+    void dismiss() noexcept { armed_ = false; }
+
+private:
+    Undo undo_;
+    bool armed_ = true;
+};
+
+} // namespace detail
 
 }} // namespace kvcache
 
@@ -409,8 +582,8 @@ concept page_reader = requires(const S s, std::span<const std::byte> bytes, page
     { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
 };
 
-/// Writer of single rows of keys and values into a page. Reads give what was written, rounded at most as each number
-/// alone decides. `copy` copies the first `rows` rows to another page. It reads no byte of later rows, which another
+/// Writer of single rows of keys and values into a page. A read returns the written row; each number is rounded by
+/// itself at most. `copy` copies the first `rows` rows to another page. It reads no byte of later rows, which another
 /// thread may be writing.
 template <class S>
 concept row_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
@@ -419,9 +592,10 @@ concept row_writer = requires(const S s, std::span<std::byte> page, std::span<co
     s.copy(bytes, page, rows);
 };
 
-/// Writes a layer's head of a page once all its rows are there, as the plain codec lays them out; what it keeps may
-/// differ from what was computed. `transform_key` and `transform_value` turn a row before it is kept, exact or coded:
-/// queries are turned as keys, and what attention gives is turned back as values.
+/// Writer of whole pages: it quantizes one head of a layer once all rows of the page are present, in the layout of
+/// codec::f32. `transform_key` and `transform_value` transform a row before it is stored, in full precision or
+/// quantized. Queries are transformed as keys; the output of attention is transformed back by `inverse_transform`. row:
+/// (head_dim)
 template <class S>
 concept page_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> rows, layer_id layer,
                                head_id head, std::span<float> row) {
@@ -433,8 +607,8 @@ concept page_writer = requires(const S s, std::span<std::byte> page, std::span<c
     { s.shape() } -> std::same_as<page_shape>;
 };
 
-/// Codec whose pages only a backend of its own reads and writes. It names the backend and the layout, both of which are
-/// part of the cache's identity.
+/// Codec whose pages only its own backend reads and writes. The names of the backend and of the layout are part of the
+/// cache's identity.
 template <class S>
 concept device_codec_state = requires(const S s) {
     { s.page_bytes() } -> std::same_as<std::size_t>;
@@ -475,162 +649,80 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 ///     layer, head:  [ keys: (tokens / 16, head_dim, 16) ][ values: (tokens, padded_head_dim) ]
 struct f32 {
     using role = codec_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
 
-class f32::state {
-public:
-    static constexpr bool in_place = true; ///< Tiles are read in place, without decoding.
+    class state {
+    public:
+        static constexpr bool in_place = true; ///< Tiles are read in place, without decoding.
 
-    explicit state(page_shape shape) : shape_(shape) {}
+        explicit state(page_shape shape) : shape_(shape) {}
 
-    [[nodiscard]] std::size_t page_bytes() const noexcept {
-        return std::size_t{shape_.layers} * shape_.kv_heads * head_numbers() * sizeof(float);
-    }
-
-    [[nodiscard]] std::string name() const { return "plain f32"; }
-
-    /// Writes one row. key, value: (head_dim)
-    void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
-                std::span<const float> value) const {
-        float* keys = reinterpret_cast<float*>(page.data()) + offset(at.layer, at.head);
-        float* column = keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
-        for (std::size_t d = 0; d < shape_.head_dim; ++d)
-            column[d * tile_tokens] = key[d];
-        float* row = keys + key_numbers() + at.row * padded_head_dim(shape_.head_dim);
-        std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
-    }
-
-    /// Copies the first rows to another page: whole tiles at once, the last partial tile lane by lane.
-    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
-        const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
-        for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
-            const float* source = reinterpret_cast<const float*>(from.data()) + head * head_numbers();
-            float* target = reinterpret_cast<float*>(to.data()) + head * head_numbers();
-            std::copy_n(source, whole * shape_.head_dim, target);
-            for (std::size_t d = 0; rest > 0 && d < shape_.head_dim; ++d) {
-                const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
-                std::copy_n(source + lane, rest, target + lane);
-            }
-            std::copy_n(source + key_numbers(), rows * padded_head_dim(shape_.head_dim), target + key_numbers());
+        [[nodiscard]] std::size_t page_bytes() const noexcept {
+            return std::size_t{shape_.layers} * shape_.kv_heads * head_numbers() * sizeof(float);
         }
-    }
 
-    /// The keys of a tile, in place. (head_dim, 16)
-    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
-        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) +
-               std::size_t{at.tile} * shape_.head_dim * tile_tokens;
-    }
+        [[nodiscard]] std::string name() const { return "float32"; }
 
-    /// The values of a tile, in place. (16, padded_head_dim)
-    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
-        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
-               std::size_t{at.tile} * tile_tokens * padded_head_dim(shape_.head_dim);
-    }
+        /// Writes one row. key, value: (head_dim)
+        void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
+                    std::span<const float> value) const {
+            float* keys = reinterpret_cast<float*>(page.data()) + offset(at.layer, at.head);
+            float* column =
+                keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
+            for (std::size_t d = 0; d < shape_.head_dim; ++d)
+                column[d * tile_tokens] = key[d];
+            float* row = keys + key_numbers() + at.row * padded_head_dim(shape_.head_dim);
+            std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
+        }
 
-private:
-    [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
-    [[nodiscard]] std::size_t head_numbers() const noexcept {
-        return key_numbers() + std::size_t{shape_.tokens} * padded_head_dim(shape_.head_dim);
-    }
-    [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
-        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
-    }
+        /// Copies the first rows to another page: whole tiles at once, the last partial tile lane by lane.
+        void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
+            const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
+            for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
+                const float* source = reinterpret_cast<const float*>(from.data()) + head * head_numbers();
+                float* target = reinterpret_cast<float*>(to.data()) + head * head_numbers();
+                std::copy_n(source, whole * shape_.head_dim, target);
+                for (std::size_t d = 0; rest > 0 && d < shape_.head_dim; ++d) {
+                    const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
+                    std::copy_n(source + lane, rest, target + lane);
+                }
+                std::copy_n(source + key_numbers(), rows * padded_head_dim(shape_.head_dim), target + key_numbers());
+            }
+        }
 
-    page_shape shape_;
+        /// The keys of a tile, in place. (head_dim, 16)
+        [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at,
+                                        std::span<float>) const noexcept {
+            return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) +
+                   std::size_t{at.tile} * shape_.head_dim * tile_tokens;
+        }
+
+        /// The values of a tile, in place. (16, padded_head_dim)
+        [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at,
+                                          std::span<float>) const noexcept {
+            return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
+                   std::size_t{at.tile} * tile_tokens * padded_head_dim(shape_.head_dim);
+        }
+
+    private:
+        [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
+        [[nodiscard]] std::size_t head_numbers() const noexcept {
+            return key_numbers() + std::size_t{shape_.tokens} * padded_head_dim(shape_.head_dim);
+        }
+        [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
+            return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
+        }
+
+        page_shape shape_;
+    };
+
+    [[nodiscard]] state open(page_shape shape) const { return state{shape}; }
 };
-
-inline f32::state f32::open(page_shape shape) const {
-    return state{shape};
-}
 
 static_assert(codec_policy<f32>);
 
 }}} // namespace kvcache::codec
 
-// ---- kvcache/core/exceptions.hpp ----------------------------------------------------------------------------------
-
-// The only header that throws and catches. In a program without exceptions nothing can be caught: a failed allocation
-// ends the program in operator new.
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
-/// Calls `body`. Returns false if it threw an `Exception`; other exceptions propagate.
-template <class Exception, class Body>
-[[nodiscard]] bool completes(Body&& body) {
-#if defined(__cpp_exceptions)
-    try {
-        body();
-        return true;
-    } catch (const Exception&) {
-        return false;
-    }
-#else
-    body();
-    return true;
-#endif
-}
-
-/// Calls `body` and discards any exception.
-template <class Body>
-void ignore_exceptions(Body&& body) noexcept {
-#if defined(__cpp_exceptions)
-    try {
-        body();
-    } catch (...) {
-    }
-#else
-    body();
-#endif
-}
-
-/// Calls `body`. Returns the exception it threw; null if none.
-template <class Body>
-[[nodiscard]] std::exception_ptr exception_of(Body&& body) noexcept {
-#if defined(__cpp_exceptions)
-    try {
-        body();
-    } catch (...) {
-        return std::current_exception();
-    }
-#else
-    body();
-#endif
-    return nullptr;
-}
-
-/// Throws std::bad_alloc.
-[[noreturn]] inline void throw_bad_alloc() {
-#if defined(__cpp_exceptions)
-    throw std::bad_alloc();
-#else
-    std::terminate();
-#endif
-}
-
-/// Calls `undo` when it is destroyed, unless it was dismissed.
-template <class Undo>
-class [[nodiscard]] scope_guard {
-public:
-    explicit scope_guard(Undo undo) : undo_(std::move(undo)) {}
-    scope_guard(const scope_guard&) = delete;
-    scope_guard& operator=(const scope_guard&) = delete;
-    ~scope_guard() {
-        if (armed_)
-            undo_();
-    }
-
-    void dismiss() noexcept { armed_ = false; }
-
-private:
-    Undo undo_;
-    bool armed_ = true;
-};
-
-}}} // namespace kvcache::detail
-
-// ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
+// ---- kvcache/core/memory.hpp --------------------------------------------------------------------------------------
 
 #include <sys/mman.h>
 
@@ -652,14 +744,6 @@ inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::siz
     return false;
 #endif
 }
-
-}} // namespace kvcache
-
-// ---- kvcache/core/zeroed_memory.hpp -------------------------------------------------------------------------------
-
-#include <sys/mman.h>
-
-namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Bytes of a cache line, and of an AVX-512 vector.
 inline constexpr std::size_t line_bytes = 64;
@@ -807,114 +891,15 @@ private:
 /// Residual rows in the layout of the f32 codec.
 using residual_page = basic_residual_page<f32::state>;
 
-} /// The pages of one sequence, as attention reads them.
+} // namespace codec
+
+/// The pages of one sequence, as attention reads them.
 struct sequence_pages {
     std::span<const page_entry> table = {};
     /// Residual pages by table entry, for a codec of whole pages: the full-precision rows where a query of this
     /// sequence may read them. Null elsewhere; entries past its end count as null.
     std::span<const codec::residual_page* const> residual = {};
     bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
-};
-
-}} // namespace kvcache::codec
-
-// ---- kvcache/core/result.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
-/// Concatenates strings. A chain of string additions takes several times as long to compile.
-[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
-    std::string whole;
-    for (const std::string_view piece : pieces)
-        whole += piece;
-    return whole;
-}
-
-}}} // namespace kvcache::detail
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The kind of an error.
-enum class error_code {
-    not_found,     ///< A file, tensor or field does not exist.
-    io,            ///< The system refused to open, read, map or write.
-    truncated,     ///< The data is shorter than its own header says.
-    malformed,     ///< The data is invalid: syntax, offsets, encodings.
-    mismatched,    ///< Well formed, but not what was expected: dtype, shape, identity.
-    unsupported,   ///< Well formed, but not supported by this library.
-    out_of_memory, ///< No page or memory is left, and no page can be evicted.
-    out_of_range,  ///< A token, position or length is past its limit.
-    pending,       ///< Another lease computes it now; it will be cached.
-    cancelled,     ///< Stopped on the caller's request.
-};
-
-/// A typed error: its kind, the name of the failing field or file, and a message a user can act on.
-struct error {
-    error_code code = error_code::malformed;
-    std::string field = {};   ///< What failed: "rope_scaling.type", "model.safetensors", "pages".
-    std::string message = {}; ///< One sentence, with the values.
-
-    friend bool operator==(const error&, const error&) = default;
-};
-
-/// A value, or the error that prevented it.
-template <class T>
-class [[nodiscard]] result {
-public:
-    using value_type = T;
-
-    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
-    result(kvcache::error reason) : held_(std::in_place_index<1>, std::move(reason)) {}
-
-    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
-    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
-
-    /// Requires: has_value().
-    [[nodiscard]] T& operator*() & { return value(); }
-    [[nodiscard]] const T& operator*() const& { return value(); }
-    [[nodiscard]] T&& operator*() && { return std::move(value()); }
-    [[nodiscard]] T* operator->() { return &value(); }
-    [[nodiscard]] const T* operator->() const { return &value(); }
-
-    /// Requires: !has_value().
-    [[nodiscard]] const kvcache::error& error() const {
-        require(!has_value(), "a result is asked for its error only when it has no value");
-        return *std::get_if<1>(&held_);
-    }
-
-private:
-    [[nodiscard]] T& value() {
-        require(has_value(), "a result is read only when it has a value");
-        return *std::get_if<0>(&held_);
-    }
-    [[nodiscard]] const T& value() const {
-        require(has_value(), "a result is read only when it has a value");
-        return *std::get_if<0>(&held_);
-    }
-
-    std::variant<T, kvcache::error> held_;
-};
-
-/// Success, or the error that prevented it.
-template <>
-class [[nodiscard]] result<void> {
-public:
-    using value_type = void;
-
-    result() = default;
-    result(kvcache::error reason) : reason_(std::move(reason)) {}
-
-    [[nodiscard]] bool has_value() const noexcept { return !reason_; }
-    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
-
-    /// Requires: !has_value().
-    [[nodiscard]] const kvcache::error& error() const {
-        require(!has_value(), "a result is asked for its error only when it has no value");
-        return *reason_;
-    }
-
-private:
-    std::optional<kvcache::error> reason_;
 };
 
 }} // namespace kvcache
@@ -1126,27 +1111,6 @@ template <weight_format Number>
 
 }} // namespace kvcache
 
-// ---- kvcache/core/inline.hpp --------------------------------------------------------------------------------------
-
-/// Forces inlining. For functions whose sums must stay in the caller's registers, and for functions that only prefetch:
-/// GCC considers them free of effects and drops the calls. On a lambda: after its (...).
-#if defined(__GNUC__)
-#define KVCACHE_INLINE __attribute__((always_inline))
-#else
-#define KVCACHE_INLINE
-#endif
-
-/// Fully unrolls the loop that follows, of a constant number of iterations, 64 at most. nvcc rejects the pragma.
-#if defined(__CUDACC__)
-#define KVCACHE_UNROLL
-#elif defined(__clang__)
-#define KVCACHE_UNROLL _Pragma("clang loop unroll(full)")
-#elif defined(__GNUC__)
-#define KVCACHE_UNROLL _Pragma("GCC unroll 64")
-#else
-#define KVCACHE_UNROLL
-#endif
-
 // ---- kvcache/core/intrinsics.hpp ----------------------------------------------------------------------------------
 
 // GCC 12 reports uninitialized values inside its own AVX-512 intrinsics, wherever a program inlines them. A warning
@@ -1168,13 +1132,34 @@ template <weight_format Number>
 #endif
 #endif
 
-// ---- kvcache/core/prefetch.hpp ------------------------------------------------------------------------------------
+#include <cstddef>
+#include <cstdint>
+
+/// Forces inlining. For functions whose sums must stay in the caller's registers, and for functions that only prefetch:
+/// GCC considers them free of effects and drops the calls. On a lambda: after its (...).
+#if defined(__GNUC__)
+#define KVCACHE_INLINE __attribute__((always_inline))
+#else
+#define KVCACHE_INLINE
+#endif
+
+/// Fully unrolls the loop that follows, of a constant number of iterations, 64 at most. nvcc rejects the pragma.
+#if defined(__CUDACC__)
+#define KVCACHE_UNROLL
+#elif defined(__clang__)
+#define KVCACHE_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define KVCACHE_UNROLL _Pragma("GCC unroll 64")
+#else
+#define KVCACHE_UNROLL
+#endif
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The address of element `offset` of `base`. For prefetches only: unlike a pointer, it may lie outside any array.
 template <class T>
 [[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the address is not that of an object
     return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
 }
 
@@ -1555,6 +1540,124 @@ template <class Op>
     });
 }
 
+namespace detail {
+
+#if defined(__AVX__)
+
+/// Reduces each of four vectors to one lane, with the same tree as a single reduction.
+template <class Op>
+[[nodiscard]] KVCACHE_INLINE inline __m128 fold_each(const f32x16 (&x)[4], Op op) noexcept {
+#if defined(__AVX512F__)
+    // Lane i with i + 8 of two vectors at once, then i + 4 of four, each in its own quarter; then i + 2 and i + 1
+    // there.
+    const auto halves = [&](const f32x16& a, const f32x16& b) KVCACHE_INLINE {
+        const __m512 u = a.part[0].data, v = b.part[0].data;
+        return op(_mm512_shuffle_f32x4(u, v, 0b01'00'01'00), _mm512_shuffle_f32x4(u, v, 0b11'10'11'10));
+    };
+    const __m512 u = halves(x[0], x[1]), v = halves(x[2], x[3]);
+    const __m512 four = op(_mm512_shuffle_f32x4(u, v, 0b10'00'10'00), _mm512_shuffle_f32x4(u, v, 0b11'01'11'01));
+    const __m512 two = op(four, _mm512_permute_ps(four, 0b11'10'11'10));
+    const __m512 one = op(two, _mm512_permute_ps(two, 0b01'01'01'01));
+    const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    return _mm512_castps512_ps128(_mm512_permutexvar_ps(first, one));
+#else
+    __m128 four[4];
+    for (std::size_t i = 0; i < 4; ++i) {
+        const __m256 eight = op(x[i].part[0].data, x[i].part[1].data);
+        four[i] = op(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    }
+    const __m128 a = op(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
+    const __m128 b = op(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
+    return op(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+#endif
+}
+
+struct larger {
+#if defined(__AVX512F__)
+    KVCACHE_INLINE __m512 operator()(__m512 a, __m512 b) const noexcept {
+        return _mm512_max_ps(a, b);
+    }
+#endif
+    KVCACHE_INLINE __m256 operator()(__m256 a, __m256 b) const noexcept {
+        return _mm256_max_ps(a, b);
+    }
+    KVCACHE_INLINE __m128 operator()(__m128 a, __m128 b) const noexcept {
+        return _mm_max_ps(a, b);
+    }
+};
+
+struct added {
+#if defined(__AVX512F__)
+    KVCACHE_INLINE __m512 operator()(__m512 a, __m512 b) const noexcept {
+        return _mm512_add_ps(a, b);
+    }
+#endif
+    KVCACHE_INLINE __m256 operator()(__m256 a, __m256 b) const noexcept {
+        return _mm256_add_ps(a, b);
+    }
+    KVCACHE_INLINE __m128 operator()(__m128 a, __m128 b) const noexcept {
+        return _mm_add_ps(a, b);
+    }
+};
+
+#endif
+
+} // namespace detail
+
+/// Largest lane of each vector, with the same tree as a single reduction.
+template <std::size_t N>
+KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcept {
+#if defined(__AVX__)
+    constexpr bool side_by_side = N == 4;
+    if constexpr (side_by_side)
+        _mm_storeu_ps(to, detail::fold_each(x, detail::larger{}));
+#else
+    constexpr bool side_by_side = false;
+#endif
+    if constexpr (!side_by_side)
+        for (std::size_t i = 0; i < N; ++i)
+            to[i] = largest(x[i]);
+}
+
+/// Sum of the lanes of each vector, with the same tree as a single reduction.
+template <std::size_t N>
+KVCACHE_INLINE inline void sum(const f32x16 (&x)[N], float (&to)[N]) noexcept {
+#if defined(__AVX__)
+    constexpr bool side_by_side = N == 4;
+    if constexpr (side_by_side)
+        _mm_storeu_ps(to, detail::fold_each(x, detail::added{}));
+#else
+    constexpr bool side_by_side = false;
+#endif
+    if constexpr (!side_by_side)
+        for (std::size_t i = 0; i < N; ++i)
+            to[i] = sum(x[i]);
+}
+
+/// Running maximum: tops[i] is the largest of `before` and the lanes of x[0], ..., x[i], and falls[i] the previous
+/// maximum minus it. Branch-free, with the result of `most = largest(x[i]); if (most > before) before = most`. Returns:
+/// the last maximum.
+KVCACHE_INLINE inline float rising(const f32x16 (&x)[4], float before, float* tops, float* falls) noexcept {
+#if defined(__AVX__)
+    const __m128 start = _mm_set1_ps(before);
+    __m128 top = _mm_max_ps(detail::fold_each(x, detail::larger{}),
+                            start); // with equal or NaN operands the second one
+    top = _mm_max_ps(top, _mm_permute_ps(top, 0b10'01'00'00));
+    top = _mm_max_ps(top, _mm_permute_ps(top, 0b01'00'01'00));
+    _mm_storeu_ps(tops, top);
+    _mm_storeu_ps(falls, _mm_sub_ps(_mm_blend_ps(_mm_permute_ps(top, 0b10'01'00'00), start, 1), top));
+    return tops[3];
+#else
+    for (std::size_t i = 0; i < 4; ++i) {
+        const float most = largest(x[i]);
+        tops[i] = most > before ? most : before;
+        falls[i] = before - tops[i];
+        before = tops[i];
+    }
+    return before;
+#endif
+}
+
 }} // namespace kvcache
 
 // ---- kvcache/kernel/code_quads.hpp --------------------------------------------------------------------------------
@@ -1778,11 +1881,54 @@ KVCACHE_INLINE inline void for_quads(std::size_t begin, std::size_t end, const B
 
 }}} // namespace kvcache::detail
 
-// ---- kvcache/kernel/code_dot.hpp ----------------------------------------------------------------------------------
+// ---- kvcache/kernel/dot_codes.hpp ---------------------------------------------------------------------------------
 
-/// Dot products of 16 rows of codes with int16 values. Sums of int32 are exact, so all variants give the same results
-/// in any order.
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+// Dot products of 16 rows of codes with int16 values, or with int8 values for codes of at most 4 bits, which take half
+// the instructions and add about 1 % of the quantization error. Sums of int32 are exact, so all variants give the same
+// results in any order.
+
+#if !defined(__AVX2__)
+
+/// Rounds 16 numbers and writes them as `Number`; a number out of range becomes the smallest. Returns: their sum.
+template <class Number>
+inline std::int32_t quantize_scalar(const f32x16& x, std::byte* to) noexcept {
+    constexpr auto least = static_cast<float>(std::numeric_limits<Number>::min());
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds away the fraction
+    alignas(64) float each[16];
+    (x + magic - magic).store(each);
+    std::int32_t all = 0;
+    for (std::size_t i = 0; i < 16; ++i) {
+        const auto number = static_cast<Number>(each[i] >= least && each[i] < -least ? each[i] : least);
+        std::memcpy(to + sizeof(Number) * i, &number, sizeof number);
+        all += number;
+    }
+    return all;
+}
+
+/// Dot products of N queries of `Number` with `count` quads of 16 rows from `begin` on.
+template <class Number, unsigned Bits, std::size_t N>
+inline void dot_codes_scalar(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
+                             f32x16 (&to)[N]) noexcept {
+    std::int32_t sums[N][16] = {};
+    for (std::size_t quad = begin; quad < begin + count; ++quad)
+        for (std::size_t byte = 0; byte < 64; ++byte)
+            for (std::size_t i = 0; i < N; ++i) {
+                Number number;
+                std::memcpy(&number, queries + (((quad - begin) * N + i) * 4 + byte % 4) * sizeof number,
+                            sizeof number);
+                sums[i][byte / 4] += code_at(of, quad, byte) * number;
+            }
+    for (std::size_t i = 0; i < N; ++i) {
+        alignas(64) float whole[16];
+        for (std::size_t row = 0; row < 16; ++row)
+            whole[row] = static_cast<float>(sums[i][row]);
+        to[i] = f32x16::load(whole);
+    }
+}
+
+#endif
 
 /// The largest size of a number that meets codes: both its bytes are int8 then, the lower one counted from -128 on.
 inline constexpr std::int32_t max_int16_operand = 127 * 256;
@@ -1833,16 +1979,7 @@ inline std::int32_t quantize_int16(const f32x16& x, std::byte* to) noexcept {
 /// Rounds 16 numbers, none larger than `max_int16_operand`, and writes them as int16. to: 4 * whole_quad_bytes
 /// Returns: their sum.
 inline std::int32_t quantize_int16(const f32x16& x, std::byte* to) noexcept {
-    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds away the fraction
-    alignas(64) float each[16];
-    (x + magic - magic).store(each);
-    std::int32_t all = 0;
-    for (std::size_t i = 0; i < 16; ++i) {
-        const auto word = static_cast<std::int16_t>(each[i] >= -32768.0f && each[i] < 32768.0f ? each[i] : -32768.0f);
-        std::memcpy(to + 2 * i, &word, sizeof word);
-        all += word;
-    }
-    return all;
+    return quantize_scalar<std::int16_t>(x, to);
 }
 
 #endif
@@ -1861,13 +1998,14 @@ KVCACHE_INLINE inline void quantize_int16(const f32x16 (&x)[N], std::byte* to, s
     interleave<whole_quad_bytes>(from, to);
 }
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-
 /// Dot products of N queries with `count` quads of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes).
 /// `own`: sum of each query's values, times `own_by`.
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+
 template <unsigned Bits, std::size_t N>
-KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
-                                   const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
+KVCACHE_INLINE inline void dot_codes_int16(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                           const std::byte* queries, const std::int32_t (&own)[N],
+                                           f32x16 (&to)[N]) noexcept {
     quad_sums upper[N], lower[N];
     KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
         upper[i] = quad_sums{}, lower[i] = quad_sums_of(own[i]);
@@ -1891,11 +2029,10 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
 
 #elif defined(__AVX2__)
 
-/// Dot products of N queries with `count` quads of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes).
-/// `own`: sum of each query's values, times `own_by`.
 template <unsigned Bits, std::size_t N>
-KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
-                                   const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
+KVCACHE_INLINE inline void dot_codes_int16(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                           const std::byte* queries, const std::int32_t (&own)[N],
+                                           f32x16 (&to)[N]) noexcept {
     __m256i sums[2 * N];
     KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) sums[i] = _mm256_set1_epi32(own[i / 2]);
     const __m256i table = quad_table(of);
@@ -1923,25 +2060,10 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
 
 #else
 
-/// Dot products of N queries with `count` quads of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes).
-/// `own`: sum of each query's values, times `own_by`.
 template <unsigned Bits, std::size_t N>
-inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
-                    const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
-    std::int32_t sums[N][16] = {};
-    for (std::size_t quad = begin; quad < begin + count; ++quad)
-        for (std::size_t byte = 0; byte < 64; ++byte)
-            for (std::size_t i = 0; i < N; ++i) {
-                std::int16_t word;
-                std::memcpy(&word, queries + ((quad - begin) * N + i) * whole_quad_bytes + byte % 4 * 2, sizeof word);
-                sums[i][byte / 4] += code_at(of, quad, byte) * word;
-            }
-    for (std::size_t i = 0; i < N; ++i) {
-        alignas(64) float whole[16];
-        for (std::size_t row = 0; row < 16; ++row)
-            whole[row] = static_cast<float>(sums[i][row]);
-        to[i] = f32x16::load(whole);
-    }
+inline void dot_codes_int16(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
+                            const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
+    dot_codes_scalar<std::int16_t>(of, begin, count, queries, to);
 }
 
 #endif
@@ -1965,14 +2087,6 @@ inline void numbers_of(const code_quads<Bits>& of, std::size_t quad, f32x16 (&to
     for (std::size_t i = 0; i < 4; ++i)
         to[i] = f32x16::load(each[i]);
 }
-
-}}} // namespace kvcache::detail
-
-// ---- kvcache/kernel/byte_dot.hpp ----------------------------------------------------------------------------------
-
-/// Dot products of 16 rows of codes of at most 4 bits with int8 values: half the instructions of int16. The added error
-/// is about 1 % of the quantization error. Sums of int32 are exact, so all variants give the same results in any order.
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// The largest size of a number that meets codes of 4 bits or less.
 inline constexpr std::int32_t max_int8_operand = 127;
@@ -2042,16 +2156,7 @@ KVCACHE_INLINE inline void put_four(const f32x16 (&x)[4], std::byte* to, std::in
 /// Rounds 16 numbers, none larger than `max_int8_operand`, and writes them as int8. to: 4 * byte_quad_bytes
 /// Returns: their sum.
 inline std::int32_t quantize_int8(const f32x16& x, std::byte* to) noexcept {
-    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds away the fraction
-    alignas(64) float each[16];
-    (x + magic - magic).store(each);
-    std::int32_t all = 0;
-    for (std::size_t i = 0; i < 16; ++i) {
-        const auto byte = static_cast<std::int8_t>(each[i] >= -128.0f && each[i] < 128.0f ? each[i] : -128.0f);
-        to[i] = static_cast<std::byte>(byte);
-        all += byte;
-    }
-    return all;
+    return quantize_scalar<std::int8_t>(x, to);
 }
 
 #endif
@@ -2093,15 +2198,15 @@ template <unsigned Bits>
 
 #endif
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-
 /// Dot products of N queries with `count` quads of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes).
 /// `own`: sum of each query's values, times the first value of the table. `Linear`: as in is_linear. Requires: tables
 /// ascend and are no wider than `widest_table`.
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+
 template <unsigned Bits, bool Linear, std::size_t N>
-KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
-                                        const std::byte* queries, const std::int32_t (&own)[N],
-                                        f32x16 (&to)[N]) noexcept {
+KVCACHE_INLINE inline void dot_codes_int8(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                          const std::byte* queries, const std::int32_t (&own)[N],
+                                          f32x16 (&to)[N]) noexcept {
     quad_sums sums[N];
     KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] = quad_sums_of(own[i]);
     for_codes<Bits, Linear>(
@@ -2118,13 +2223,10 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
 
 #elif defined(__AVX2__)
 
-/// Dot products of N queries with `count` quads of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes).
-/// `own`: sum of each query's values, times the first value of the table. `Linear`: as in is_linear. Requires: tables
-/// ascend and are no wider than `widest_table`.
 template <unsigned Bits, bool Linear, std::size_t N>
-KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
-                                        const std::byte* queries, const std::int32_t (&own)[N],
-                                        f32x16 (&to)[N]) noexcept {
+KVCACHE_INLINE inline void dot_codes_int8(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                          const std::byte* queries, const std::int32_t (&own)[N],
+                                          f32x16 (&to)[N]) noexcept {
     __m256i sums[2 * N];
     const __m256i table = upward_table(of), ones = _mm256_set1_epi16(1);
     // With a linear table, the sum of eight pairs of products fits int16: 8 * 2 * 15 * 127.
@@ -2175,553 +2277,17 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
 
 #else
 
-/// Dot products of N queries with `count` quads of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes).
-/// `own`: sum of each query's values, times the first value of the table. `Linear`: as in is_linear. Requires: tables
-/// ascend and are no wider than `widest_table`.
 template <unsigned Bits, bool Linear, std::size_t N>
-inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
-                         const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
-    std::int32_t sums[N][16] = {};
-    for (std::size_t quad = begin; quad < begin + count; ++quad)
-        for (std::size_t byte = 0; byte < 64; ++byte)
-            for (std::size_t i = 0; i < N; ++i)
-                sums[i][byte / 4] += code_at(of, quad, byte) * static_cast<std::int8_t>(std::to_integer<unsigned>(
-                                                                   queries[((quad - begin) * N + i) * 4 + byte % 4]));
-    for (std::size_t i = 0; i < N; ++i) {
-        alignas(64) float whole[16];
-        for (std::size_t row = 0; row < 16; ++row)
-            whole[row] = static_cast<float>(sums[i][row]);
-        to[i] = f32x16::load(whole);
-    }
+inline void dot_codes_int8(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
+                           const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
+    dot_codes_scalar<std::int8_t>(of, begin, count, queries, to);
 }
 
 #endif
 
 }}} // namespace kvcache::detail
 
-// ---- kvcache/kernel/column_dot.hpp --------------------------------------------------------------------------------
-
-/// Weighted sums of values over the 16 tokens of a tile: codes of 16 adjacent elements of head_dim times integer
-/// weights. One column is four quads, so everything stays in registers, and the loop and zero-point overhead of
-/// `byte_dots_of` and `dots_of` is avoided. Sums are exact, so all variants give the same results in any order.
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
-/// Operand for 8-bit codes: int16. The added error is about 1 % of the quantization error.
-struct int16_operand {
-    static constexpr std::size_t bytes = 4 * whole_quad_bytes; ///< Bytes of 16 values.
-    static constexpr std::size_t quad_bytes = whole_quad_bytes;
-    static constexpr std::int32_t largest = max_int16_operand;
-    template <std::size_t N>
-    KVCACHE_INLINE static void put(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
-                                   std::int32_t (&sums)[N]) noexcept {
-        quantize_int16(x, to, by, sums);
-    }
-};
-
-/// Operand for shorter codes: int8. The added error is about 1 % of the error of 4-bit codes.
-struct int8_operand {
-    static constexpr std::size_t bytes = 4 * byte_quad_bytes; ///< Bytes of 16 values.
-    static constexpr std::size_t quad_bytes = byte_quad_bytes;
-    static constexpr std::int32_t largest = max_int8_operand;
-    template <std::size_t N>
-    KVCACHE_INLINE static void put(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
-                                   std::int32_t (&sums)[N]) noexcept {
-        quantize_int8(x, to, by, sums);
-    }
-};
-
-template <unsigned Bits>
-using operand_for = std::conditional_t<Bits == 8, int16_operand, int8_operand>;
-
-/// Factor of the sum of a query's values in dot products with codes: the first value of the table.
-template <unsigned Bits>
-[[nodiscard]] KVCACHE_INLINE inline std::int32_t first_of(const code_quads<Bits>& of) noexcept {
-    if constexpr (Bits == 8)
-        return own_by;
-    else
-        return of.table[0];
-}
-
-/// Dot products of N queries with `count` quads of 16 rows, by dots_of or byte_dots_of. `own`: sum of each query's
-/// values, times first_of.
-template <unsigned Bits, bool Linear, std::size_t N>
-KVCACHE_INLINE inline void products_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
-                                       const std::byte* queries, const std::int32_t (&own)[N],
-                                       f32x16 (&to)[N]) noexcept {
-    if constexpr (Bits == 8)
-        dots_of<Bits, N>(of, begin, count, queries, own, to);
-    else
-        byte_dots_of<Bits, Linear, N>(of, begin, count, queries, own, to);
-}
-
-/// Largest magnitude in a table for `column_weights`: the sum of four products with bytes fits int16 then. A linear
-/// table begins at a magnitude of at most 15.
-inline constexpr int largest_level = 63;
-
-#if defined(__AVX2__) && !(defined(__AVX512VNNI__) && defined(__AVX512BW__))
-
-/// Integer weights of 16 tokens, for N queries.
-template <unsigned Bits, bool Linear, std::size_t N>
-class column_weights {
-public:
-    /// Rounds weights of magnitude at most operand_for<Bits>::largest.
-    KVCACHE_INLINE void put(const code_quads<Bits>& of, const f32x16 (&x)[N]) noexcept {
-        if constexpr (Bits == 8) {
-            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) put_words(i, x[i]);
-        } else {
-            signs_ = 0;
-            KVCACHE_UNROLL for (std::size_t pair = 0; pair < (N + 1) / 2; ++pair)
-                put_pair(of, pair, x[2 * pair], x[std::min(2 * pair + 1, N - 1)]);
-        }
-    }
-
-    /// Sums of codes times weights, for element 16 * column of head_dim and the 15 after it.
-    KVCACHE_INLINE void dots(const code_quads<Bits>& of, std::size_t column, f32x16 (&to)[N]) const noexcept {
-        if constexpr (Bits == 8)
-            dots_of_words(of, column * 4, to);
-        else if constexpr (Linear)
-            dots_of_places(of, column * 4, to);
-        else if (signs_ == 0)
-            dots_of_levels<false>(of, column * 4, to);
-        else
-            dots_of_levels<true>(of, column * 4, to);
-    }
-
-private:
-    // Order of tokens: 0 to 3, 8 to 11, 4 to 7, 12 to 15; of each four the even ones first.
-    KVCACHE_INLINE void put_words(std::size_t i, const f32x16& x) noexcept {
-        const auto [first, last] = rounded(x);
-        const __m256i even_first =
-            _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
-        _mm256_store_si256(reinterpret_cast<__m256i*>(whole_[i]),
-                           _mm256_shuffle_epi8(_mm256_packs_epi32(first, last), even_first));
-    }
-
-    // The same tokens of one query, then of the next, in both halves.
-    KVCACHE_INLINE void put_pair(const code_quads<Bits>& of, std::size_t pair, const f32x16& a,
-                                 const f32x16& b) noexcept {
-        const auto [a_first, a_last] = rounded(a);
-        const auto [b_first, b_last] = rounded(b);
-        const __m256i bytes =
-            _mm256_packs_epi16(_mm256_packs_epi32(a_first, a_last), _mm256_packs_epi32(b_first, b_last));
-        _mm256_store_si256(reinterpret_cast<__m256i*>(whole_[pair]), bytes);
-        if constexpr (Linear) {
-            const __m256i up = _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(0x80))),
-                                               _mm256_setzero_si256());
-            const __m128i both = _mm_add_epi64(_mm256_castsi256_si128(up), _mm256_extracti128_si256(up, 1));
-            const __m128i own =
-                _mm_mullo_epi32(_mm_sub_epi32(both, _mm_set1_epi32(16 * 128)), _mm_set1_epi32(of.table[0]));
-            const __m128i part = _mm_srai_epi32(own, 1); // split in two: the initial values of the sums of pairs
-            const __m128i parts = _mm_blend_epi16(part, _mm_slli_epi32(_mm_sub_epi32(own, part), 16), 0b10101010);
-            _mm_storel_epi64(reinterpret_cast<__m128i*>(starts_ + 2 * pair), _mm_shuffle_epi32(parts, 0b00'00'10'00));
-        } else {
-            signs_ |= _mm256_movemask_epi8(bytes);
-        }
-    }
-
-    struct halves {
-        __m256i first, last;
-    };
-    [[nodiscard]] KVCACHE_INLINE static halves rounded(const f32x16& x) noexcept {
-#if defined(__AVX512F__)
-        const __m512i all = _mm512_cvtps_epi32(x.part[0].data);
-        return {_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1)};
-#else
-        return {_mm256_cvtps_epi32(x.part[0].data), _mm256_cvtps_epi32(x.part[1].data)};
-#endif
-    }
-
-    // The weights of a quad; `of_odd` selects those of its odd tokens, for 8-bit codes.
-    [[nodiscard]] KVCACHE_INLINE __m256i four(std::size_t i, std::size_t quad, std::size_t of_odd = 0) const noexcept {
-        constexpr std::size_t order[] = {0, 2, 1, 3};
-        if constexpr (Bits == 8)
-            return _mm256_set1_epi32(four_bytes(whole_[i] + order[quad] * 8 + of_odd * 4));
-        else
-            return _mm256_set1_epi32(four_bytes(whole_[i / 2] + quad % 2 * 16 + i % 2 * 8 + quad / 2 * 4));
-    }
-
-    KVCACHE_INLINE void dots_of_words(const code_quads<Bits>& of, std::size_t begin, f32x16 (&to)[N]) const noexcept {
-        __m256i sums[2 * N];
-        KVCACHE_UNROLL for (std::size_t quad = 0; quad < 4; ++quad) {
-            __m256i even[2], odd[2];
-            KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
-                const __m256i x =
-                    _mm256_loadu_si256(reinterpret_cast<const __m256i*>(of.codes + (begin + quad) * 64 + half * 32));
-                even[half] = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8);
-                odd[half] = _mm256_srai_epi16(x, 8);
-            }
-            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-                const __m256i of_even = four(i, quad), of_odd = four(i, quad, 1);
-                KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
-                    __m256i sum = sums[2 * i + half];
-                    const __m256i products = _mm256_madd_epi16(even[half], of_even);
-                    sum = quad == 0 ? products : _mm256_add_epi32(sum, products);
-                    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(odd[half], of_odd));
-                    keep_order(sum);
-                    sums[2 * i + half] = sum;
-                }
-            }
-        }
-        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) to[i] = floats_of(sums[2 * i], sums[2 * i + 1]);
-    }
-
-    KVCACHE_INLINE void dots_of_places(const code_quads<Bits>& of, std::size_t begin, f32x16 (&to)[N]) const noexcept {
-        __m256i words[2 * N];
-        KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) words[i] = _mm256_set1_epi32(starts_[i / 2]);
-        KVCACHE_UNROLL for (std::size_t quad = 0; quad < 4; ++quad) {
-            __m256i x[2];
-            KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) x[half] =
-                quad_places(of, begin + quad, quad % code_quads<Bits>::per, half);
-            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-                const __m256i weights = four(i, quad);
-                KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
-                    __m256i sum = words[2 * i + half];
-                    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(x[half], weights));
-                    keep_order(sum);
-                    words[2 * i + half] = sum;
-                }
-            }
-        }
-        const __m256i ones = _mm256_set1_epi16(1);
-        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) to[i] =
-            floats_of(_mm256_madd_epi16(words[2 * i], ones), _mm256_madd_epi16(words[2 * i + 1], ones));
-    }
-
-    // Weights are rarely negative: only negative scales make them so.
-    template <bool Signed>
-    KVCACHE_INLINE void dots_of_levels(const code_quads<Bits>& of, std::size_t begin, f32x16 (&to)[N]) const noexcept {
-        const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of.table)));
-        const __m256i ones = _mm256_set1_epi16(1);
-        __m256i sums[2 * N];
-        KVCACHE_UNROLL for (std::size_t two = 0; two < 2; ++two) {
-            __m256i words[2 * N];
-            KVCACHE_UNROLL for (std::size_t one = 0; one < 2; ++one) {
-                const std::size_t quad = 2 * two + one;
-                __m256i x[2];
-                KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) x[half] =
-                    quad_codes(of, begin + quad, quad % code_quads<Bits>::per, half, table);
-                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-                    const __m256i weights = four(i, quad);
-                    KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
-                        const __m256i pairs =
-                            Signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x[half], weights))
-                                   : _mm256_maddubs_epi16(weights, x[half]);
-                        __m256i sum = words[2 * i + half];
-                        sum = one == 0 ? pairs : _mm256_add_epi16(sum, pairs);
-                        keep_order(sum);
-                        words[2 * i + half] = sum;
-                    }
-                }
-            }
-            KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) {
-                const __m256i products = _mm256_madd_epi16(words[i], ones);
-                __m256i sum = two == 0 ? products : _mm256_add_epi32(sums[i], products);
-                keep_order(sum);
-                sums[i] = sum;
-            }
-        }
-        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) to[i] = floats_of(sums[2 * i], sums[2 * i + 1]);
-    }
-
-    static constexpr std::size_t rows = Bits == 8 ? N : (N + 1) / 2;
-    alignas(32) std::byte whole_[rows][32];
-    std::int32_t starts_[(N + 1) / 2 * 2];
-    int signs_ = 0;
-};
-
-#else
-
-/// Integer weights of 16 tokens, for N queries.
-template <unsigned Bits, bool Linear, std::size_t N>
-class column_weights {
-    using numbers = operand_for<Bits>;
-
-public:
-    /// Rounds weights of magnitude at most numbers::largest.
-    KVCACHE_INLINE void put(const code_quads<Bits>& of, const f32x16 (&x)[N]) noexcept {
-        numbers::put(x, whole_, first_of<Bits>(of), own_);
-    }
-
-    /// Sums of codes times weights, for element 16 * column of head_dim and the 15 after it.
-    KVCACHE_INLINE void dots(const code_quads<Bits>& of, std::size_t column, f32x16 (&to)[N]) const noexcept {
-        products_of<Bits, Linear, N>(of, column * 4, 4, whole_, own_, to);
-    }
-
-private:
-    alignas(64) std::byte whole_[N * numbers::bytes];
-    std::int32_t own_[N];
-};
-
-#endif
-
-}}} // namespace kvcache::detail
-
-// ---- kvcache/kernel/largest.hpp -----------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-namespace detail {
-
-#if defined(__AVX__)
-
-/// Reduces each of four vectors to one lane, with the same tree as a single reduction.
-template <class Op>
-[[nodiscard]] KVCACHE_INLINE inline __m128 fold_each(const f32x16 (&x)[4], Op op) noexcept {
-#if defined(__AVX512F__)
-    // Lane i with i + 8 of two vectors at once, then i + 4 of four, each in its own quarter; then i + 2 and i + 1
-    // there.
-    const auto halves = [&](const f32x16& a, const f32x16& b) KVCACHE_INLINE {
-        const __m512 u = a.part[0].data, v = b.part[0].data;
-        return op(_mm512_shuffle_f32x4(u, v, 0b01'00'01'00), _mm512_shuffle_f32x4(u, v, 0b11'10'11'10));
-    };
-    const __m512 u = halves(x[0], x[1]), v = halves(x[2], x[3]);
-    const __m512 four = op(_mm512_shuffle_f32x4(u, v, 0b10'00'10'00), _mm512_shuffle_f32x4(u, v, 0b11'01'11'01));
-    const __m512 two = op(four, _mm512_permute_ps(four, 0b11'10'11'10));
-    const __m512 one = op(two, _mm512_permute_ps(two, 0b01'01'01'01));
-    const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-    return _mm512_castps512_ps128(_mm512_permutexvar_ps(first, one));
-#else
-    __m128 four[4];
-    for (std::size_t i = 0; i < 4; ++i) {
-        const __m256 eight = op(x[i].part[0].data, x[i].part[1].data);
-        four[i] = op(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    }
-    const __m128 a = op(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
-    const __m128 b = op(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
-    return op(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
-#endif
-}
-
-struct larger {
-#if defined(__AVX512F__)
-    KVCACHE_INLINE __m512 operator()(__m512 a, __m512 b) const noexcept {
-        return _mm512_max_ps(a, b);
-    }
-#endif
-    KVCACHE_INLINE __m256 operator()(__m256 a, __m256 b) const noexcept {
-        return _mm256_max_ps(a, b);
-    }
-    KVCACHE_INLINE __m128 operator()(__m128 a, __m128 b) const noexcept {
-        return _mm_max_ps(a, b);
-    }
-};
-
-struct added {
-#if defined(__AVX512F__)
-    KVCACHE_INLINE __m512 operator()(__m512 a, __m512 b) const noexcept {
-        return _mm512_add_ps(a, b);
-    }
-#endif
-    KVCACHE_INLINE __m256 operator()(__m256 a, __m256 b) const noexcept {
-        return _mm256_add_ps(a, b);
-    }
-    KVCACHE_INLINE __m128 operator()(__m128 a, __m128 b) const noexcept {
-        return _mm_add_ps(a, b);
-    }
-};
-
-#endif
-
-} // namespace detail
-
-/// Largest lane of each vector, with the same tree as a single reduction.
-template <std::size_t N>
-KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcept {
-#if defined(__AVX__)
-    constexpr bool side_by_side = N == 4;
-    if constexpr (side_by_side)
-        _mm_storeu_ps(to, detail::fold_each(x, detail::larger{}));
-#else
-    constexpr bool side_by_side = false;
-#endif
-    if constexpr (!side_by_side)
-        for (std::size_t i = 0; i < N; ++i)
-            to[i] = largest(x[i]);
-}
-
-/// Sum of the lanes of each vector, with the same tree as a single reduction.
-template <std::size_t N>
-KVCACHE_INLINE inline void sum(const f32x16 (&x)[N], float (&to)[N]) noexcept {
-#if defined(__AVX__)
-    constexpr bool side_by_side = N == 4;
-    if constexpr (side_by_side)
-        _mm_storeu_ps(to, detail::fold_each(x, detail::added{}));
-#else
-    constexpr bool side_by_side = false;
-#endif
-    if constexpr (!side_by_side)
-        for (std::size_t i = 0; i < N; ++i)
-            to[i] = sum(x[i]);
-}
-
-/// Running maximum: tops[i] is the largest of `before` and the lanes of x[0], ..., x[i], and falls[i] the previous
-/// maximum minus it. Branch-free, with the result of `most = largest(x[i]); if (most > before) before = most`. Returns:
-/// the last maximum.
-KVCACHE_INLINE inline float rising(const f32x16 (&x)[4], float before, float* tops, float* falls) noexcept {
-#if defined(__AVX__)
-    const __m128 start = _mm_set1_ps(before);
-    __m128 top = _mm_max_ps(detail::fold_each(x, detail::larger{}),
-                            start); // with equal or NaN operands the second one
-    top = _mm_max_ps(top, _mm_permute_ps(top, 0b10'01'00'00));
-    top = _mm_max_ps(top, _mm_permute_ps(top, 0b01'00'01'00));
-    _mm_storeu_ps(tops, top);
-    _mm_storeu_ps(falls, _mm_sub_ps(_mm_blend_ps(_mm_permute_ps(top, 0b10'01'00'00), start, 1), top));
-    return tops[3];
-#else
-    for (std::size_t i = 0; i < 4; ++i) {
-        const float most = largest(x[i]);
-        tops[i] = most > before ? most : before;
-        falls[i] = before - tops[i];
-        before = tops[i];
-    }
-    return before;
-#endif
-}
-
-}} // namespace kvcache
-
-// ---- kvcache/attention/quantized_queries.hpp ----------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
-/// Smallest magnitude that is not treated as zero: the inverse of a smaller one could overflow.
-inline constexpr float least_size = 1e-30f;
-
-/// Queries quantized to integers, for integer keys. Each has a scale, its largest magnitude divided by the largest
-/// integer. Sums of integer products are exact, so their order is free. Queries that are multiplied with codes together
-/// are interleaved, four values of each in turn, so that one pointer reads them all.
-template <class Numbers>
-class quantized_queries {
-public:
-    static constexpr std::size_t max_queries = 4; ///< Maximum number of queries multiplied with codes together.
-
-    quantized_queries(std::size_t head_dim, std::size_t capacity)
-        : sixteens_((head_dim + 15) / 16),
-          // So that head_dim products of 127 and the largest integer fit an int32.
-          largest_(static_cast<float>(std::min<std::size_t>(Numbers::largest, 2147483647 / 127 / (head_dim + 1)))),
-          single_(capacity, sixteens_),
-          interleaved_(capacity, sixteens_),
-          interleaved_count_(capacity),
-          scales_(capacity),
-          read_(max_queries * sixteens_ * 16) {}
-
-    /// Queries in the layout of the integer dot products, padded with zeros.
-    struct view {
-        const std::byte* codes;     ///< (head_dim / 4, queries, bytes of four values)
-        const std::int32_t* before; ///< Sums of the values before each block of 16, and of all: (sixteens + 1, queries)
-    };
-
-    /// Returns N queries from `first` on, interleaved.
-    template <std::size_t N>
-    [[nodiscard]] view together(std::size_t first) noexcept {
-        if constexpr (N == 1)
-            return single_.from(first, sixteens_);
-        if (interleaved_count_[first] != N)
-            interleave<N>(first);
-        return interleaved_.from(first, sixteens_);
-    }
-    /// Factor that dequantizes products with the query.
-    [[nodiscard]] float scale(std::size_t q) const noexcept { return scales_[q]; }
-
-    /// Quantizes query `q`. (head_dim, padded with zeros to a multiple of 16)
-    void place(std::size_t q, const float* numbers) noexcept {
-        forget(q, q + 1);
-        code<1>(q, single_, [&](std::size_t d, f32x16(&x)[1]) KVCACHE_INLINE { x[0] = f32x16::load(numbers + d); });
-    }
-    /// Quantizes the N queries from `first` on, which will be read together. read(d, x) gives elements [d, d + 16) of
-    /// each. It is called once for each d, in ascending order, and gives zeros past head_dim.
-    template <std::size_t N, class Read>
-    KVCACHE_INLINE void place_together(std::size_t first, const Read& read) noexcept {
-        forget(first, first + N);
-        code<N>(first, N == 1 ? single_ : interleaved_, read);
-        interleaved_count_[first] = N;
-    }
-
-private:
-    struct memory {
-        memory(std::size_t capacity, std::size_t sixteens)
-            : codes(capacity * sixteens * Numbers::bytes), before(capacity * (sixteens + 1)) {}
-        [[nodiscard]] view from(std::size_t q, std::size_t sixteens) const noexcept {
-            return {codes.data() + q * sixteens * Numbers::bytes, before.data() + q * (sixteens + 1)};
-        }
-        aligned_vector<std::byte> codes;
-        std::vector<std::int32_t> before;
-    };
-
-    // Invalidates the interleaved copies that contain queries [first, last).
-    void forget(std::size_t first, std::size_t last) noexcept {
-        for (std::size_t i = first - std::min(first, max_queries - 1); i < last; ++i)
-            interleaved_count_[i] = 0;
-    }
-
-    template <std::size_t N, class Read>
-    KVCACHE_INLINE void code(std::size_t first, memory& to, const Read& read) noexcept {
-        f32x16 most[N], none[N];
-        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) most[i] = none[i] = f32x16::zero();
-        float* kept = read_.data();
-        const std::size_t width = sixteens_ * 16;
-        for (std::size_t d = 0; d < width; d += 16, kept += N * 16) {
-            f32x16 x[N];
-            read(d, x);
-            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-                most[i] = max(size_of(x[i]), most[i]);
-                none[i] = fma(x[i], f32x16::zero(), none[i]); // NaN where x is infinite or NaN
-                x[i].store(kept + i * 16);
-            }
-        }
-        float top[N], lost[N];
-        kvcache::largest(most, top);
-        kvcache::sum(none, lost);
-        f32x16 inverse[N];
-        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-            inverse[i] = f32x16::broadcast(top[i] > least_size ? largest_ / top[i] : 0.0f);
-            scales_[first + i] = top[i] / largest_ + lost[i];
-        }
-        std::byte* codes = to.codes.data() + first * sixteens_ * Numbers::bytes;
-        std::int32_t* before = to.before.data() + first * (sixteens_ + 1);
-        std::fill_n(before, N, 0);
-        kept = read_.data();
-        for (std::size_t s = sixteens_; s > 0; --s, kept += N * 16, codes += N * Numbers::bytes, before += N) {
-            f32x16 x[N];
-            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) x[i] = f32x16::load(kept + i * 16) * inverse[i];
-            std::int32_t sums[N];
-            Numbers::put(x, codes, 1, sums);
-            to_memory(sums);
-            for (std::size_t i = 0; i < N; ++i)
-                sums[i] += before[i];
-            for (std::size_t i = 0; i < N; ++i)
-                before[N + i] = sums[i];
-        }
-    }
-
-    template <std::size_t N>
-    void interleave(std::size_t first) noexcept {
-        std::byte* codes = interleaved_.codes.data() + first * sixteens_ * Numbers::bytes;
-        std::int32_t* before = interleaved_.before.data() + first * (sixteens_ + 1);
-        for (std::size_t s = 0; s <= sixteens_; ++s)
-            for (std::size_t i = 0; i < N; ++i)
-                before[s * N + i] = single_.from(first + i, sixteens_).before[s];
-        for (std::size_t s = 0; s < sixteens_; ++s, codes += N * Numbers::bytes) {
-            const std::byte* from[N];
-            for (std::size_t i = 0; i < N; ++i)
-                from[i] = single_.from(first + i, sixteens_).codes + s * Numbers::bytes;
-            kvcache::detail::interleave<Numbers::quad_bytes>(from, codes);
-        }
-        interleaved_count_[first] = N;
-    }
-
-    std::size_t sixteens_;
-    float largest_;
-    memory single_;                               // query by query
-    memory interleaved_;                          // some together
-    std::vector<std::uint8_t> interleaved_count_; // from each on; 0: none are interleaved
-    std::vector<float> scales_;
-    aligned_vector<float> read_; // (sixteens, some queries, 16)
-};
-
-}}} // namespace kvcache::detail
-
-// ---- kvcache/codec/quantized_operand.hpp --------------------------------------------------------------------------
+// ---- kvcache/codec/side_coder.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
@@ -2731,9 +2297,9 @@ enum class quant_format : std::uint8_t {
     bf16,     ///< bfloat16 in the tile's order.
     f16,      ///< binary16 in the tile's order.
     int8,     ///< int8 with a scale for each group of a row.
-    four,     ///< 4-bit indices into a table of int8, with a scale for each group of a row.
-    three,    ///< 3-bit indices, as `four`.
-    two,      ///< 2-bit indices, as `four`.
+    int4,     ///< 4-bit indices into a table of int8, with a scale for each group of a row.
+    int3,     ///< 3-bit indices, as `int4`.
+    int2,     ///< 2-bit indices, as `int4`.
     channels, ///< 4-bit codes with a step and a minimum for each element of head_dim.
 };
 
@@ -2752,6 +2318,109 @@ struct quantized_tile {
     quantized_operand keys;
     quantized_operand values;
 };
+
+/// The half of a page that a coder writes: keys or values.
+enum class kv_kind : std::uint8_t { keys, values };
+
+/// Coder of the keys or the values of a page, `tokens()` rows at a time, in `bytes()` bytes. Decoded tiles are
+/// contiguous: (head_dim, 16) for keys, (16, padded_head_dim(head_dim)) for values.
+template <class C>
+concept side_coder = requires(const C c, const float* from, std::byte* to, const std::byte* quantized, std::size_t tile,
+                              float* out, std::span<float> row) {
+    { c.tokens() } -> std::same_as<std::size_t>;
+    { c.bytes() } -> std::same_as<std::size_t>;
+    { c.name() } -> std::same_as<std::string>;
+    c.encode(from, to);
+    c.decode(quantized, tile, out);
+    c.transform(row);
+    c.inverse_transform(row);
+};
+
+/// Codec that has a coder for keys and one for values, so that other codecs can wrap it.
+template <class P>
+concept sided_codec = plays<P, codec_role> && requires(const P p, kv_kind side, page_shape shape) {
+    { p.coder(side, shape) } -> side_coder;
+};
+
+namespace detail {
+
+/// View of a tile of keys or values as strips of 16 tokens, one for each element of head_dim.
+class tile_strips {
+public:
+    tile_strips(kv_kind side, std::size_t head_dim, const float* from) noexcept
+        : side_(side), width_(padded_head_dim(head_dim)), from_(from) {}
+
+    /// Returns element `d` of all 16 rows.
+    [[nodiscard]] f32x16 operator()(std::size_t d) const noexcept {
+        if (side_ == kv_kind::keys)
+            return f32x16::load(from_ + d * tile_tokens);
+        alignas(64) float lanes[tile_tokens];
+        for (std::size_t lane = 0; lane < tile_tokens; ++lane)
+            lanes[lane] = from_[lane * width_ + d];
+        return f32x16::load(lanes);
+    }
+
+private:
+    kv_kind side_;
+    std::size_t width_;
+    const float* from_;
+};
+
+/// Floats in one tile of keys or values.
+[[nodiscard]] constexpr std::size_t tile_numbers(kv_kind side, std::size_t head_dim) noexcept {
+    return tile_tokens * (side == kv_kind::keys ? head_dim : padded_head_dim(head_dim));
+}
+
+/// Codes of `Bits` bits for one tile, in groups of four (quads) for dot products. A quad of keys is four adjacent
+/// elements of head_dim for 16 tokens; a quad of values is four tokens for 16 adjacent elements of head_dim.
+///
+///     keys:    quad d / 4                    row token     element d % 4
+///     values:  quad d / 16 * 4 + token / 4   row d % 16    element token % 4
+///
+/// With 8 bits a quad is 64 bytes, row by row. With 4 or 2 bits, 2 or 4 consecutive quads share 64 bytes, in ascending
+/// bits. With 3 bits the lower two bits are stored as with 2 bits; the upper bits follow after all of them, 8 quads in
+/// 64 bytes.
+template <unsigned Bits>
+class packed_quants {
+    static_assert(Bits == 2 || Bits == 3 || Bits == 4 || Bits == 8, "codes have 2, 3, 4 or 8 bits");
+    using quads = kvcache::detail::code_quads<Bits>;
+
+public:
+    packed_quants(kv_kind side, std::size_t head_dim) noexcept
+        : side_(side), quads_(side == kv_kind::keys ? (head_dim + 3) / 4 : padded_head_dim(head_dim) / 4) {}
+
+    [[nodiscard]] std::size_t bytes() const noexcept { return lower() + (Bits == 3 ? (quads_ + 7) / 8 * 64 : 0); }
+
+    /// Returns the view of the quads in a tile's bytes.
+    [[nodiscard]] quads view(const std::byte* from, const std::int8_t* table) const noexcept {
+        return {from, from + lower(), table};
+    }
+
+    /// Writes the code of element `d` of token `lane`. Requires: bytes not yet written are zero.
+    void put(std::byte* to, std::size_t d, std::size_t lane, std::uint8_t code) const noexcept {
+        const bool keys = side_ == kv_kind::keys;
+        const std::size_t quad = keys ? d / 4 : d / 16 * 4 + lane / 4;
+        const std::size_t byte = keys ? lane * 4 + d % 4 : d % 16 * 4 + lane % 4;
+        const unsigned field = code & ((1u << quads::part) - 1);
+        to[quad / quads::per * 64 + byte] |= static_cast<std::byte>(field << quad % quads::per * quads::part);
+        if constexpr (Bits == 3)
+            to[lower() + quad / 8 * 64 + byte] |= static_cast<std::byte>((code >> 2 & 1u) << quad % 8);
+    }
+
+private:
+    [[nodiscard]] std::size_t lower() const noexcept { return (quads_ + quads::per - 1) / quads::per * 64; }
+
+    kv_kind side_;
+    std::size_t quads_;
+};
+
+/// Rounds to the nearest integer, ties to even, and clamps to [low, high]; a NaN gives `low`.
+[[nodiscard]] inline f32x16 rounded(const f32x16& x, float low, float high) noexcept {
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds away the fraction
+    return min(max(x, f32x16::broadcast(low)), f32x16::broadcast(high)) + magic - magic;
+}
+
+} // namespace detail
 
 }}} // namespace kvcache::codec
 
@@ -2861,7 +2530,7 @@ public:
 
     /// Prefetches the first lines of a tile whose address alone is known.
     KVCACHE_INLINE static void prefetch_tile(const float* keys, const float* values) noexcept {
-        lines first{keys, values, 0};
+        [[maybe_unused]] lines first{keys, values, 0};
         if constexpr (native_lanes == 16) // not with narrow vectors: measured slower on Zen 3
             for (std::size_t n = 0; n < 4; ++n)
                 first.fetch();
@@ -3055,124 +2724,402 @@ inline void add_values(std::span<const attention_tile> tiles, std::size_t width,
 
 }} // namespace kvcache
 
-// ---- kvcache/codec/kv_kind.hpp ------------------------------------------------------------------------------------
+// ---- kvcache/kernel/weighted_codes.hpp ----------------------------------------------------------------------------
 
-namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
-/// The half of a page that a coder writes: keys or values.
-enum class kv_kind : std::uint8_t { keys, values };
+// Weighted sums of values over the 16 tokens of a tile: codes of 16 adjacent elements of head_dim times integer
+// weights. One column is four quads, so everything stays in registers, and the loop and zero-point overhead of
+// `dot_codes_int8` and `dot_codes_int16` is avoided. Sums are exact, so all variants give the same results in any
+// order.
 
-/// Coder of the keys or the values of a page, `tokens()` rows at a time, in `bytes()` bytes. Decoded tiles are
-/// contiguous: (head_dim, 16) for keys, (16, padded_head_dim(head_dim)) for values.
-template <class C>
-concept side_coder = requires(const C c, const float* from, std::byte* to, const std::byte* quantized, std::size_t tile,
-                              float* out, std::span<float> row) {
-    { c.tokens() } -> std::same_as<std::size_t>;
-    { c.bytes() } -> std::same_as<std::size_t>;
-    { c.name() } -> std::same_as<std::string>;
-    c.encode(from, to);
-    c.decode(quantized, tile, out);
-    c.transform(row);
-    c.inverse_transform(row);
-};
-
-/// Codec that has a coder for keys and one for values, so that other codecs can wrap it.
-template <class P>
-concept sided_codec = plays<P, codec_role> && requires(const P p, kv_kind side, page_shape shape) {
-    { p.coder(side, shape) } -> side_coder;
-};
-
-namespace detail {
-
-/// View of a tile of keys or values as strips of 16 tokens, one for each element of head_dim.
-class tile_strips {
-public:
-    tile_strips(kv_kind side, std::size_t head_dim, const float* from) noexcept
-        : side_(side), width_(padded_head_dim(head_dim)), from_(from) {}
-
-    /// Returns element `d` of all 16 rows.
-    [[nodiscard]] f32x16 operator()(std::size_t d) const noexcept {
-        if (side_ == kv_kind::keys)
-            return f32x16::load(from_ + d * tile_tokens);
-        alignas(64) float lanes[tile_tokens];
-        for (std::size_t lane = 0; lane < tile_tokens; ++lane)
-            lanes[lane] = from_[lane * width_ + d];
-        return f32x16::load(lanes);
+/// Operand for 8-bit codes: int16. The added error is about 1 % of the quantization error.
+struct int16_operand {
+    static constexpr std::size_t bytes = 4 * whole_quad_bytes; ///< Bytes of 16 values.
+    static constexpr std::size_t quad_bytes = whole_quad_bytes;
+    static constexpr std::int32_t largest = max_int16_operand;
+    template <std::size_t N>
+    KVCACHE_INLINE static void put(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
+                                   std::int32_t (&sums)[N]) noexcept {
+        quantize_int16(x, to, by, sums);
     }
-
-private:
-    kv_kind side_;
-    std::size_t width_;
-    const float* from_;
 };
 
-/// Floats in one tile of keys or values.
-[[nodiscard]] constexpr std::size_t tile_numbers(kv_kind side, std::size_t head_dim) noexcept {
-    return tile_tokens * (side == kv_kind::keys ? head_dim : padded_head_dim(head_dim));
-}
+/// Operand for shorter codes: int8. The added error is about 1 % of the error of 4-bit codes.
+struct int8_operand {
+    static constexpr std::size_t bytes = 4 * byte_quad_bytes; ///< Bytes of 16 values.
+    static constexpr std::size_t quad_bytes = byte_quad_bytes;
+    static constexpr std::int32_t largest = max_int8_operand;
+    template <std::size_t N>
+    KVCACHE_INLINE static void put(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
+                                   std::int32_t (&sums)[N]) noexcept {
+        quantize_int8(x, to, by, sums);
+    }
+};
 
-} // namespace detail
-
-}}} // namespace kvcache::codec
-
-// ---- kvcache/codec/packed_quants.hpp ------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace codec::detail {
-
-/// Codes of `Bits` bits for one tile, in groups of four (quads) for dot products. A quad of keys is four adjacent
-/// elements of head_dim for 16 tokens; a quad of values is four tokens for 16 adjacent elements of head_dim.
-///
-///     keys:    quad d / 4                    row token     element d % 4
-///     values:  quad d / 16 * 4 + token / 4   row d % 16    element token % 4
-///
-/// With 8 bits a quad is 64 bytes, row by row. With 4 or 2 bits, 2 or 4 consecutive quads share 64 bytes, in ascending
-/// bits. With 3 bits the lower two bits are stored as with 2 bits; the upper bits follow after all of them, 8 quads in
-/// 64 bytes.
 template <unsigned Bits>
-class packed_quants {
-    static_assert(Bits == 2 || Bits == 3 || Bits == 4 || Bits == 8, "codes have 2, 3, 4 or 8 bits");
-    using quads = kvcache::detail::code_quads<Bits>;
+using operand_for = std::conditional_t<Bits == 8, int16_operand, int8_operand>;
 
+/// Factor of the sum of a query's values in dot products with codes: the first value of the table.
+template <unsigned Bits>
+[[nodiscard]] KVCACHE_INLINE inline std::int32_t first_of(const code_quads<Bits>& of) noexcept {
+    if constexpr (Bits == 8)
+        return own_by;
+    else
+        return of.table[0];
+}
+
+/// Dot products of N queries with `count` quads of 16 rows, by dot_codes_int16 or dot_codes_int8. `own`: sum of each
+/// query's values, times first_of.
+template <unsigned Bits, bool Linear, std::size_t N>
+KVCACHE_INLINE inline void dot_codes(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                     const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
+    if constexpr (Bits == 8)
+        dot_codes_int16<Bits, N>(of, begin, count, queries, own, to);
+    else
+        dot_codes_int8<Bits, Linear, N>(of, begin, count, queries, own, to);
+}
+
+/// Largest magnitude in a table for `column_weights`: the sum of four products with bytes fits int16 then. A linear
+/// table begins at a magnitude of at most 15.
+inline constexpr int largest_level = 63;
+
+#if defined(__AVX2__) && !(defined(__AVX512VNNI__) && defined(__AVX512BW__))
+
+/// Integer weights of 16 tokens, for N queries.
+template <unsigned Bits, bool Linear, std::size_t N>
+class column_weights {
 public:
-    packed_quants(kv_kind side, std::size_t head_dim) noexcept
-        : side_(side), quads_(side == kv_kind::keys ? (head_dim + 3) / 4 : padded_head_dim(head_dim) / 4) {}
-
-    [[nodiscard]] std::size_t bytes() const noexcept { return lower() + (Bits == 3 ? (quads_ + 7) / 8 * 64 : 0); }
-
-    /// Returns the view of the quads in a tile's bytes.
-    [[nodiscard]] quads view(const std::byte* from, const std::int8_t* table) const noexcept {
-        return {from, from + lower(), table};
+    /// Rounds weights of magnitude at most operand_for<Bits>::largest.
+    KVCACHE_INLINE void put(const code_quads<Bits>& of, const f32x16 (&x)[N]) noexcept {
+        if constexpr (Bits == 8) {
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) put_words(i, x[i]);
+        } else {
+            signs_ = 0;
+            KVCACHE_UNROLL for (std::size_t pair = 0; pair < (N + 1) / 2; ++pair)
+                put_pair(of, pair, x[2 * pair], x[std::min(2 * pair + 1, N - 1)]);
+        }
     }
 
-    /// Writes the code of element `d` of token `lane`. Requires: bytes not yet written are zero.
-    void put(std::byte* to, std::size_t d, std::size_t lane, std::uint8_t code) const noexcept {
-        const bool keys = side_ == kv_kind::keys;
-        const std::size_t quad = keys ? d / 4 : d / 16 * 4 + lane / 4;
-        const std::size_t byte = keys ? lane * 4 + d % 4 : d % 16 * 4 + lane % 4;
-        const unsigned field = code & ((1u << quads::part) - 1);
-        to[quad / quads::per * 64 + byte] |= static_cast<std::byte>(field << quad % quads::per * quads::part);
-        if constexpr (Bits == 3)
-            to[lower() + quad / 8 * 64 + byte] |= static_cast<std::byte>((code >> 2 & 1u) << quad % 8);
+    /// Sums of codes times weights, for element 16 * column of head_dim and the 15 after it.
+    KVCACHE_INLINE void dots(const code_quads<Bits>& of, std::size_t column, f32x16 (&to)[N]) const noexcept {
+        if constexpr (Bits == 8)
+            dots_of_words(of, column * 4, to);
+        else if constexpr (Linear)
+            dots_of_places(of, column * 4, to);
+        else if (signs_ == 0)
+            dots_of_levels<false>(of, column * 4, to);
+        else
+            dots_of_levels<true>(of, column * 4, to);
     }
 
 private:
-    [[nodiscard]] std::size_t lower() const noexcept { return (quads_ + quads::per - 1) / quads::per * 64; }
+    // Order of tokens: 0 to 3, 8 to 11, 4 to 7, 12 to 15; of each four the even ones first.
+    KVCACHE_INLINE void put_words(std::size_t i, const f32x16& x) noexcept {
+        const auto [first, last] = rounded(x);
+        const __m256i even_first =
+            _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(whole_[i]),
+                           _mm256_shuffle_epi8(_mm256_packs_epi32(first, last), even_first));
+    }
 
-    kv_kind side_;
-    std::size_t quads_;
+    // The same tokens of one query, then of the next, in both halves.
+    KVCACHE_INLINE void put_pair(const code_quads<Bits>& of, std::size_t pair, const f32x16& a,
+                                 const f32x16& b) noexcept {
+        const auto [a_first, a_last] = rounded(a);
+        const auto [b_first, b_last] = rounded(b);
+        const __m256i bytes =
+            _mm256_packs_epi16(_mm256_packs_epi32(a_first, a_last), _mm256_packs_epi32(b_first, b_last));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(whole_[pair]), bytes);
+        if constexpr (Linear) {
+            const __m256i up = _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(0x80))),
+                                               _mm256_setzero_si256());
+            const __m128i both = _mm_add_epi64(_mm256_castsi256_si128(up), _mm256_extracti128_si256(up, 1));
+            const __m128i own =
+                _mm_mullo_epi32(_mm_sub_epi32(both, _mm_set1_epi32(16 * 128)), _mm_set1_epi32(of.table[0]));
+            const __m128i part = _mm_srai_epi32(own, 1); // split in two: the initial values of the sums of pairs
+            const __m128i parts = _mm_blend_epi16(part, _mm_slli_epi32(_mm_sub_epi32(own, part), 16), 0b10101010);
+            _mm_storel_epi64(reinterpret_cast<__m128i*>(starts_ + 2 * pair), _mm_shuffle_epi32(parts, 0b00'00'10'00));
+        } else {
+            signs_ |= _mm256_movemask_epi8(bytes);
+        }
+    }
+
+    struct halves {
+        __m256i first, last;
+    };
+    [[nodiscard]] KVCACHE_INLINE static halves rounded(const f32x16& x) noexcept {
+#if defined(__AVX512F__)
+        const __m512i all = _mm512_cvtps_epi32(x.part[0].data);
+        return {_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1)};
+#else
+        return {_mm256_cvtps_epi32(x.part[0].data), _mm256_cvtps_epi32(x.part[1].data)};
+#endif
+    }
+
+    // The weights of a quad; `of_odd` selects those of its odd tokens, for 8-bit codes.
+    [[nodiscard]] KVCACHE_INLINE __m256i four(std::size_t i, std::size_t quad, std::size_t of_odd = 0) const noexcept {
+        constexpr std::size_t order[] = {0, 2, 1, 3};
+        if constexpr (Bits == 8)
+            return _mm256_set1_epi32(four_bytes(whole_[i] + order[quad] * 8 + of_odd * 4));
+        else
+            return _mm256_set1_epi32(four_bytes(whole_[i / 2] + quad % 2 * 16 + i % 2 * 8 + quad / 2 * 4));
+    }
+
+    KVCACHE_INLINE void dots_of_words(const code_quads<Bits>& of, std::size_t begin, f32x16 (&to)[N]) const noexcept {
+        __m256i sums[2 * N];
+        KVCACHE_UNROLL for (std::size_t quad = 0; quad < 4; ++quad) {
+            __m256i even[2], odd[2];
+            KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
+                const __m256i x =
+                    _mm256_loadu_si256(reinterpret_cast<const __m256i*>(of.codes + (begin + quad) * 64 + half * 32));
+                even[half] = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8);
+                odd[half] = _mm256_srai_epi16(x, 8);
+            }
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
+                const __m256i of_even = four(i, quad), of_odd = four(i, quad, 1);
+                KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
+                    __m256i sum = sums[2 * i + half];
+                    const __m256i products = _mm256_madd_epi16(even[half], of_even);
+                    sum = quad == 0 ? products : _mm256_add_epi32(sum, products);
+                    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(odd[half], of_odd));
+                    keep_order(sum);
+                    sums[2 * i + half] = sum;
+                }
+            }
+        }
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) to[i] = floats_of(sums[2 * i], sums[2 * i + 1]);
+    }
+
+    KVCACHE_INLINE void dots_of_places(const code_quads<Bits>& of, std::size_t begin, f32x16 (&to)[N]) const noexcept {
+        __m256i words[2 * N];
+        KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) words[i] = _mm256_set1_epi32(starts_[i / 2]);
+        KVCACHE_UNROLL for (std::size_t quad = 0; quad < 4; ++quad) {
+            __m256i x[2];
+            KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) x[half] =
+                quad_places(of, begin + quad, quad % code_quads<Bits>::per, half);
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
+                const __m256i weights = four(i, quad);
+                KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
+                    __m256i sum = words[2 * i + half];
+                    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(x[half], weights));
+                    keep_order(sum);
+                    words[2 * i + half] = sum;
+                }
+            }
+        }
+        const __m256i ones = _mm256_set1_epi16(1);
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) to[i] =
+            floats_of(_mm256_madd_epi16(words[2 * i], ones), _mm256_madd_epi16(words[2 * i + 1], ones));
+    }
+
+    // Weights are rarely negative: only negative scales make them so.
+    template <bool Signed>
+    KVCACHE_INLINE void dots_of_levels(const code_quads<Bits>& of, std::size_t begin, f32x16 (&to)[N]) const noexcept {
+        const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of.table)));
+        const __m256i ones = _mm256_set1_epi16(1);
+        __m256i sums[2 * N];
+        KVCACHE_UNROLL for (std::size_t two = 0; two < 2; ++two) {
+            __m256i words[2 * N];
+            KVCACHE_UNROLL for (std::size_t one = 0; one < 2; ++one) {
+                const std::size_t quad = 2 * two + one;
+                __m256i x[2];
+                KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) x[half] =
+                    quad_codes(of, begin + quad, quad % code_quads<Bits>::per, half, table);
+                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
+                    const __m256i weights = four(i, quad);
+                    KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
+                        const __m256i pairs =
+                            Signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x[half], weights))
+                                   : _mm256_maddubs_epi16(weights, x[half]);
+                        __m256i sum = words[2 * i + half];
+                        sum = one == 0 ? pairs : _mm256_add_epi16(sum, pairs);
+                        keep_order(sum);
+                        words[2 * i + half] = sum;
+                    }
+                }
+            }
+            KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) {
+                const __m256i products = _mm256_madd_epi16(words[i], ones);
+                __m256i sum = two == 0 ? products : _mm256_add_epi32(sums[i], products);
+                keep_order(sum);
+                sums[i] = sum;
+            }
+        }
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) to[i] = floats_of(sums[2 * i], sums[2 * i + 1]);
+    }
+
+    static constexpr std::size_t rows = Bits == 8 ? N : (N + 1) / 2;
+    alignas(32) std::byte whole_[rows][32];
+    std::int32_t starts_[(N + 1) / 2 * 2];
+    int signs_ = 0;
 };
 
-/// Rounds to the nearest integer, ties to even, and clamps to [low, high]; a NaN gives `low`.
-[[nodiscard]] inline f32x16 rounded(const f32x16& x, float low, float high) noexcept {
-    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds away the fraction
-    return min(max(x, f32x16::broadcast(low)), f32x16::broadcast(high)) + magic - magic;
-}
+#else
 
-}}} // namespace kvcache::codec::detail
+/// Integer weights of 16 tokens, for N queries.
+template <unsigned Bits, bool Linear, std::size_t N>
+class column_weights {
+    using numbers = operand_for<Bits>;
+
+public:
+    /// Rounds weights of magnitude at most numbers::largest.
+    KVCACHE_INLINE void put(const code_quads<Bits>& of, const f32x16 (&x)[N]) noexcept {
+        numbers::put(x, whole_, first_of<Bits>(of), own_);
+    }
+
+    /// Sums of codes times weights, for element 16 * column of head_dim and the 15 after it.
+    KVCACHE_INLINE void dots(const code_quads<Bits>& of, std::size_t column, f32x16 (&to)[N]) const noexcept {
+        dot_codes<Bits, Linear, N>(of, column * 4, 4, whole_, own_, to);
+    }
+
+private:
+    alignas(64) std::byte whole_[N * numbers::bytes];
+    std::int32_t own_[N];
+};
+
+#endif
+
+}}} // namespace kvcache::detail
 
 // ---- kvcache/attention/quantized_kernels.hpp ----------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// Smallest magnitude that is not treated as zero: the inverse of a smaller one could overflow.
+inline constexpr float least_size = 1e-30f;
+
+/// Queries quantized to integers, for integer keys. Each has a scale, its largest magnitude divided by the largest
+/// integer. Sums of integer products are exact, so their order is free. Queries that are multiplied with codes together
+/// are interleaved, four values of each in turn, so that one pointer reads them all.
+template <class Numbers>
+class quantized_queries {
+public:
+    static constexpr std::size_t max_queries = 4; ///< Maximum number of queries multiplied with codes together.
+
+    quantized_queries(std::size_t head_dim, std::size_t capacity)
+        : sixteens_((head_dim + 15) / 16),
+          // So that head_dim products of 127 and the largest integer fit an int32.
+          largest_(static_cast<float>(std::min<std::size_t>(Numbers::largest, 2147483647 / 127 / (head_dim + 1)))),
+          single_(capacity, sixteens_),
+          interleaved_(capacity, sixteens_),
+          interleaved_count_(capacity),
+          scales_(capacity),
+          read_(max_queries * sixteens_ * 16) {}
+
+    /// Queries in the layout of the integer dot products, padded with zeros.
+    struct view {
+        const std::byte* codes;     ///< (head_dim / 4, queries, bytes of four values)
+        const std::int32_t* before; ///< Sums of the values before each block of 16, and of all: (sixteens + 1, queries)
+    };
+
+    /// Returns N queries from `first` on, interleaved.
+    template <std::size_t N>
+    [[nodiscard]] view together(std::size_t first) noexcept {
+        if constexpr (N == 1)
+            return single_.from(first, sixteens_);
+        if (interleaved_count_[first] != N)
+            interleave<N>(first);
+        return interleaved_.from(first, sixteens_);
+    }
+    /// Factor that dequantizes products with the query.
+    [[nodiscard]] float scale(std::size_t q) const noexcept { return scales_[q]; }
+
+    /// Quantizes query `q`. (head_dim, padded with zeros to a multiple of 16)
+    void place(std::size_t q, const float* numbers) noexcept {
+        forget(q, q + 1);
+        code<1>(q, single_, [&](std::size_t d, f32x16(&x)[1]) KVCACHE_INLINE { x[0] = f32x16::load(numbers + d); });
+    }
+    /// Quantizes the N queries from `first` on, which will be read together. read(d, x) gives elements [d, d + 16) of
+    /// each. It is called once for each d, in ascending order, and gives zeros past head_dim.
+    template <std::size_t N, class Read>
+    KVCACHE_INLINE void place_together(std::size_t first, const Read& read) noexcept {
+        forget(first, first + N);
+        code<N>(first, N == 1 ? single_ : interleaved_, read);
+        interleaved_count_[first] = N;
+    }
+
+private:
+    struct memory {
+        memory(std::size_t capacity, std::size_t sixteens)
+            : codes(capacity * sixteens * Numbers::bytes), before(capacity * (sixteens + 1)) {}
+        [[nodiscard]] view from(std::size_t q, std::size_t sixteens) const noexcept {
+            return {codes.data() + q * sixteens * Numbers::bytes, before.data() + q * (sixteens + 1)};
+        }
+        aligned_vector<std::byte> codes;
+        std::vector<std::int32_t> before;
+    };
+
+    // Invalidates the interleaved copies that contain queries [first, last).
+    void forget(std::size_t first, std::size_t last) noexcept {
+        for (std::size_t i = first - std::min(first, max_queries - 1); i < last; ++i)
+            interleaved_count_[i] = 0;
+    }
+
+    template <std::size_t N, class Read>
+    KVCACHE_INLINE void code(std::size_t first, memory& to, const Read& read) noexcept {
+        f32x16 most[N], none[N];
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) most[i] = none[i] = f32x16::zero();
+        float* kept = read_.data();
+        const std::size_t width = sixteens_ * 16;
+        for (std::size_t d = 0; d < width; d += 16, kept += N * 16) {
+            f32x16 x[N];
+            read(d, x);
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
+                most[i] = max(size_of(x[i]), most[i]);
+                none[i] = fma(x[i], f32x16::zero(), none[i]); // NaN where x is infinite or NaN
+                x[i].store(kept + i * 16);
+            }
+        }
+        float top[N], lost[N];
+        kvcache::largest(most, top);
+        kvcache::sum(none, lost);
+        f32x16 inverse[N];
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
+            inverse[i] = f32x16::broadcast(top[i] > least_size ? largest_ / top[i] : 0.0f);
+            scales_[first + i] = top[i] / largest_ + lost[i];
+        }
+        std::byte* codes = to.codes.data() + first * sixteens_ * Numbers::bytes;
+        std::int32_t* before = to.before.data() + first * (sixteens_ + 1);
+        std::fill_n(before, N, 0);
+        kept = read_.data();
+        for (std::size_t s = sixteens_; s > 0; --s, kept += N * 16, codes += N * Numbers::bytes, before += N) {
+            f32x16 x[N];
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) x[i] = f32x16::load(kept + i * 16) * inverse[i];
+            std::int32_t sums[N];
+            Numbers::put(x, codes, 1, sums);
+            to_memory(sums);
+            for (std::size_t i = 0; i < N; ++i)
+                sums[i] += before[i];
+            for (std::size_t i = 0; i < N; ++i)
+                before[N + i] = sums[i];
+        }
+    }
+
+    template <std::size_t N>
+    void interleave(std::size_t first) noexcept {
+        std::byte* codes = interleaved_.codes.data() + first * sixteens_ * Numbers::bytes;
+        std::int32_t* before = interleaved_.before.data() + first * (sixteens_ + 1);
+        for (std::size_t s = 0; s <= sixteens_; ++s)
+            for (std::size_t i = 0; i < N; ++i)
+                before[s * N + i] = single_.from(first + i, sixteens_).before[s];
+        for (std::size_t s = 0; s < sixteens_; ++s, codes += N * Numbers::bytes) {
+            const std::byte* from[N];
+            for (std::size_t i = 0; i < N; ++i)
+                from[i] = single_.from(first + i, sixteens_).codes + s * Numbers::bytes;
+            kvcache::detail::interleave<Numbers::quad_bytes>(from, codes);
+        }
+        interleaved_count_[first] = N;
+    }
+
+    std::size_t sixteens_;
+    float largest_;
+    memory single_;                               // query by query
+    memory interleaved_;                          // some together
+    std::vector<std::uint8_t> interleaved_count_; // from each on; 0: none are interleaved
+    std::vector<float> scales_;
+    aligned_vector<float> read_; // (sixteens, some queries, 16)
+};
 
 /// Reader of a tile of 16-bit floats in strips of 16: of keys by element of head_dim, of values by 16 adjacent elements
 /// of a row.
@@ -3307,7 +3254,7 @@ inline void score_dots(quantized_queries<operand_for<Bits>>& queries, std::size_
             std::int32_t own[N];
             zero_point_terms(before, before + sixteens * N, first_of<Bits>(codes), own);
             f32x16 dots[N];
-            products_of<Bits, Linear, N>(codes, quad, quads, numbers, own, dots);
+            dot_codes<Bits, Linear, N>(codes, quad, quads, numbers, own, dots);
             const f32x16 scale = f32x16::load(scales);
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] = fma(dots[i], scale, sums[i]);
             quad += quads, left -= some, scales += tile_tokens;
@@ -3328,14 +3275,14 @@ inline void score_channels(quantized_queries<int8_operand>& queries, const codec
     std::int32_t own[N];
     zero_point_terms(asked.before, asked.before + (head_dim + 15) / 16 * N, first_of<4>(codes), own);
     f32x16 dots[N];
-    products_of<4, true, N>(codes, 0, (head_dim + 3) / 4, asked.codes, own, dots);
+    dot_codes<4, true, N>(codes, 0, (head_dim + 3) / 4, asked.codes, own, dots);
     KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i)
         fma(dots[i], f32x16::broadcast(queries.scale(i)), f32x16::broadcast(middle[i]))
             .store(scores + i * most_tiles * tile_tokens);
 }
 
 /// Adds the weighted values of a tile to the sums of N queries, for 16 * Columns elements: one chain over ascending
-/// lanes. `to`: the sums of the elements. `fetch(column)` prefetches what comes soon.
+/// lanes. `to`: the sums of the elements. `fetch(column)` prefetches the next tiles.
 template <std::size_t N, std::size_t Columns, class Reader, class Fetch>
 inline void add_strips(const Reader& values, std::size_t column, const query_weights& weights, rows_out to,
                        const Fetch& fetch) noexcept {
@@ -3374,7 +3321,34 @@ inline void add_columns_of(const Reader& values, std::size_t column, std::size_t
 
 }}} // namespace kvcache::detail
 
-// ---- kvcache/attention/weighted_tile.hpp --------------------------------------------------------------------------
+// ---- kvcache/core/compiled.hpp ------------------------------------------------------------------------------------
+
+// The library has two forms. Header-only (the default): every function is defined in a header. Compiled
+// (KVCACHE_COMPILED is defined and not 0): functions that are expensive to compile are only declared in their headers
+// and defined once, in the objects of the CMake target kvcache::compiled. That target defines KVCACHE_COMPILED for
+// itself and for targets that link it. Objects that are built with other flags do not link: their names differ
+// (core/abi.hpp).
+//
+//     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
+//     KVCACHE_BODY   before its definition, in an impl/ header
+//     KVCACHE_LAZY   before an inline function: it is instantiated where it is called
+//
+// Every file that includes an ordinary inline function compiles it and the functions it calls, used or not; a template
+// is compiled only where it is called. A function template with an empty pack is called like an ordinary function.
+// Classes with many members are templates with an empty pack for the same reason.
+#if !defined(KVCACHE_COMPILED)
+#define KVCACHE_COMPILED 0
+#endif
+#define KVCACHE_LAZY template <class...>
+#if KVCACHE_COMPILED
+#define KVCACHE_ONCE
+#define KVCACHE_BODY
+#else
+#define KVCACHE_ONCE KVCACHE_LAZY
+#define KVCACHE_BODY KVCACHE_LAZY
+#endif
+
+// ---- kvcache/attention/quantized_tiles.hpp ------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
@@ -3511,43 +3485,10 @@ inline void add_dots(std::span<const attention_tile> tiles, std::size_t begin, c
     }
 }
 
-}}} // namespace kvcache::detail
-
-// ---- kvcache/core/compiled.hpp ------------------------------------------------------------------------------------
-
-// The library has two forms. Header-only (the default): every function is defined in a header. Compiled
-// (KVCACHE_COMPILED is defined and not 0): functions that are expensive to compile are only declared in their headers
-// and defined once, in the objects of the CMake target kvcache::compiled. That target defines KVCACHE_COMPILED for
-// itself and for targets that link it. Objects that are built with other flags do not link: their names differ
-// (core/abi.hpp).
-//
-//     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
-//     KVCACHE_BODY   before its definition, in an impl/ header
-//     KVCACHE_LAZY   before an inline function: it is instantiated where it is called
-//
-// Every file that includes an ordinary inline function compiles it and the functions it calls, used or not; a template
-// is compiled only where it is called. A function template with an empty pack is called like an ordinary function.
-// Classes with many members are templates with an empty pack for the same reason.
-#if !defined(KVCACHE_COMPILED)
-#define KVCACHE_COMPILED 0
-#endif
-#define KVCACHE_LAZY template <class...>
-#if KVCACHE_COMPILED
-#define KVCACHE_ONCE
-#define KVCACHE_BODY
-#else
-#define KVCACHE_ONCE KVCACHE_LAZY
-#define KVCACHE_BODY KVCACHE_LAZY
-#endif
-
-// ---- kvcache/attention/quantized_tiles.hpp ------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
 /// Whether keys in a format are multiplied with quantized queries, unscaled or scaled by channel steps.
 [[nodiscard]] constexpr bool wants_quantized_queries(codec::quant_format format) noexcept {
-    return format == codec::quant_format::int8 || format == codec::quant_format::four ||
-           format == codec::quant_format::three || format == codec::quant_format::two ||
+    return format == codec::quant_format::int8 || format == codec::quant_format::int4 ||
+           format == codec::quant_format::int3 || format == codec::quant_format::int2 ||
            format == codec::quant_format::channels;
 }
 
@@ -3724,13 +3665,13 @@ void quantized_tiles<Most>::score(std::span<const attention_tile> tiles, const f
     case codec::quant_format::int8:
         by_dots<8>(tiles, first, count, scores, ahead);
         break;
-    case codec::quant_format::four:
+    case codec::quant_format::int4:
         by_dots<4>(tiles, first, count, scores, ahead);
         break;
-    case codec::quant_format::three:
+    case codec::quant_format::int3:
         by_dots<3>(tiles, first, count, scores, ahead);
         break;
-    case codec::quant_format::two:
+    case codec::quant_format::int2:
         by_dots<2>(tiles, first, count, scores, ahead);
         break;
     }
@@ -3777,16 +3718,16 @@ void quantized_tiles<Most>::add(std::span<const attention_tile> tiles, std::size
     case codec::quant_format::channels:
         by_dots(std::integral_constant<unsigned, 4>{}, std::true_type{}, std::true_type{});
         break;
-    case codec::quant_format::four:
+    case codec::quant_format::int4:
         if (is_linear<4>(values.table))
             by_dots(std::integral_constant<unsigned, 4>{}, std::true_type{}, std::false_type{});
         else
             by_dots(std::integral_constant<unsigned, 4>{}, std::false_type{}, std::false_type{});
         break;
-    case codec::quant_format::three:
+    case codec::quant_format::int3:
         by_dots(std::integral_constant<unsigned, 3>{}, std::false_type{}, std::false_type{});
         break;
-    case codec::quant_format::two:
+    case codec::quant_format::int2:
         by_dots(std::integral_constant<unsigned, 2>{}, std::false_type{}, std::false_type{});
         break;
     }
@@ -3912,6 +3853,81 @@ inline void add_to(std::span<float> to, std::span<const float> from) {
     });
 }
 
+namespace portable_math {
+
+// Portable double-precision elementary functions: the same bits with every compiler and C library, which libm does not
+// guarantee. Accurate to about 1e-15. Every product that feeds a sum is an explicit std::fma.
+
+/// Natural logarithm of a positive, finite, normal number.
+[[nodiscard]] inline double log(double x) noexcept {
+    constexpr double ln2_high = 0x1.62e42fefa39efp-1, ln2_low = 0x1.abc9e3b39803fp-56;
+    const auto bits = std::bit_cast<std::uint64_t>(x);
+    auto exponent = static_cast<double>(static_cast<int>((bits >> 52) & 0x7ff) - 1023);
+    double m = std::bit_cast<double>((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
+    if (m > 1.4142135623730951) {
+        m *= 0.5;
+        exponent += 1.0;
+    }
+    // log m = 2 atanh(s), s = (m - 1) / (m + 1), |s| <= 0.1716: each term is 34 times smaller than the last.
+    const double s = (m - 1.0) / (m + 1.0);
+    const double s2 = s * s;
+    double p = 1.0 / 25.0;
+    for (int k = 23; k >= 1; k -= 2)
+        p = std::fma(p, s2, 1.0 / k);
+    const double mantissa = 2.0 * s * p;
+    return std::fma(exponent, ln2_high, std::fma(exponent, ln2_low, mantissa));
+}
+
+/// e^x for |x| <= 700.
+[[nodiscard]] inline double exp(double x) noexcept {
+    constexpr double ln2_high = 0x1.62e42fefa39efp-1, ln2_low = 0x1.abc9e3b39803fp-56;
+    const double n = std::nearbyint(x / ln2_high);
+    const double r = std::fma(-n, ln2_low, std::fma(-n, ln2_high, x));
+    double p = 1.0;
+    for (int k = 18; k >= 1; --k)
+        p = std::fma(p, r / k, 1.0);
+    return p * std::bit_cast<double>((static_cast<std::uint64_t>(static_cast<std::int64_t>(n) + 1023)) << 52);
+}
+
+/// base^exponent for a positive base.
+[[nodiscard]] inline double power(double base, double exponent) noexcept {
+    return exp(exponent * log(base));
+}
+
+/// Sine and cosine of one angle.
+struct sine_cosine {
+    double sine = 0.0;
+    double cosine = 1.0;
+};
+
+/// Sine and cosine, for |x| <= 2^30: reduced by pi/2 in three parts, then Taylor on |r| <= pi/4.
+[[nodiscard]] inline sine_cosine sincos(double x) noexcept {
+    constexpr double first = 0x1.921fb54442d18p+0, second = 0x1.1a62633145c07p-54, third = -0x1.f1976b7ed8fbcp-110;
+    const double n = std::nearbyint(x * 0x1.45f306dc9c883p-1);
+    double r = std::fma(-n, first, x);
+    r = std::fma(-n, second, r);
+    r = std::fma(-n, third, r);
+    const double r2 = r * r;
+    double s = 1.0, c = 1.0;
+    for (int k = 18; k >= 2; k -= 2) {
+        s = std::fma(s, -r2 / (k * (k + 1)), 1.0);
+        c = std::fma(c, -r2 / (k * (k - 1)), 1.0);
+    }
+    s *= r;
+    switch (static_cast<std::int64_t>(n) & 3) {
+    case 0:
+        return {s, c};
+    case 1:
+        return {c, -s};
+    case 2:
+        return {-s, -c};
+    default:
+        return {-c, s};
+    }
+}
+
+} // namespace portable_math
+
 }} // namespace kvcache
 
 // ---- kvcache/attention/softmax_state.hpp --------------------------------------------------------------------------
@@ -3975,11 +3991,156 @@ private:
     std::size_t width_;
 };
 
+namespace detail {
+
+// Scores of queries become weights, in place, and enter each query's running softmax. Earlier sums are rescaled where a
+// larger score appears.
+
+/// End of the lanes of a tile that a query with this limit sees.
+[[nodiscard]] inline std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
+    return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
+}
+
+/// Returns whether all lanes of a tile are in use.
+[[nodiscard]] inline bool is_full(const attention_tile& tile) noexcept {
+    return tile.first == 0 && tile.last == tile_tokens && tile.mask == nullptr;
+}
+
+/// Softmax of most_tiles full tiles that `count` queries see to their ends. Branch-free, since whether a score exceeds
+/// all earlier ones is unpredictable: first the differences of all queries, then the exponentials. `state(i)`: running
+/// softmax of query i. `meanwhile` is called once a query, amid the exponentials.
+template <class State, class Meanwhile>
+KVCACHE_INLINE inline void softmax_full_tile(tile_weights& weights, std::size_t count, const State& state,
+                                             const Meanwhile& meanwhile) noexcept {
+    static_assert(most_tiles == 4);
+    float tops[max_queries][most_tiles];                          // the largest score up to each tile
+    alignas(64) float falls[tile_weights::rows][most_tiles] = {}; // from one to the next
+    for (std::size_t i = 0; i < count; ++i) {
+        f32x16 scores[most_tiles];
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) scores[t] = f32x16::load(weights.lanes[i][t]);
+        float& top = state(i).largest();
+        top = rising(scores, top, tops[i], falls[i]); // the differences are NaN as long as all scores are -inf
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        meanwhile();
+        f32x16 each[most_tiles];
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) each[t] =
+            f32x16::load(weights.lanes[i][t]) - f32x16::broadcast(tops[i][t]);
+        exp_of_differences(each);
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) each[t].store(weights.lanes[i][t]);
+    }
+    f32x16 least = f32x16::broadcast(1.0f);
+    for (std::size_t i = 0; i < count; i += 16 / most_tiles) {
+        f32x16 each[] = {f32x16::load(falls[i])};
+        exp_of_differences(each);
+        each[0].store(weights.rescale[i]);
+        least = min(each[0], least);
+    }
+    float kept[16];
+    least.store(kept);
+    for (std::size_t t = 0; t < most_tiles; ++t) {
+        float all = kept[t];
+        for (std::size_t more = t + most_tiles; more < 16; more += most_tiles)
+            all = kept[more] < all ? kept[more] : all;
+        weights.rescaled[t] = all < 1.0f;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        f32x16 weight = state(i).weight();
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) weight =
+            fma(weight, f32x16::broadcast(weights.rescale[i][t]), f32x16::load(weights.lanes[i][t]));
+        state(i).set_weight(weight);
+    }
+}
+
+/// Softmax of tile t, some of whose lanes may be unused or unseen.
+inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t, const attention_tile& tile,
+                         std::size_t limit, const softmax_state& state) noexcept {
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    float* const lanes = weights.lanes[query][t];
+    float& rescale = weights.rescale[query][t];
+    rescale = 1.0f;
+    const std::size_t last = seen(tile, limit);
+    if (last == tile.first)
+        return;
+    f32x16 each[] = {f32x16::load(lanes)};
+    if (tile.mask != nullptr)
+        each[0] = each[0] + f32x16::load(tile.mask);
+    if (tile.first != 0 || last != tile_tokens)
+        each[0] = within(each[0], tile.first, last, none);
+    const float before = state.largest();
+    if (any_above(each[0], before))
+        if (const float most = largest(each[0]); most > before) {
+            rescale = exp_one(before - most);
+            weights.rescaled[t] = true;
+            state.largest() = most;
+        }
+    each[0] = each[0] - f32x16::broadcast(state.largest());
+    exp_of_differences(each);
+    state.set_weight(fma(state.weight(), f32x16::broadcast(rescale), each[0]));
+    each[0].store(lanes);
+}
+
+} // namespace detail
+
 }} // namespace kvcache
 
-// ---- kvcache/attention/query_states.hpp ---------------------------------------------------------------------------
+// ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
 
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+namespace detail {
+
+/// The selected queries of a block in the layout of the kernels: in groups of nearly equal size (8 as 4 + 4, not 6 +
+/// 2), so that the values of a group at one element of head_dim are contiguous.
+class packed_queries {
+public:
+    /// Memory for up to `capacity` queries.
+    packed_queries(std::size_t head_dim, std::size_t capacity) : head_dim_(head_dim), numbers_(capacity * head_dim) {}
+
+    /// Selects the queries [first, last). Each has to be placed before it is used.
+    void select(std::size_t first, std::size_t last) noexcept {
+        first_ = first;
+        last_ = last;
+        groups_ = (last - first + max_queries - 1) / max_queries;
+        each_ = groups_ == 0 ? 0 : (last - first) / groups_;
+        longer_ = last - first - groups_ * each_;
+    }
+
+    [[nodiscard]] std::size_t first() const noexcept { return first_; }
+    [[nodiscard]] std::size_t last() const noexcept { return last_; }
+    [[nodiscard]] std::size_t groups() const noexcept { return groups_; }
+
+    /// Queries [begin, end) of the selected ones.
+    struct range {
+        std::size_t begin, end;
+    };
+    [[nodiscard]] range group(std::size_t g) const noexcept {
+        const std::size_t begin = g * each_ + std::min(g, longer_);
+        return {begin, begin + each_ + (g < longer_ ? 1 : 0)};
+    }
+    /// Queries of the group that begins at `begin`. (head_dim, queries of the group)
+    [[nodiscard]] const float* numbers(std::size_t begin) const noexcept { return numbers_.data() + begin * head_dim_; }
+
+    /// Sets the values of a selected query, times `scale`. (head_dim)
+    void place(std::size_t q, std::span<const float> numbers, float scale) noexcept {
+        const std::size_t selected = q - first_, of_longer = longer_ * (each_ + 1);
+        const std::size_t size = selected < of_longer ? each_ + 1 : each_; // of its group
+        const std::size_t place = (selected < of_longer ? selected : selected - of_longer) % size;
+        float* to = numbers_.data() + (selected - place) * head_dim_ + place;
+        const float* from = numbers.data();
+        for (std::size_t d = 0, dim = head_dim_; d < dim; ++d)
+            to[d * size] = from[d] * scale;
+    }
+
+private:
+    std::size_t head_dim_;
+    std::size_t first_ = 0; // first selected query
+    std::size_t last_ = 0;
+    std::size_t groups_ = 0;
+    std::size_t each_ = 0;          // queries of a group
+    std::size_t longer_ = 0;        // number of groups with one query more
+    aligned_vector<float> numbers_; // by group: (head_dim, queries of the group)
+};
 
 /// Visibility limit of each query of a block, its running softmax over the current split, and its merged softmax over
 /// earlier splits.
@@ -4086,154 +4247,7 @@ private:
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
 };
 
-}}} // namespace kvcache::detail
-
-// ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
-// Scores of queries become weights, in place, and enter each query's running softmax. Earlier sums are rescaled where a
-// larger score appears.
-
-/// End of the lanes of a tile that a query with this limit sees.
-[[nodiscard]] inline std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
-    return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
-}
-
-/// Returns whether all lanes of a tile are in use.
-[[nodiscard]] inline bool is_full(const attention_tile& tile) noexcept {
-    return tile.first == 0 && tile.last == tile_tokens && tile.mask == nullptr;
-}
-
-/// Softmax of most_tiles full tiles that `count` queries see to their ends. Branch-free, since whether a score exceeds
-/// all earlier ones is unpredictable: first the differences of all queries, then the exponentials. `state(i)`: running
-/// softmax of query i. `meanwhile` is called once a query, amid the exponentials.
-template <class State, class Meanwhile>
-KVCACHE_INLINE inline void softmax_full_tile(tile_weights& weights, std::size_t count, const State& state,
-                                             const Meanwhile& meanwhile) noexcept {
-    static_assert(most_tiles == 4);
-    float tops[max_queries][most_tiles];                          // the largest score up to each tile
-    alignas(64) float falls[tile_weights::rows][most_tiles] = {}; // from one to the next
-    for (std::size_t i = 0; i < count; ++i) {
-        f32x16 scores[most_tiles];
-        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) scores[t] = f32x16::load(weights.lanes[i][t]);
-        float& top = state(i).largest();
-        top = rising(scores, top, tops[i], falls[i]); // the differences are NaN as long as all scores are -inf
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-        meanwhile();
-        f32x16 each[most_tiles];
-        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) each[t] =
-            f32x16::load(weights.lanes[i][t]) - f32x16::broadcast(tops[i][t]);
-        exp_of_differences(each);
-        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) each[t].store(weights.lanes[i][t]);
-    }
-    f32x16 least = f32x16::broadcast(1.0f);
-    for (std::size_t i = 0; i < count; i += 16 / most_tiles) {
-        f32x16 each[] = {f32x16::load(falls[i])};
-        exp_of_differences(each);
-        each[0].store(weights.rescale[i]);
-        least = min(each[0], least);
-    }
-    float kept[16];
-    least.store(kept);
-    for (std::size_t t = 0; t < most_tiles; ++t) {
-        float all = kept[t];
-        for (std::size_t more = t + most_tiles; more < 16; more += most_tiles)
-            all = kept[more] < all ? kept[more] : all;
-        weights.rescaled[t] = all < 1.0f;
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-        f32x16 weight = state(i).weight();
-        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) weight =
-            fma(weight, f32x16::broadcast(weights.rescale[i][t]), f32x16::load(weights.lanes[i][t]));
-        state(i).set_weight(weight);
-    }
-}
-
-/// Softmax of tile t, some of whose lanes may be unused or unseen.
-inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t, const attention_tile& tile,
-                         std::size_t limit, const softmax_state& state) noexcept {
-    constexpr float none = -std::numeric_limits<float>::infinity();
-    float* const lanes = weights.lanes[query][t];
-    float& rescale = weights.rescale[query][t];
-    rescale = 1.0f;
-    const std::size_t last = seen(tile, limit);
-    if (last == tile.first)
-        return;
-    f32x16 each[] = {f32x16::load(lanes)};
-    if (tile.mask != nullptr)
-        each[0] = each[0] + f32x16::load(tile.mask);
-    if (tile.first != 0 || last != tile_tokens)
-        each[0] = within(each[0], tile.first, last, none);
-    const float before = state.largest();
-    if (any_above(each[0], before))
-        if (const float most = largest(each[0]); most > before) {
-            rescale = exp_one(before - most);
-            weights.rescaled[t] = true;
-            state.largest() = most;
-        }
-    each[0] = each[0] - f32x16::broadcast(state.largest());
-    exp_of_differences(each);
-    state.set_weight(fma(state.weight(), f32x16::broadcast(rescale), each[0]));
-    each[0].store(lanes);
-}
-
-/// The selected queries of a block in the layout of the kernels: in groups of nearly equal size (8 as 4 + 4, not 6 +
-/// 2), so that the values of a group at one element of head_dim are contiguous.
-class packed_queries {
-public:
-    /// Memory for up to `capacity` queries.
-    packed_queries(std::size_t head_dim, std::size_t capacity) : head_dim_(head_dim), numbers_(capacity * head_dim) {}
-
-    /// Selects the queries [first, last). Each has to be placed before it is used.
-    void select(std::size_t first, std::size_t last) noexcept {
-        first_ = first;
-        last_ = last;
-        groups_ = (last - first + max_queries - 1) / max_queries;
-        each_ = groups_ == 0 ? 0 : (last - first) / groups_;
-        longer_ = last - first - groups_ * each_;
-    }
-
-    [[nodiscard]] std::size_t first() const noexcept { return first_; }
-    [[nodiscard]] std::size_t last() const noexcept { return last_; }
-    [[nodiscard]] std::size_t groups() const noexcept { return groups_; }
-
-    /// Queries [begin, end) of the selected ones.
-    struct range {
-        std::size_t begin, end;
-    };
-    [[nodiscard]] range group(std::size_t g) const noexcept {
-        const std::size_t begin = g * each_ + std::min(g, longer_);
-        return {begin, begin + each_ + (g < longer_ ? 1 : 0)};
-    }
-    /// Queries of the group that begins at `begin`. (head_dim, queries of the group)
-    [[nodiscard]] const float* numbers(std::size_t begin) const noexcept { return numbers_.data() + begin * head_dim_; }
-
-    /// Sets the values of a selected query, times `scale`. (head_dim)
-    void place(std::size_t q, std::span<const float> numbers, float scale) noexcept {
-        const std::size_t selected = q - first_, of_longer = longer_ * (each_ + 1);
-        const std::size_t size = selected < of_longer ? each_ + 1 : each_; // of its group
-        const std::size_t place = (selected < of_longer ? selected : selected - of_longer) % size;
-        float* to = numbers_.data() + (selected - place) * head_dim_ + place;
-        const float* from = numbers.data();
-        for (std::size_t d = 0, dim = head_dim_; d < dim; ++d)
-            to[d * size] = from[d] * scale;
-    }
-
-private:
-    std::size_t head_dim_;
-    std::size_t first_ = 0; // first selected query
-    std::size_t last_ = 0;
-    std::size_t groups_ = 0;
-    std::size_t each_ = 0;          // queries of a group
-    std::size_t longer_ = 0;        // number of groups with one query more
-    aligned_vector<float> numbers_; // by group: (head_dim, queries of the group)
-};
-
-}}} // namespace kvcache::detail
-
-namespace kvcache { inline namespace KVCACHE_ABI {
+} // namespace detail
 
 /// Queries on one KV head that process tiles together, each with a running softmax of its own. Each query is a chain of
 /// operations of its own, so its bits depend neither on the other queries of the block nor on the number of tiles in a
@@ -4868,82 +4882,6 @@ private:
 
 }} // namespace kvcache
 
-// ---- kvcache/kernel/portable_math.hpp -----------------------------------------------------------------------------
-
-/// Portable double-precision elementary functions: the same bits with every compiler and C library, which libm does not
-/// guarantee. Accurate to about 1e-15. Every product that feeds a sum is an explicit std::fma.
-namespace kvcache { inline namespace KVCACHE_ABI { namespace portable_math {
-
-/// Natural logarithm of a positive, finite, normal number.
-[[nodiscard]] inline double log(double x) noexcept {
-    constexpr double ln2_high = 0x1.62e42fefa39efp-1, ln2_low = 0x1.abc9e3b39803fp-56;
-    const auto bits = std::bit_cast<std::uint64_t>(x);
-    auto exponent = static_cast<double>(static_cast<int>((bits >> 52) & 0x7ff) - 1023);
-    double m = std::bit_cast<double>((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
-    if (m > 1.4142135623730951) {
-        m *= 0.5;
-        exponent += 1.0;
-    }
-    // log m = 2 atanh(s), s = (m - 1) / (m + 1), |s| <= 0.1716: each term is 34 times smaller than the last.
-    const double s = (m - 1.0) / (m + 1.0);
-    const double s2 = s * s;
-    double p = 1.0 / 25.0;
-    for (int k = 23; k >= 1; k -= 2)
-        p = std::fma(p, s2, 1.0 / k);
-    const double mantissa = 2.0 * s * p;
-    return std::fma(exponent, ln2_high, std::fma(exponent, ln2_low, mantissa));
-}
-
-/// e^x for |x| <= 700.
-[[nodiscard]] inline double exp(double x) noexcept {
-    constexpr double ln2_high = 0x1.62e42fefa39efp-1, ln2_low = 0x1.abc9e3b39803fp-56;
-    const double n = std::nearbyint(x / ln2_high);
-    const double r = std::fma(-n, ln2_low, std::fma(-n, ln2_high, x));
-    double p = 1.0;
-    for (int k = 18; k >= 1; --k)
-        p = std::fma(p, r / k, 1.0);
-    return p * std::bit_cast<double>((static_cast<std::uint64_t>(static_cast<std::int64_t>(n) + 1023)) << 52);
-}
-
-/// base^exponent for a positive base.
-[[nodiscard]] inline double power(double base, double exponent) noexcept {
-    return exp(exponent * log(base));
-}
-
-/// Sine and cosine of one angle.
-struct sine_cosine {
-    double sine = 0.0;
-    double cosine = 1.0;
-};
-
-/// Sine and cosine, for |x| <= 2^30: reduced by pi/2 in three parts, then Taylor on |r| <= pi/4.
-[[nodiscard]] inline sine_cosine sincos(double x) noexcept {
-    constexpr double first = 0x1.921fb54442d18p+0, second = 0x1.1a62633145c07p-54, third = -0x1.f1976b7ed8fbcp-110;
-    const double n = std::nearbyint(x * 0x1.45f306dc9c883p-1);
-    double r = std::fma(-n, first, x);
-    r = std::fma(-n, second, r);
-    r = std::fma(-n, third, r);
-    const double r2 = r * r;
-    double s = 1.0, c = 1.0;
-    for (int k = 18; k >= 2; k -= 2) {
-        s = std::fma(s, -r2 / (k * (k + 1)), 1.0);
-        c = std::fma(c, -r2 / (k * (k - 1)), 1.0);
-    }
-    s *= r;
-    switch (static_cast<std::int64_t>(n) & 3) {
-    case 0:
-        return {s, c};
-    case 1:
-        return {c, -s};
-    case 2:
-        return {-s, -c};
-    default:
-        return {-c, s};
-    }
-}
-
-}}} // namespace kvcache::portable_math
-
 // ---- kvcache/kernel/rope.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -5021,9 +4959,82 @@ struct attention_scratch {
     spliced_tiles spliced;
 };
 
-}} // namespace kvcache
+namespace detail {
 
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+/// Whether a codec's tiles are read in place, so that reading them needs no decoding.
+template <class Codec>
+inline constexpr bool reads_in_place = requires {
+    requires Codec::in_place;
+};
+
+/// Queue of tiles that the queries of a block attend to next. A batch of tiles waits until the next batch is queued, so
+/// that the next batch can be prefetched meanwhile.
+template <class Codec>
+class tile_queue {
+public:
+    explicit tile_queue(attention_scratch& scratch) noexcept : scratch_(scratch) {}
+
+    /// Returns the slot of the next tile, to be filled in place: copying a tile would stall on the stores that just
+    /// wrote it. If the queue is full, it processes the oldest batch first to free its memory.
+    [[nodiscard]] attention_tile& next() {
+        if (waiting_ == tiles_.size()) {
+            run(oldest_, at_once);
+            oldest_ = at_once - oldest_;
+            waiting_ -= at_once;
+        }
+        return tiles_[place()];
+    }
+
+    /// Memory for the decoded floats of the tile that `next` returned. (keys and values of a tile)
+    [[nodiscard]] std::span<float> numbers() noexcept {
+        const std::size_t each = scratch_.tiles.size() / tiles_.size();
+        return std::span(scratch_.tiles).subspan(place() * each, each);
+    }
+    /// Memory for the mask of that tile. (16)
+    [[nodiscard]] float* mask() noexcept { return scratch_.mask.data() + place() * tile_tokens; }
+
+    /// Appends the tile that `next` returned.
+    void push() noexcept {
+        attention_tile& tile = tiles_[place()];
+        tile.ahead_keys = tile.ahead_values = nullptr;
+        tile.ahead_key_codes = tile.ahead_value_codes = nullptr;
+        if (waiting_ >= at_once) {
+            attention_tile& before = tiles_[oldest_ + waiting_ - at_once];
+            if (reads_in_place<Codec>) {
+                before.ahead_keys = tile.keys;
+                before.ahead_values = tile.values;
+                tile_fetch::prefetch_tile(tile.keys, tile.values);
+            }
+            if (gives_codes<Codec> && tile.codes.keys.format != codec::quant_format::none) {
+                before.ahead_key_codes = tile.codes.keys.codes;
+                before.ahead_value_codes = tile.codes.values.codes;
+            }
+        }
+        ++waiting_;
+    }
+
+    /// Processes all waiting tiles.
+    void flush() {
+        const std::size_t first = std::min(waiting_, at_once);
+        run(oldest_, first);
+        run(at_once - oldest_, waiting_ - first);
+        waiting_ = oldest_ = 0;
+    }
+
+private:
+    static constexpr std::size_t at_once = query_block::most_tiles;
+
+    [[nodiscard]] std::size_t place() const noexcept { return (oldest_ + waiting_) % tiles_.size(); }
+
+    void run(std::size_t first, std::size_t count) {
+        scratch_.block.template run<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).subspan(first, count));
+    }
+
+    attention_scratch& scratch_;
+    std::array<attention_tile, 2 * at_once> tiles_; // two halves, used alternately; `waiting_` tiles from oldest_ on
+    std::size_t oldest_ = 0;                        // first tile of either half
+    std::size_t waiting_ = 0;
+};
 
 /// Queries of one work item on one KV head: those of its query tiles, in the query block of a thread.
 template <codec_state Codec>
@@ -5139,81 +5150,6 @@ private:
     attention_scratch& scratch_;
     work_item item_;
     head_id head_ = {};
-};
-
-/// Whether a codec's tiles are read in place, so that reading them needs no decoding.
-template <class Codec>
-inline constexpr bool reads_in_place = requires {
-    requires Codec::in_place;
-};
-
-/// Queue of tiles that the queries of a block attend to next. A batch of tiles waits until the next batch is queued, so
-/// that the next batch can be prefetched meanwhile.
-template <class Codec>
-class tile_queue {
-public:
-    explicit tile_queue(attention_scratch& scratch) noexcept : scratch_(scratch) {}
-
-    /// Returns the slot of the next tile, to be filled in place: copying a tile would stall on the stores that just
-    /// wrote it. If the queue is full, it processes the oldest batch first to free its memory.
-    [[nodiscard]] attention_tile& next() {
-        if (waiting_ == tiles_.size()) {
-            run(oldest_, at_once);
-            oldest_ = at_once - oldest_;
-            waiting_ -= at_once;
-        }
-        return tiles_[place()];
-    }
-
-    /// Memory for the decoded floats of the tile that `next` returned. (keys and values of a tile)
-    [[nodiscard]] std::span<float> numbers() noexcept {
-        const std::size_t each = scratch_.tiles.size() / tiles_.size();
-        return std::span(scratch_.tiles).subspan(place() * each, each);
-    }
-    /// Memory for the mask of that tile. (16)
-    [[nodiscard]] float* mask() noexcept { return scratch_.mask.data() + place() * tile_tokens; }
-
-    /// Appends the tile that `next` returned.
-    void push() noexcept {
-        attention_tile& tile = tiles_[place()];
-        tile.ahead_keys = tile.ahead_values = nullptr;
-        tile.ahead_key_codes = tile.ahead_value_codes = nullptr;
-        if (waiting_ >= at_once) {
-            attention_tile& before = tiles_[oldest_ + waiting_ - at_once];
-            if (reads_in_place<Codec>) {
-                before.ahead_keys = tile.keys;
-                before.ahead_values = tile.values;
-                tile_fetch::prefetch_tile(tile.keys, tile.values);
-            }
-            if (gives_codes<Codec> && tile.codes.keys.format != codec::quant_format::none) {
-                before.ahead_key_codes = tile.codes.keys.codes;
-                before.ahead_value_codes = tile.codes.values.codes;
-            }
-        }
-        ++waiting_;
-    }
-
-    /// Processes all waiting tiles.
-    void flush() {
-        const std::size_t first = std::min(waiting_, at_once);
-        run(oldest_, first);
-        run(at_once - oldest_, waiting_ - first);
-        waiting_ = oldest_ = 0;
-    }
-
-private:
-    static constexpr std::size_t at_once = query_block::most_tiles;
-
-    [[nodiscard]] std::size_t place() const noexcept { return (oldest_ + waiting_) % tiles_.size(); }
-
-    void run(std::size_t first, std::size_t count) {
-        scratch_.block.template run<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).subspan(first, count));
-    }
-
-    attention_scratch& scratch_;
-    std::array<attention_tile, 2 * at_once> tiles_; // two halves, used alternately; `waiting_` tiles from oldest_ on
-    std::size_t oldest_ = 0;                        // first tile of either half
-    std::size_t waiting_ = 0;
 };
 
 /// Executes one work item of a plan on one KV head of a layer: its queries attend to the pages of its ranges.
@@ -5341,7 +5277,7 @@ private:
     void add(const page_entry& entry, std::size_t start, std::size_t count, const codec::residual_page* exact) {
         const std::span<const std::byte> bytes = source_.storage->bytes(entry.page);
         const std::size_t last = entry.first + count; // end of the rows in use
-        for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
+        for (std::uint32_t tile = entry.first / tile_tokens; std::size_t{tile} * tile_tokens < last; ++tile) {
             const std::size_t origin = std::size_t{tile} * tile_tokens;
             const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
             const std::size_t position = start + origin + first_lane - entry.first;
@@ -5406,7 +5342,9 @@ private:
     tile_queue<Codec> queue_;
 };
 
-}}} // namespace kvcache::detail
+} // namespace detail
+
+}} // namespace kvcache
 
 // ---- kvcache/kernel/thread_pool.hpp -------------------------------------------------------------------------------
 
@@ -5657,7 +5595,7 @@ template <codec_state Codec, storage_state Storage>
 class batch_attention {
 public:
     /// Plans the attention of a batch, for any number of layers. Reuses the memory of earlier batches. Requires: the
-    /// codec, the storage, the page tables and what the parts point to stay unchanged until the next `plan`.
+    /// codec, the storage, the page tables and the memory that the parts point to stay unchanged until the next `plan`.
     void plan(const attention_shape& shape, page_source<Codec, Storage> source, std::span<const attention_part> parts,
               const thread_pool& threads) {
         shape_ = shape;
@@ -5768,226 +5706,6 @@ void paged_attention(const attention_shape& shape, page_source<Codec, Storage> s
                      layer_id layer, head_id kv_head) {
     attention_scratch scratch(shape.head_dim, attention_plan::capacity(shape.group()));
     paged_attention(shape, source, part, layer, kv_head, scratch);
-}
-
-}} // namespace kvcache
-
-// ---- kvcache/cache/block_tables.hpp -------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The block tables of a batch as compressed rows, as FlashInfer's and vLLM's paged attention kernels read them
-/// (FlashInfer: paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len). The arrays keep their memory when cleared.
-/// They are copies: no sequence has to outlive them. One thread at a time changes them.
-class block_tables {
-public:
-    /// `page_tokens`: the tokens of a page.
-    explicit block_tables(std::size_t page_tokens) : page_tokens_(page_tokens) {
-        require(page_tokens > 0, "a page has tokens");
-    }
-
-    /// Appends a sequence, from its page table: sequence.table(), or lease.pages().table with the reserved rows.
-    /// Requires: every page but the last is used from its first row to its last, as in exact sequences. Throws:
-    /// bad_alloc. Cost: O(pages).
-    void append(std::span<const page_entry> table) {
-        for (std::size_t i = 0; i < table.size(); ++i)
-            require(table[i].first == 0 && table[i].base == 0 && table[i].count <= page_tokens_ &&
-                        (i + 1 == table.size() || table[i].count == page_tokens_),
-                    "a block table has full pages, but for the last one");
-        for (const page_entry& entry : table)
-            indices_.push_back(static_cast<std::int32_t>(index_of(entry.page)));
-        indptr_.push_back(static_cast<std::int32_t>(indices_.size()));
-        last_page_len_.push_back(table.empty() ? 0 : static_cast<std::int32_t>(table.back().count));
-    }
-
-    void clear() noexcept {
-        indptr_.resize(1);
-        indices_.clear();
-        last_page_len_.clear();
-    }
-
-    /// Where the pages of each sequence begin in indices(), and the number of all. (sequences + 1)
-    [[nodiscard]] std::span<const std::int32_t> indptr() const noexcept { return indptr_; }
-    /// The pages of all sequences, in order.
-    [[nodiscard]] std::span<const std::int32_t> indices() const noexcept { return indices_; }
-    /// The rows in use in the last page of each sequence; 0 for a sequence without rows. (sequences)
-    [[nodiscard]] std::span<const std::int32_t> last_page_len() const noexcept { return last_page_len_; }
-    /// The pages of one sequence.
-    [[nodiscard]] std::span<const std::int32_t> blocks(std::size_t sequence) const {
-        require(sequence + 1 < indptr_.size(), "a sequence whose blocks are asked for was appended");
-        const auto begin = static_cast<std::size_t>(indptr_[sequence]);
-        return indices().subspan(begin, static_cast<std::size_t>(indptr_[sequence + 1]) - begin);
-    }
-
-private:
-    std::size_t page_tokens_;
-    std::vector<std::int32_t> indptr_ = {0};
-    std::vector<std::int32_t> indices_;
-    std::vector<std::int32_t> last_page_len_;
-};
-
-}} // namespace kvcache
-
-// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
-/// entries of one size this equals counting them.
-struct eviction_capacity {
-    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
-    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
-};
-
-/// Attributes of a new entry, for the eviction policy.
-struct eviction_entry {
-    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
-    std::size_t bytes = 0;              ///< Size of the entry.
-    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
-    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
-    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
-    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
-};
-
-/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
-/// callable of this form: `victim` is a template over its argument.
-struct evictable_check {
-    bool operator()(slot_id slot) const;
-};
-
-/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
-/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
-/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
-///
-/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
-/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
-/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
-/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
-/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
-/// policy that searches can skip it.
-template <class S>
-concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
-                                  const evictable_check& is_evictable) {
-    s.admit(slot, newcomer);
-    s.touch(slot);
-    s.erase(slot);
-    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
-};
-
-/// A policy that selects the entry to evict when space is needed.
-template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
-    p.open(room);
-} && eviction_state<opened_by<P, eviction_capacity>>;
-
-/// Announces a new entry before space is made for it.
-template <eviction_state S>
-void on_miss(S& state, const eviction_entry& newcomer) {
-    if constexpr (requires { state.on_miss(newcomer); })
-        state.on_miss(newcomer);
-}
-
-/// Evicts a victim.
-template <eviction_state S>
-void evict(S& state, slot_id slot) {
-    if constexpr (requires { state.evict(slot); })
-        state.evict(slot);
-    else
-        state.erase(slot);
-}
-
-/// The last reference to an entry was dropped.
-template <eviction_state S>
-void on_released(S& state, slot_id slot) {
-    if constexpr (requires { state.on_released(slot); })
-        state.on_released(slot);
-}
-
-/// The entry gained its first child.
-template <eviction_state S>
-void on_child_added(S& state, slot_id slot) {
-    if constexpr (requires { state.on_child_added(slot); })
-        state.on_child_added(slot);
-}
-
-/// The entry lost its last child.
-template <eviction_state S>
-void on_last_child_removed(S& state, slot_id slot) {
-    if constexpr (requires { state.on_last_child_removed(slot); })
-        state.on_last_child_removed(slot);
-}
-
-#if KVCACHE_CONTRACTS
-/// A state that also checks its caller: an entry is admitted once, and is used and removed only after that. Without
-/// contract checks it is the state itself.
-template <eviction_state S>
-class checked_eviction {
-public:
-    template <eviction_policy P>
-    checked_eviction(const P& policy, eviction_capacity room) : state_(policy.open(room)), present_(room.slots) {}
-
-    void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(state_, newcomer); }
-
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        expects(!present_[index_of(slot)], "an entry is admitted once");
-        state_.admit(slot, newcomer);
-        present_[index_of(slot)] = true;
-    }
-
-    void touch(slot_id slot) {
-        expects(present_[index_of(slot)], "a touched entry was admitted");
-        state_.touch(slot);
-    }
-
-    void on_released(slot_id slot) {
-        expects(present_[index_of(slot)], "a released entry was admitted");
-        kvcache::on_released(state_, slot);
-    }
-
-    void on_child_added(slot_id slot) {
-        expects(present_[index_of(slot)], "an entry that gains a child was admitted");
-        kvcache::on_child_added(state_, slot);
-    }
-
-    void on_last_child_removed(slot_id slot) {
-        expects(present_[index_of(slot)], "an entry that lost its last child was admitted");
-        kvcache::on_last_child_removed(state_, slot);
-    }
-
-    void erase(slot_id slot) {
-        expects(present_[index_of(slot)], "an erased entry was admitted");
-        state_.erase(slot);
-        present_[index_of(slot)] = false;
-    }
-
-    void evict(slot_id slot) {
-        expects(present_[index_of(slot)], "an evicted entry was admitted");
-        kvcache::evict(state_, slot);
-        present_[index_of(slot)] = false;
-    }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        return state_.victim(is_evictable);
-    }
-
-private:
-    S state_;
-    std::vector<bool> present_;
-};
-#else
-template <eviction_state S>
-using checked_eviction = S;
-#endif
-
-/// Opens a policy whose callers are checked, in builds with contract checks.
-template <eviction_policy P>
-[[nodiscard]] auto open_checked(const P& policy, eviction_capacity room) {
-#if KVCACHE_CONTRACTS
-    return checked_eviction<opened_by<P, eviction_capacity>>(policy, room);
-#else
-    return policy.open(room);
-#endif
 }
 
 }} // namespace kvcache
@@ -6104,7 +5822,7 @@ struct sha256_digest {
 
 }} // namespace kvcache
 
-// ---- kvcache/core/revisions.hpp -----------------------------------------------------------------------------------
+// ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -6115,12 +5833,6 @@ inline constexpr unsigned numeric_contract_revision = 1;
 /// The revision of the record format of snapshots and tiers (docs/format.md). It changes whenever the meaning of any
 /// byte changes. It is part of a cache's identity, so records of another revision are not found.
 inline constexpr unsigned record_format_revision = 1;
-
-}} // namespace kvcache
-
-// ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Everything besides the tokens that determines the bits of a cached page. Two caches may exchange pages if and only
 /// if every field is equal. A new field must be named in for_each_field, which does not compile otherwise; `digest_of`
@@ -6183,33 +5895,13 @@ void for_each_field(const identity& id, Visit visit) {
 /// The digest of an identity: domain-separated, every field preceded by its name, length-prefixed.
 [[nodiscard]] inline digest digest_of(const identity& id) {
     digest_builder builder;
-    builder.text("kvcache identity 2");
+    builder.text("kvcache identity 3");
     for_each_field(id, [&](const char* name, const auto& field) {
         builder.text(name);
         detail::append_field(builder, field);
     });
     return builder.finish();
 }
-
-}} // namespace kvcache
-
-// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
-/// preceding digest and the run of tokens after it.
-template <class S>
-concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
-    { s.root() } -> std::same_as<digest>;
-    { s.chain(before, run) } -> std::same_as<digest>;
-};
-
-/// A policy that names a run of tokens together with everything before it.
-template <class P>
-concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
-    p.open(id);
-} && hash_state<opened_by<P, identity>>;
 
 }} // namespace kvcache
 
@@ -6230,14 +5922,6 @@ struct index_match {
     std::size_t tokens = 0;
     match_end end = match_end::unknown;
     std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
-
-    /// Makes it the match of nothing. The pages keep their memory.
-    void clear() noexcept {
-        pages.clear();
-        tokens = 0;
-        end = match_end::unknown;
-        stored.reset();
-    }
 };
 
 /// The outcome of an insertion.
@@ -6290,149 +5974,6 @@ template <class P>
 concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
     p.open(shape, pages);
 } && index_state<opened_by<P, page_shape, std::size_t>>;
-
-}} // namespace kvcache
-
-// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved. With `wait` and
-/// `notify` a thread can wait until a lease ends.
-template <class S>
-concept locking_state = requires(S& s) {
-    s.lock();
-    s.unlock();
-};
-
-/// A locking under which a thread can wait: `wait` unlocks, waits for `notify`, and locks again.
-template <class S>
-concept waiting_state = locking_state<S> && requires(S& s) {
-    s.wait();
-    s.notify();
-};
-
-/// A policy that defines how threads share a cache.
-template <class P>
-concept locking_policy =
-    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
-
-}} // namespace kvcache
-
-// ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The kinds of events in a cache.
-enum class event_kind {
-    matched,   ///< A prompt was looked up: tokens matched, tokens of the prompt, matched pages.
-    stored,    ///< Tokens were committed.
-    published, ///< A full page became findable: its tokens and its parent page.
-    copied,    ///< A shared page was copied before a write (copy-on-write): from the first of the pages to the second.
-    evicted,   ///< A page was evicted.
-    refused,   ///< A reservation failed for lack of pages.
-};
-
-/// One event. Its spans are valid during the call only.
-struct event {
-    event_kind kind = event_kind::matched;
-    std::size_t tokens = 0; ///< Tokens matched (matched), committed (stored), or in the page (the other kinds).
-    std::size_t of = 0;     ///< Tokens requested (matched, refused).
-    std::size_t pages = 0;  ///< Number of pages concerned.
-
-    std::span<const page_id> which = {}; ///< The pages concerned, in order; empty for stored and refused.
-    std::optional<page_id> parent = {};  ///< The parent of the page (published, evicted).
-    std::span<const token_id> run = {};  ///< The tokens of the page (published, evicted).
-    std::span<const digest> names = {};  ///< Page names, indexed by page; see name_of.
-    std::size_t page_tokens = 0;         ///< Tokens of a full page.
-
-    /// Returns the digest of all tokens up to the end of a page. Requires: the page is full and findable.
-    [[nodiscard]] digest name_of(page_id page) const {
-        expects(index_of(page) < names.size(), "an event names the pages that it is about");
-        return names[index_of(page)];
-    }
-};
-
-/// The working state of an observer. It receives every event, under the cache's lock. Exceptions that it throws are
-/// ignored.
-template <class S>
-concept observer_state = requires(S s, const event& what) {
-    s.on(what);
-};
-
-/// A policy that observes the events of a cache.
-template <class P>
-concept observer_policy = plays<P, observer_role> && requires(const P p) {
-    p.open();
-} && observer_state<opened_by<P>>;
-
-}} // namespace kvcache
-
-// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
-struct compute_range {
-    std::size_t first = 0;
-    std::size_t count = 0;
-};
-
-/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
-struct reused_span {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0;
-    std::uint32_t row = 0; ///< Row of the first token in its page.
-
-    friend bool operator==(const reused_span&, const reused_span&) = default;
-};
-
-/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
-/// tokens whose first `hit` are cached.
-template <class S>
-concept recompute_state = requires(const S s, std::size_t tokens) {
-    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
-};
-
-/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
-/// to `positions`.
-template <class S>
-concept chunk_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
-    s.select(runs, positions);
-};
-
-/// The vectors compared to measure a reused token's deviation.
-enum class deviation_metric { keys, values };
-
-/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
-/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
-/// before that one.
-template <class S>
-concept deviation_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    s.select(runs, deviations, positions);
-    { s.compared() } -> std::same_as<deviation_metric>;
-    { s.check_layer() } -> std::convertible_to<std::size_t>;
-};
-
-/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
-/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
-/// some.
-template <class S>
-concept filtering_recompute_state = deviation_recompute_state<S> &&
-    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    { s.filters() } -> std::convertible_to<std::size_t>;
-    s.filter(number, runs, deviations, positions);
-};
-
-/// A policy that selects the reused tokens to recompute.
-template <class P>
-concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
-    p.open(shape);
-} && recompute_state<opened_by<P, page_shape>>;
 
 }} // namespace kvcache
 
@@ -6517,264 +6058,35 @@ concept tier_policy = plays<P, tier_role> && requires(const P p) {
 
 }} // namespace kvcache
 
-// ---- kvcache/cache/check_policies.hpp -----------------------------------------------------------------------------
+// ---- kvcache/tier/none.hpp ----------------------------------------------------------------------------------------
 
-// Policies that cannot be composed, and why, in words. A misuse is the type of the cache that such policies would make.
-// It has the members of a standard cache, so that the message is the only error. Compilers print the names of the
-// policies as arguments of the misuse, and each static_assert prints the policy again. An entry header includes this
-// file directly: GCC prints the path of includes before its message.
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+/// No tier: pages evicted from memory are lost.
+struct none {
+    using role = tier_role;
 
-/// Satisfied if a policy has everything that its role requires.
-template <class P>
-concept complete_policy = codec_policy<P> || storage_policy<P> || hash_policy<P> || index_policy<P> ||
-    eviction_policy<P> || recompute_policy<P> || tier_policy<P> || observer_policy<P> || locking_policy<P>;
-
-// The policy among Ps that plays Role, or Standard if none does.
-template <class Role, class Standard, class... Ps>
-struct slot {
-    using type = Standard;
-};
-template <class Role, class Standard, class P, class... Ps>
-struct slot<Role, Standard, P, Ps...> : slot<Role, Standard, Ps...> {};
-template <class Role, class Standard, plays<Role> P, class... Ps>
-struct slot<Role, Standard, P, Ps...> {
-    using type = P;
-};
-
-// The standard cache; its argument only delays the lookup.
-template <class>
-struct standard_cache;
-
-// `Holds`, printed with the names of the policies in question.
-template <bool Holds, class... Ps>
-inline constexpr bool holds_for = Holds;
-
-// The state that a policy opens, or void.
-template <class P, class... Arguments>
-struct state_of {
-    using type = void;
-};
-template <class P, class... Arguments>
-    requires requires {
-        typename opened_by<P, Arguments...>;
-    }
-struct state_of<P, Arguments...> {
-    using type = opened_by<P, Arguments...>;
-};
-
-struct
-    the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_and_merge_equal_pages;
-
-/// Arguments that make_cache does not take.
-template <class Fields>
-struct unknown_arguments : standard_cache<Fields>::type {
-    static_assert(holds_for<false, Fields>, "make_cache takes {.shape = {.layers, .kv_heads, .head_dim, .tokens}, "
-                                            ".limit = {.bytes, .pages}, .id, .tenants, "
-                                            ".merge_equal_pages} and policies");
-};
-
-/// A type without a role, or with an unknown one.
-template <class P>
-struct names_no_role : standard_cache<P>::type {
-    static_assert(holds_for<false, P>,
-                  "a policy names its role, one of core/role.hpp: using role = kvcache::eviction_role;");
-};
-
-/// Two policies for one role.
-template <class Role, class A, class B>
-struct both_play : standard_cache<A>::type {
-    static_assert(holds_for<false, Role, A, B>,
-                  "two policies both play the same role; a cache has one policy for each role");
-};
-
-/// A policy that lacks a member that its role requires. The first one that is missing is reported.
-template <class Role, class P>
-struct incomplete;
-
-template <class P>
-struct incomplete<codec_role, P> : standard_cache<P>::type {
-    using state = typename state_of<P, page_shape>::type;
-    static constexpr bool opens = !std::is_void_v<state>;
-    static constexpr bool sized = opens && requires(const state s) {
-        { s.page_bytes() } -> std::same_as<std::size_t>;
-        { s.name() } -> std::same_as<std::string>;
+    class state {
+    public:
+        template <class Use>
+        [[nodiscard]] result<bool> read(const sha256_digest&, Use&&) {
+            return false;
+        }
+        [[nodiscard]] result<void> put(const tier_entry&, std::span<const std::span<const std::byte>>) { return {}; }
+        [[nodiscard]] bool contains(const sha256_digest&) const noexcept { return false; }
+        [[nodiscard]] result<void> erase(const sha256_digest&) { return {}; }
+        [[nodiscard]] result<void> flush() { return {}; }
+        [[nodiscard]] result<void> status() const { return {}; }
+        [[nodiscard]] tier_counts counts() const noexcept { return {}; }
+        [[nodiscard]] bool is_null() const noexcept { return true; }
     };
-    static constexpr bool keys =
-        sized && requires(const state s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
-        { s.keys(page, at, to) } -> std::same_as<const float*>;
-    };
-    static constexpr bool values =
-        keys && requires(const state s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
-        { s.values(page, at, to) } -> std::same_as<const float*>;
-    };
-    static_assert(holds_for<opens, P>, "a codec needs: state open(page_shape) const");
-    static_assert(holds_for < !opens || sized, P >,
-                  "a codec's state needs: std::size_t page_bytes() const; std::string name() const");
-    static_assert(holds_for < !sized || keys, P >,
-                  "a codec's state needs: const float* keys(std::span<const std::byte> "
-                  "page, page_tile, std::span<float> scratch) const");
-    static_assert(holds_for < !keys || values, P >,
-                  "a codec's state needs: const float* values(std::span<const std::byte> "
-                  "page, page_tile, std::span<float> scratch) const");
-    static_assert(holds_for<!values, P>,
-                  "a codec's state needs encode and copy of a row_writer, or all of a page_writer "
-                  "(codec/concept.hpp)");
+
+    [[nodiscard]] state open() const { return {}; }
 };
 
-template <class P>
-struct incomplete<storage_role, P> : standard_cache<P>::type {
-    using state = typename state_of<P, std::size_t, std::size_t>::type;
-    static constexpr bool opens = !std::is_void_v<state>;
-    static constexpr bool moves = opens && std::movable<state>;
-    static constexpr bool acquires = moves && requires(state s, page_id page) {
-        { s.acquire(page) } -> std::same_as<bool>;
-    };
-    static constexpr bool releases = acquires && requires(state s, page_id page) {
-        { s.release(page) }
-        noexcept;
-    };
-    static_assert(holds_for<opens, P>, "a storage needs: state open(std::size_t pages, std::size_t page_bytes) const");
-    static_assert(holds_for < !opens || moves, P >, "a storage's state is movable");
-    static_assert(holds_for < !moves || acquires, P >, "a storage's state needs: bool acquire(page_id)");
-    static_assert(holds_for < !acquires || releases, P >, "a storage's state needs: void release(page_id) noexcept");
-    static_assert(holds_for<!releases, P>, "a storage's state needs: std::span<std::byte> bytes(page_id) const");
-};
+static_assert(tier_policy<none>);
 
-template <class P>
-struct incomplete<hash_role, P> : standard_cache<P>::type {
-    using state = typename state_of<P, identity>::type;
-    static constexpr bool opens = !std::is_void_v<state>;
-    static constexpr bool roots = opens && requires(const state s) {
-        { s.root() } -> std::same_as<digest>;
-    };
-    static_assert(holds_for<opens, P>, "a hash needs: state open(const identity&) const");
-    static_assert(holds_for < !opens || roots, P >, "a hash's state needs: digest root() const");
-    static_assert(holds_for<!roots, P>,
-                  "a hash's state needs: digest chain(digest before, std::span<const token_id> run) const");
-};
-
-template <class P>
-struct incomplete<index_role, P> : standard_cache<P>::type {
-    using state = typename state_of<P, page_shape, std::size_t>::type;
-    static constexpr bool opens = !std::is_void_v<state>;
-    static constexpr bool matches = opens && requires(const state c, std::span<const token_id> tokens) {
-        { c.match(tokens) } -> std::same_as<index_match>;
-    };
-    static constexpr bool inserts =
-        matches && requires(state s, std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
-        { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
-        s.erase(page);
-    };
-    static constexpr bool looks_up = inserts && requires(const state c, page_id page) {
-        { c.contains(page) } -> std::same_as<bool>;
-        { c.leaf(page) } -> std::same_as<bool>;
-    };
-    static constexpr bool has_parents = looks_up && requires(const state c, page_id page) {
-        { c.parent(page) } -> std::same_as<std::optional<page_id>>;
-    };
-    static_assert(holds_for<opens, P>, "an index needs: state open(page_shape, std::size_t pages) const");
-    static_assert(holds_for < !opens || matches, P >,
-                  "an index's state needs: index_match match(std::span<const token_id>) const");
-    static_assert(holds_for < !matches || inserts, P >,
-                  "an index's state needs: insertion insert(std::optional<page_id> parent, std::span<const token_id>, "
-                  "page_id); void erase(page_id)");
-    static_assert(holds_for < !inserts || looks_up, P >,
-                  "an index's state needs: bool contains(page_id) const; bool leaf(page_id) const");
-    static_assert(holds_for < !looks_up || has_parents, P >,
-                  "an index's state needs: std::optional<page_id> parent(page_id) const");
-    static_assert(holds_for<!has_parents, P>, "an index's state needs: std::span<const token_id> run(page_id) const");
-};
-
-template <class P>
-struct incomplete<eviction_role, P> : standard_cache<P>::type {
-    using state = typename state_of<P, eviction_capacity>::type;
-    static constexpr bool opens = !std::is_void_v<state>;
-    static constexpr bool admits = opens && requires(state s, slot_id slot, const eviction_entry& entry) {
-        s.admit(slot, entry);
-    };
-    static constexpr bool touches = admits && requires(state s, slot_id slot) { s.touch(slot); };
-    static constexpr bool erases = touches && requires(state s, slot_id slot) { s.erase(slot); };
-    static_assert(holds_for<opens, P>, "an eviction policy needs: state open(eviction_capacity) const");
-    static_assert(holds_for < !opens || admits, P >,
-                  "an eviction state needs: void admit(slot_id, const eviction_entry&)");
-    static_assert(holds_for < !admits || touches, P >, "an eviction state needs: void touch(slot_id)");
-    static_assert(holds_for < !touches || erases, P >, "an eviction state needs: void erase(slot_id)");
-    static_assert(holds_for<!erases, P>,
-                  "an eviction state needs: std::optional<slot_id> victim(const auto& is_evictable)");
-};
-
-template <class P>
-struct incomplete<recompute_role, P> : standard_cache<P>::type {
-    static constexpr bool opens = !std::is_void_v<typename state_of<P, page_shape>::type>;
-    static_assert(holds_for<opens, P>, "a recompute policy needs: state open(page_shape) const");
-    static_assert(holds_for<!opens, P>,
-                  "a recompute state needs: std::size_t first_computed(std::size_t hit, std::size_t total) const");
-};
-
-template <class P>
-struct incomplete<tier_role, P> : standard_cache<P>::type {
-    using state = typename state_of<P>::type;
-    static constexpr bool opens = !std::is_void_v<state>;
-    static constexpr bool moves = opens && std::movable<state>;
-    static constexpr bool reads = moves && requires(state s, const sha256_digest& name, const tier_use& use) {
-        { s.read(name, use) } -> std::same_as<result<bool>>;
-        { s.contains(name) } -> std::same_as<bool>;
-    };
-    static constexpr bool writes = reads && requires(state s, const tier_entry& entry, const sha256_digest& name,
-                                                     std::span<const std::span<const std::byte>> pieces) {
-        { s.put(entry, pieces) } -> std::same_as<result<void>>;
-        { s.erase(name) } -> std::same_as<result<void>>;
-        { s.flush() } -> std::same_as<result<void>>;
-    };
-    static_assert(holds_for<opens, P>, "a tier needs: state open() const");
-    static_assert(holds_for < !opens || moves, P >, "a tier's state is movable");
-    static_assert(holds_for < !moves || reads, P >,
-                  "a tier's state needs: result<bool> read(const sha256_digest&, const auto& use); bool contains(const "
-                  "sha256_digest&)");
-    static_assert(holds_for < !reads || writes, P >,
-                  "a tier's state needs: result<void> put(const tier_entry&, std::span<const std::span<const "
-                  "std::byte>>); result<void> erase(const sha256_digest&); result<void> flush()");
-    static_assert(holds_for<!writes, P>,
-                  "a tier's state needs: result<void> status() const; tier_counts counts() const");
-};
-
-template <class P>
-struct incomplete<observer_role, P> : standard_cache<P>::type {
-    static constexpr bool opens = !std::is_void_v<typename state_of<P>::type>;
-    static_assert(holds_for<opens, P>, "an observer needs: state open() const");
-    static_assert(holds_for<!opens, P>, "an observer's state needs: void on(const event&)");
-};
-
-template <class P>
-struct incomplete<locking_role, P> : standard_cache<P>::type {
-    static_assert(holds_for<false, P>, "a locking policy needs a type `state` with a default constructor, void lock() "
-                                       "and void unlock()");
-};
-
-/// The first misuse among the policies. Requires: there is one.
-template <class P, class... Ps>
-struct first_misuse {
-    using type = typename first_misuse<Ps...>::type;
-};
-template <class P, class... Ps>
-    requires(!policy<P>)
-struct first_misuse<P, Ps...> {
-    using type = names_no_role<P>;
-};
-template <policy P, class... Ps>
-    requires(!complete_policy<P>)
-struct first_misuse<P, Ps...> {
-    using type = incomplete<typename role_of<P>::type, P>;
-};
-template <complete_policy P, class... Ps>
-    requires(plays<Ps, typename role_of<P>::type> || ...)
-struct first_misuse<P, Ps...> {
-    using type = both_play<typename role_of<P>::type, P, typename slot<typename role_of<P>::type, void, Ps...>::type>;
-};
-
-}}} // namespace kvcache::detail
+}}} // namespace kvcache::tier
 
 // ---- kvcache/cache/config.hpp -------------------------------------------------------------------------------------
 
@@ -6787,7 +6099,7 @@ class tenant_salt {
 public:
     /// Requires: `bytes` is not empty.
     explicit tenant_salt(std::string bytes) : bytes_(std::move(bytes)) {
-        expects(!bytes_.empty(), "a tenant's salt is not empty");
+        require(!bytes_.empty(), "a tenant's salt is not empty");
     }
     [[nodiscard]] const std::string& bytes() const noexcept { return bytes_; }
 
@@ -6804,30 +6116,40 @@ struct tenant_usage {
     friend constexpr bool operator==(const tenant_usage&, const tenant_usage&) = default;
 };
 
+class tenant_registry;
+
 /// A tenant of a cache, as `open_tenant` returns it. A prompt that is acquired for a tenant finds only what the same
 /// tenant has stored. Copies are the same tenant; while one exists, its number is not given to another. The default
 /// stands for a cache without tenants. Requires: a copy outlives the tenant's sequences and leases.
 class tenant {
 public:
     tenant() = default;
-    /// The tenant with this number in its cache. `uses` counts the copies.
-    tenant(std::uint32_t number, std::shared_ptr<const void> uses) : number_(number), uses_(std::move(uses)) {}
+    /// The tenant with this number in the cache of the registry. `uses` counts the copies.
+    tenant(const tenant_registry& of, std::uint32_t number, std::shared_ptr<const void> uses)
+        : of_(&of), number_(number), uses_(std::move(uses)) {}
 
-    /// The number in the cache: 0 for none, 1 for what belongs to no tenant.
+    /// The number in the cache: 0 for none, 1 for the pages that belong to no tenant.
     [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
+    [[nodiscard]] bool belongs_to(const tenant_registry& of) const noexcept { return of_ == &of; }
 
-    friend bool operator==(const tenant& a, const tenant& b) noexcept { return a.number_ == b.number_; }
+    friend bool operator==(const tenant& a, const tenant& b) noexcept {
+        return a.of_ == b.of_ && a.number_ == b.number_;
+    }
 
 private:
+    const tenant_registry* of_ = nullptr;
     std::uint32_t number_ = 0;
     std::shared_ptr<const void> uses_;
 };
 
-/// The tenants of a cache by salt. Number 1 has no salt: it is shared by all that name no tenant.
+/// The tenants of a cache by salt. Number 1 has no salt: all callers without a salt share it. It stays where it is: its
+/// tenants point to it.
 class tenant_registry {
 public:
     /// For at most `most` tenants with a salt.
     explicit tenant_registry(std::size_t most) : most_(most) {}
+    tenant_registry(const tenant_registry&) = delete;
+    tenant_registry& operator=(const tenant_registry&) = delete;
 
     /// The maximum number of tenants with a salt; 0 in a cache without tenants.
     [[nodiscard]] std::size_t most() const noexcept { return most_; }
@@ -6843,6 +6165,8 @@ public:
                 return use(number);
         return std::nullopt;
     }
+
+    /// What the registry keeps of one tenant.
     struct account {
         std::string salt = {};
         std::shared_ptr<const std::uint64_t> copies = std::make_shared<const std::uint64_t>(); ///< Counts the copies.
@@ -6860,7 +6184,7 @@ public:
     /// A copy of a tenant, used now.
     [[nodiscard]] tenant use(std::uint32_t number) noexcept {
         accounts_[number - 1].used = ++uses_;
-        return {number, accounts_[number - 1].copies};
+        return {*this, number, accounts_[number - 1].copies};
     }
 
     /// The tenant to replace: of those without a copy the one with the fewest pages, and of these the one that was not
@@ -6908,13 +6232,7 @@ public:
     /// Throws: bad_alloc; the index is then unchanged.
     void add_root(std::uint32_t tenant) { index_.insert(std::nullopt, run_of(tenant), *root_of(tenant)); }
 
-    /// The longest cached prefix of a tenant's tokens.
-    [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
-        index_match found;
-        match(tenant, tokens, found);
-        return found;
-    }
-    /// The same in the memory of another match.
+    /// Makes `found` the longest cached prefix of a tenant's tokens.
     void match(std::uint32_t tenant, std::span<const token_id> tokens, index_match& found) const {
         if (tenant == 0)
             return in_index(tokens, found);
@@ -6924,7 +6242,6 @@ public:
         found.pages.erase(found.pages.begin());
         found.tokens -= page_tokens_;
     }
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
 
     /// Chunks that a tenant has registered, if the index supports chunks.
     [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
@@ -7025,6 +6342,54 @@ struct reservation {
     typename Cache::sequence* to = nullptr;
     std::size_t rows = 0;
     reserve_options options = {};
+};
+
+/// The occupancy of a cache. Every page is free, in use or evictable.
+struct cache_stats {
+    std::size_t pages = 0;      ///< Number of pages within the cache's limit.
+    std::size_t free = 0;       ///< Pages that hold nothing: never used, or freed.
+    std::size_t in_use = 0;     ///< Pages referenced by live sequences, each counted once however many share it.
+    std::size_t evictable = 0;  ///< Pages without references, cached for the next match until space is needed.
+    std::size_t page_bytes = 0; ///< Bytes of a page.
+    std::size_t sequences = 0;  ///< Live sequences and matches.
+
+    std::size_t exact = 0;          ///< Pages with attached full-precision rows, for a codec of whole pages.
+    std::size_t residual_bytes = 0; ///< What those take of the budget.
+
+    friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
+};
+
+/// Counters of a cache's use of its tier.
+struct tier_stats {
+    std::uint64_t asked = 0;          ///< Prompts with whole pages that were not in memory.
+    std::uint64_t hits = 0;           ///< Of these, prompts of which the tier had pages.
+    std::uint64_t loaded_tokens = 0;  ///< Tokens loaded, verified and published.
+    std::uint64_t refused = 0;        ///< Records that were damaged or not the requested ones; see tier_client.
+    std::uint64_t failed = 0;         ///< Tier calls that failed, and loads and hand-overs that ran out of memory.
+    std::uint64_t no_room = 0;        ///< Failed attempts to allocate pages for records; one prompt can have several.
+    std::uint64_t slower = 0;         ///< Prompts with pages in the tier that are faster to compute.
+    std::uint64_t handed_over = 0;    ///< Records given to the tier, which may write them later, or drop them.
+    std::uint64_t stored = 0;         ///< Records that the tier has written.
+    std::uint64_t store_failures = 0; ///< Failures that the tier counted, those of its later writes included.
+    std::optional<error> last = {};   ///< The error of the last refusal or failure.
+};
+
+/// The tier operations of a cache: cache/tier_client.hpp, which <kvcache/tier.hpp> includes.
+template <tier_state Tier>
+class tier_client;
+
+/// The client of a cache without a tier: it makes no records.
+template <>
+class tier_client<tier::none::state> {
+public:
+    tier_client(tier::none::state, const identity&, const std::string&) {}
+
+    [[nodiscard]] tier::none::state& tier() noexcept { return none_; }
+    [[nodiscard]] const tier::none::state& tier() const noexcept { return none_; }
+    [[nodiscard]] tier_stats stats() const { return {}; }
+
+private:
+    tier::none::state none_;
 };
 
 namespace detail {
@@ -8039,134 +7404,188 @@ struct acquired {
 
 }} // namespace kvcache
 
-// ---- kvcache/cache/stats.hpp --------------------------------------------------------------------------------------
+// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// The occupancy of a cache. Every page is free, in use or evictable.
-struct cache_stats {
-    std::size_t pages = 0;      ///< Number of pages within the cache's limit.
-    std::size_t free = 0;       ///< Pages that hold nothing: never used, or freed.
-    std::size_t in_use = 0;     ///< Pages referenced by live sequences, each counted once however many share it.
-    std::size_t evictable = 0;  ///< Pages without references, cached for the next match until space is needed.
-    std::size_t page_bytes = 0; ///< Bytes of a page.
-    std::size_t sequences = 0;  ///< Live sequences and matches.
-
-    std::size_t exact = 0;          ///< Pages with attached full-precision rows, for a codec of whole pages.
-    std::size_t residual_bytes = 0; ///< What those take of the budget.
-
-    friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
+/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
+/// entries of one size this equals counting them.
+struct eviction_capacity {
+    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
+    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
 };
 
-/// Counters of a cache's use of its tier.
-struct tier_stats {
-    std::uint64_t asked = 0;          ///< Prompts with whole pages that were not in memory.
-    std::uint64_t hits = 0;           ///< Of these, prompts of which the tier had pages.
-    std::uint64_t loaded_tokens = 0;  ///< Tokens loaded, verified and published.
-    std::uint64_t refused = 0;        ///< Records that were damaged or not the requested ones; see tier_client.
-    std::uint64_t failed = 0;         ///< Tier calls that failed, and loads and hand-overs that ran out of memory.
-    std::uint64_t no_room = 0;        ///< Failed attempts to allocate pages for records; one prompt can have several.
-    std::uint64_t slower = 0;         ///< Prompts with pages in the tier that are faster to compute.
-    std::uint64_t handed_over = 0;    ///< Records given to the tier, which may write them later, or drop them.
-    std::uint64_t stored = 0;         ///< Records that the tier has written.
-    std::uint64_t store_failures = 0; ///< Failures that the tier counted, those of its later writes included.
-    std::optional<error> last = {};   ///< The error of the last refusal or failure.
+/// Attributes of a new entry, for the eviction policy.
+struct eviction_entry {
+    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
+    std::size_t bytes = 0;              ///< Size of the entry.
+    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
+    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
+    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
+    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
 };
 
-/// Describes the occupancy of a cache in one line.
-[[nodiscard]] inline std::string describe_pages(const page_shape& shape, const std::string& codec,
-                                                const cache_stats& now) {
-    const auto number = [](std::size_t n) { return std::to_string(n); };
-    return detail::joined({number(shape.layers),
-                           " layers, ",
-                           number(shape.kv_heads),
-                           " KV heads of ",
-                           number(shape.head_dim),
-                           ", pages of ",
-                           number(shape.tokens),
-                           " tokens and ",
-                           number(now.page_bytes),
-                           " bytes (",
-                           codec,
-                           "); ",
-                           number(now.pages),
-                           " pages: ",
-                           number(now.in_use),
-                           " in use by ",
-                           number(now.sequences),
-                           " sequences, ",
-                           number(now.evictable),
-                           " evictable, ",
-                           number(now.free),
-                           " free"});
+/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
+/// callable of this form: `victim` is a template over its argument.
+struct evictable_check {
+    bool operator()(slot_id slot) const;
+};
+
+/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
+/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
+/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
+///
+/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
+/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
+/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
+/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
+/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
+/// policy that searches can skip it.
+template <class S>
+concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
+                                  const evictable_check& is_evictable) {
+    s.admit(slot, newcomer);
+    s.touch(slot);
+    s.erase(slot);
+    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
+};
+
+/// A policy that selects the entry to evict when space is needed.
+template <class P>
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
+    p.open(room);
+} && eviction_state<opened_by<P, eviction_capacity>>;
+
+/// Announces a new entry before space is made for it.
+template <eviction_state S>
+void on_miss(S& state, const eviction_entry& newcomer) {
+    if constexpr (requires { state.on_miss(newcomer); })
+        state.on_miss(newcomer);
+}
+
+/// Evicts a victim.
+template <eviction_state S>
+void evict(S& state, slot_id slot) {
+    if constexpr (requires { state.evict(slot); })
+        state.evict(slot);
+    else
+        state.erase(slot);
+}
+
+/// The last reference to an entry was dropped.
+template <eviction_state S>
+void on_released(S& state, slot_id slot) {
+    if constexpr (requires { state.on_released(slot); })
+        state.on_released(slot);
+}
+
+/// The entry gained its first child.
+template <eviction_state S>
+void on_child_added(S& state, slot_id slot) {
+    if constexpr (requires { state.on_child_added(slot); })
+        state.on_child_added(slot);
+}
+
+/// The entry lost its last child.
+template <eviction_state S>
+void on_last_child_removed(S& state, slot_id slot) {
+    if constexpr (requires { state.on_last_child_removed(slot); })
+        state.on_last_child_removed(slot);
+}
+
+#if KVCACHE_CONTRACTS
+/// A state that also checks its caller: an entry is admitted once, and is used and removed only after that. Without
+/// contract checks it is the state itself.
+template <eviction_state S>
+class checked_eviction {
+public:
+    template <eviction_policy P>
+    checked_eviction(const P& policy, eviction_capacity room) : state_(policy.open(room)), present_(room.slots) {}
+
+    void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(state_, newcomer); }
+
+    void admit(slot_id slot, const eviction_entry& newcomer) {
+        expects(!present_[index_of(slot)], "an entry is admitted once");
+        state_.admit(slot, newcomer);
+        present_[index_of(slot)] = true;
+    }
+
+    void touch(slot_id slot) {
+        expects(present_[index_of(slot)], "a touched entry was admitted");
+        state_.touch(slot);
+    }
+
+    void on_released(slot_id slot) {
+        expects(present_[index_of(slot)], "a released entry was admitted");
+        kvcache::on_released(state_, slot);
+    }
+
+    void on_child_added(slot_id slot) {
+        expects(present_[index_of(slot)], "an entry that gains a child was admitted");
+        kvcache::on_child_added(state_, slot);
+    }
+
+    void on_last_child_removed(slot_id slot) {
+        expects(present_[index_of(slot)], "an entry that lost its last child was admitted");
+        kvcache::on_last_child_removed(state_, slot);
+    }
+
+    void erase(slot_id slot) {
+        expects(present_[index_of(slot)], "an erased entry was admitted");
+        state_.erase(slot);
+        present_[index_of(slot)] = false;
+    }
+
+    void evict(slot_id slot) {
+        expects(present_[index_of(slot)], "an evicted entry was admitted");
+        kvcache::evict(state_, slot);
+        present_[index_of(slot)] = false;
+    }
+
+    template <class IsEvictable>
+    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+        return state_.victim(is_evictable);
+    }
+
+private:
+    S state_;
+    std::vector<bool> present_;
+};
+#else
+/// Without contract checks it is the state itself.
+template <eviction_state S>
+using checked_eviction = S;
+#endif
+
+/// Opens a policy whose callers are checked, in builds with contract checks.
+template <eviction_policy P>
+[[nodiscard]] auto open_checked(const P& policy, eviction_capacity room) {
+#if KVCACHE_CONTRACTS
+    return checked_eviction<opened_by<P, eviction_capacity>>(policy, room);
+#else
+    return policy.open(room);
+#endif
 }
 
 }} // namespace kvcache
 
-// ---- kvcache/tier/none.hpp ----------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
-
-/// No tier: pages evicted from memory are lost.
-struct none {
-    using role = tier_role;
-    class state;
-    [[nodiscard]] state open() const;
-};
-
-class none::state {
-public:
-    template <class Use>
-    [[nodiscard]] result<bool> read(const sha256_digest&, Use&&) {
-        return false;
-    }
-    [[nodiscard]] result<void> put(const tier_entry&, std::span<const std::span<const std::byte>>) { return {}; }
-    [[nodiscard]] bool contains(const sha256_digest&) const noexcept { return false; }
-    [[nodiscard]] result<void> erase(const sha256_digest&) { return {}; }
-    [[nodiscard]] result<void> flush() { return {}; }
-    [[nodiscard]] result<void> status() const { return {}; }
-    [[nodiscard]] tier_counts counts() const noexcept { return {}; }
-    [[nodiscard]] bool is_null() const noexcept { return true; }
-};
-
-inline none::state none::open() const {
-    return {};
-}
-
-static_assert(tier_policy<none>);
-
-}}} // namespace kvcache::tier
-
-// ---- kvcache/cache/no_tier_client.hpp -----------------------------------------------------------------------------
+// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// The tier operations of a cache: cache/tier_client.hpp, which <kvcache/tier.hpp> includes.
-template <tier_state Tier>
-class tier_client;
-
-/// The client of a cache without a tier: it makes no records.
-template <>
-class tier_client<tier::none::state> {
-public:
-    tier_client(tier::none::state, const identity&, const std::string&) {}
-
-    [[nodiscard]] tier::none::state& tier() noexcept { return none_; }
-    [[nodiscard]] const tier::none::state& tier() const noexcept { return none_; }
-
-    void set(std::size_t, const identity&) {}
-    [[nodiscard]] tier_stats stats() const { return {}; }
-
-    template <class Core>
-    std::size_t prefetch(Core&, std::uint32_t, std::span<const token_id>) {
-        return 0;
-    }
-    template <class Core>
-    void store(const Core&, sequence_state&) noexcept {}
-
-private:
-    tier::none::state none_;
+/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
+/// preceding digest and the run of tokens after it.
+template <class S>
+concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
+    { s.root() } -> std::same_as<digest>;
+    { s.chain(before, run) } -> std::same_as<digest>;
 };
+
+/// A policy that names a run of tokens together with everything before it.
+template <class P>
+concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
+    p.open(id);
+} && hash_state<opened_by<P, identity>>;
 
 }} // namespace kvcache
 
@@ -8258,16 +7677,15 @@ public:
     [[nodiscard]] bool ranked(page_id page) const noexcept { return (flags_[index_of(page)] & is_ranked) != 0; }
 
     /// Records that computing `rows` rows from position `first` on took `seconds`.
-    void measure(std::size_t first, std::size_t rows, double seconds) noexcept { cost_.measure(first, rows, seconds); }
+    void measure(std::size_t first, std::size_t rows, double seconds) { cost_.measure(first, rows, seconds); }
 
     /// The estimated time to compute `rows` rows from position `first` on.
     [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
         return cost_.seconds(first, rows);
     }
 
-    /// Ranks a page of the index. `length` is the number of pages of its request; if zero, the request ends with this
-    /// page.
-    /// Throws: bad_alloc; the page is then not ranked.
+    /// Ranks a page of the index that is in use. `length` is the number of pages of its request; if zero, the request
+    /// ends with this page. Throws: bad_alloc; the page is then not ranked.
     template <class Index>
     void rank(const Index& index, page_id page, std::size_t length) {
         if (ranked(page))
@@ -8285,7 +7703,7 @@ public:
                                       .length = length > depth ? static_cast<std::uint32_t>(length) : depth + 1};
         on_miss(eviction_, newcomer);
         eviction_.admit(slot_of(page), newcomer);
-        flags_[index_of(page)] = is_ranked;
+        flags_[index_of(page)] = is_ranked | in_use;
         follow(index, page);
     }
 
@@ -8309,21 +7727,29 @@ public:
             eviction_.touch(slot_of(page));
     }
 
-    /// Requires: the page is ranked, as in `evict`.
-    void on_released(page_id page) noexcept { kvcache::on_released(eviction_, slot_of(page)); }
+    /// The page is referenced again. Requires: it is ranked, as in the functions below.
+    void on_held(page_id page) noexcept { flags_[index_of(page)] |= in_use; }
+    /// The last reference to the page is gone.
+    void on_released(page_id page) noexcept {
+        flags_[index_of(page)] &= static_cast<std::uint8_t>(~in_use);
+        kvcache::on_released(eviction_, slot_of(page));
+    }
 
-    /// The page to evict among those for which `is_evictable(page)` holds. Throws: contract_violation, in every build,
-    /// if the policy names another.
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<page_id> victim(IsEvictable&& is_evictable) {
-        const auto is_evictable_slot = [&](slot_id slot) {
-            return index_of(slot) < flags_.size() && is_evictable(page_id{index_of(slot)});
+    /// Whether a page is ranked, unreferenced and has no children.
+    [[nodiscard]] bool evictable(page_id page) const noexcept { return flags_[index_of(page)] == is_ranked; }
+
+    /// The page to evict among the evictable ones for which `wanted(page)` holds. Throws: contract_violation, in every
+    /// build, if the policy names another.
+    template <class Wanted>
+    [[nodiscard]] std::optional<page_id> victim(const Wanted& wanted) {
+        const auto is_victim = [&](slot_id slot) {
+            const auto place = static_cast<std::uint32_t>(slot);
+            return place < flags_.size() && flags_[place] == is_ranked && wanted(page_id{place});
         };
-        const std::optional<slot_id> slot = eviction_.victim(is_evictable_slot);
+        const std::optional<slot_id> slot = eviction_.victim(is_victim);
         if (!slot)
             return std::nullopt;
-        require(is_evictable_slot(*slot) && ranked(page_id{index_of(*slot)}),
-                "an eviction policy's victim is evictable");
+        require(is_victim(*slot), "an eviction policy's victim is evictable");
         return page_id{index_of(*slot)};
     }
 
@@ -8333,7 +7759,7 @@ public:
     }
 
 private:
-    static constexpr std::uint8_t is_ranked = 1, has_children = 2;
+    static constexpr std::uint8_t is_ranked = 1, has_children = 2, in_use = 4;
 
     [[nodiscard]] static slot_id slot_of(page_id page) noexcept { return slot_id{index_of(page)}; }
 
@@ -8341,11 +7767,11 @@ private:
         std::uint8_t& flags = flags_[index_of(page)];
         if (covered == ((flags & has_children) != 0))
             return;
+        flags ^= has_children;
         if (covered)
             on_child_added(eviction_, slot_of(page));
         else
             on_last_child_removed(eviction_, slot_of(page));
-        flags ^= has_children;
     }
 
     std::size_t page_tokens_, page_bytes_;
@@ -8364,17 +7790,12 @@ private:
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The residual rows that a codec of whole pages keeps in addition to the pages: those of each page, and their total
-/// size. They count toward the cache's limit: as many pages as they occupy are set aside. `Coded`: whether the cache
-/// has such a codec; otherwise no page has residual rows.
-template <bool Coded>
+/// size. They count toward the cache's limit: as many pages as they occupy are set aside.
 class residual_pool {
 public:
     /// Manages the residual rows of `pages` pages of `page_bytes` each.
     residual_pool(page_shape shape, std::size_t pages, std::size_t page_bytes)
-        : shape_(shape), page_bytes_(page_bytes) {
-        if constexpr (Coded)
-            of_page_.resize(pages);
-    }
+        : shape_(shape), page_bytes_(page_bytes), of_page_(pages) {}
 
     /// Additional pages to set aside for `more` more residual pages.
     [[nodiscard]] std::size_t more_aside(std::size_t more) const noexcept { return weight(alive_ + more) - aside(); }
@@ -8384,12 +7805,7 @@ public:
     [[nodiscard]] std::size_t bytes() const noexcept { return alive_ * codec::residual_page::bytes_for(shape_); }
 
     /// The residual rows of a page; null if it has none.
-    [[nodiscard]] codec::residual_page* of([[maybe_unused]] page_id page) const noexcept {
-        if constexpr (Coded)
-            return of_page_[index_of(page)].get();
-        else
-            return nullptr;
-    }
+    [[nodiscard]] codec::residual_page* of(page_id page) const noexcept { return of_page_[index_of(page)].get(); }
 
     /// Throws: bad_alloc.
     [[nodiscard]] std::shared_ptr<codec::residual_page> make() {
@@ -8398,39 +7814,34 @@ public:
         return made;
     }
     /// Frees residual rows that were given to no page.
-    void end(std::shared_ptr<codec::residual_page> rows) noexcept { alive_ -= rows != nullptr; }
+    void end(const std::shared_ptr<codec::residual_page>& rows) noexcept { alive_ -= rows != nullptr; }
 
     void give(page_id page, std::shared_ptr<codec::residual_page> rows) noexcept {
         end(std::exchange(of_page_[index_of(page)], std::move(rows)));
     }
     /// Frees the residual rows of a page, if it has any.
-    void drop([[maybe_unused]] page_id page) noexcept {
-        if constexpr (Coded)
-            give(page, nullptr);
-    }
+    void drop(page_id page) noexcept { give(page, nullptr); }
     /// Moves the rows of one page to another that holds the same tokens and has no residual rows.
-    void pass_on([[maybe_unused]] page_id from, [[maybe_unused]] page_id to) noexcept {
-        if constexpr (Coded)
-            if (of(from) != nullptr && of(to) == nullptr)
-                of_page_[index_of(to)] = std::move(of_page_[index_of(from)]);
+    void pass_on(page_id from, page_id to) noexcept {
+        if (of(from) != nullptr && of(to) == nullptr)
+            of_page_[index_of(to)] = std::move(of_page_[index_of(from)]);
     }
 
     /// Returns whether the residual rows of pages and `leased` others account for all that exist.
     [[nodiscard]] bool add_up(std::size_t leased) const noexcept {
-        if constexpr (Coded)
-            for (const auto& rows : of_page_)
-                leased += rows != nullptr;
+        for (const auto& rows : of_page_)
+            leased += rows != nullptr;
         return leased == alive_;
     }
 
 private:
     [[nodiscard]] std::size_t weight(std::size_t exact) const noexcept {
-        return Coded ? (exact * codec::residual_page::bytes_for(shape_) + page_bytes_ - 1) / page_bytes_ : 0;
+        return (exact * codec::residual_page::bytes_for(shape_) + page_bytes_ - 1) / page_bytes_;
     }
 
     page_shape shape_;
     std::size_t page_bytes_;
-    std::vector<std::shared_ptr<codec::residual_page>> of_page_; // empty if the codec needs none
+    std::vector<std::shared_ptr<codec::residual_page>> of_page_;
     std::size_t alive_ = 0;
 };
 
@@ -8440,71 +7851,20 @@ private:
 template <class PageManager>
 class residual_leases {
 public:
-    /// `quantized`: what stays exact; none for a codec that writes row by row, and then nothing here does anything.
-    residual_leases(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
-        : pages_(pages), page_tokens_(page_tokens), quantized_(quantized) {}
+    /// `window`: what stays in full precision.
+    residual_leases(PageManager& pages, std::size_t page_tokens, residual_window window)
+        : pages_(pages), page_tokens_(page_tokens), window_(window) {}
 
     /// The number of the first `tokens` tokens in these pages, page-table entries or page_ids, that can be continued:
     /// up to the last token for which all residual rows that the next query reads are present.
     template <class Pages>
-    [[nodiscard]] std::size_t kept([[maybe_unused]] const Pages& pages, std::size_t tokens) const noexcept {
-        if constexpr (!PageManager::quantized)
-            return tokens;
-        else
-            return kept_residual(pages, tokens);
-    }
-
-    /// The number of residual pages that a lease allocates: for a copied last page, and for `fresh` new ones after
-    /// `before`.
-    [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh,
-                                     std::size_t max_batch_tokens) const {
-        return PageManager::quantized ? (copies ? 1 : 0) + places(before, fresh, max_batch_tokens) : 0;
-    }
-
-    /// Allocates the residual rows of a lease whose pages are already in the table. `used` is the number of rows in use
-    /// in the last page before the lease. Returns false if there is no memory: allocated rows then belong to the lease
-    /// and end with it.
-    [[nodiscard]] bool open([[maybe_unused]] sequence_state& state, [[maybe_unused]] std::uint32_t used,
-                            [[maybe_unused]] std::size_t max_batch_tokens) {
-        if constexpr (!PageManager::quantized)
-            return true;
-        else
-            return open_residual(state, used, max_batch_tokens);
-    }
-
-    /// The residual rows that a lease passes to a page when all its rows are committed; null if it passes none.
-    [[nodiscard]] codec::residual_page* given([[maybe_unused]] const sequence_state& state,
-                                              [[maybe_unused]] std::size_t entry) const noexcept {
-        if constexpr (!PageManager::quantized)
-            return nullptr;
-        else
-            return given_residual(state, entry);
-    }
-
-    /// Passes to the pages the residual rows that they keep, and frees the others. Returns the number of tokens that
-    /// remain.
-    [[nodiscard]] std::size_t finalize(sequence_state& state) noexcept {
-        if constexpr (!PageManager::quantized)
-            return state.tokens.size();
-        else
-            return finalize_residual(state);
-    }
-
-    /// Frees the residual rows that belong to a lease and to no page.
-    void end([[maybe_unused]] residual_ring& ring) noexcept {
-        if constexpr (PageManager::quantized)
-            end_residual(ring);
-    }
-
-private:
-    template <class Pages>
-    [[nodiscard]] std::size_t kept_residual(const Pages& pages, std::size_t tokens) const noexcept {
+    [[nodiscard]] std::size_t kept(const Pages& pages, std::size_t tokens) const noexcept {
         if (tokens % page_tokens_ != 0 && !has(pages, tokens / page_tokens_))
             tokens -= tokens % page_tokens_;
         while (tokens > 0) {
             const std::size_t page = tokens / page_tokens_;
             bool all = true;
-            for (std::size_t i = page - std::min(page, quantized_->recent); i < page; ++i)
+            for (std::size_t i = page - std::min(page, window_.recent); i < page; ++i)
                 all = all && has(pages, i);
             if (all)
                 break;
@@ -8513,7 +7873,17 @@ private:
         return tokens;
     }
 
-    [[nodiscard]] bool open_residual(sequence_state& state, std::uint32_t used, std::size_t max_batch_tokens) {
+    /// The number of residual pages that a lease allocates: for a copied last page, and for `fresh` new ones after
+    /// `before`.
+    [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh,
+                                     std::size_t max_batch_tokens) const {
+        return (copies ? 1 : 0) + places(before, fresh, max_batch_tokens);
+    }
+
+    /// Allocates the residual rows of a lease whose pages are already in the table. `used` is the number of rows in use
+    /// in the last page before the lease. Returns false if there is no memory: allocated rows then belong to the lease
+    /// and end with it.
+    [[nodiscard]] bool open(sequence_state& state, std::uint32_t used, std::size_t max_batch_tokens) {
         const bool made = detail::completes<std::bad_alloc>([&] {
             if (state.lease.has_copied_tail(state.table)) {
                 const page_id own = state.table[state.lease.pages_before - 1].page;
@@ -8543,36 +7913,42 @@ private:
         return pages_.keep_free(pages_.residual().aside());
     }
 
-    [[nodiscard]] codec::residual_page* given_residual(const sequence_state& state, std::size_t entry) const noexcept {
+    /// The residual rows that a lease passes to a page when all its rows are committed; null if it passes none.
+    [[nodiscard]] codec::residual_page* given(const sequence_state& state, std::size_t entry) const noexcept {
         const std::size_t tokens = state.tokens.size() + state.lease.rows, last = tokens / page_tokens_;
-        const bool gives = stays(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
+        const bool gives = window_.covers(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
                            state.lease.ring.keeps(entry, state.table.size());
         return gives ? state.lease.ring.at(entry) : nullptr;
     }
 
-    [[nodiscard]] std::size_t finalize_residual(sequence_state& state) noexcept {
+    /// Passes to the pages the residual rows that they keep, and frees the others. Returns the number of tokens that
+    /// remain.
+    [[nodiscard]] std::size_t finalize(sequence_state& state) noexcept {
         const std::size_t entries = state.table.size(), tokens = state.tokens.size();
         const std::size_t last = tokens / page_tokens_; // the partial page, or the one that would come next
         const std::size_t before = std::min(state.lease.pages_before, entries);
         for (std::size_t i = before; i < entries && i <= last; ++i)
-            if (stays(i, last) && (i < last || tokens % page_tokens_ != 0) && state.lease.ring.keeps(i, entries))
+            if (window_.covers(i, last) && (i < last || tokens % page_tokens_ != 0) &&
+                state.lease.ring.keeps(i, entries))
                 pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
         end(state.lease.ring);
         const std::size_t stay = kept(state.table, tokens);
         // Pages that left the residual window. A page that other sequences reference may be in theirs.
-        const std::size_t first = before - std::min(before, quantized_->recent + 1);
+        const std::size_t first = before - std::min(before, window_.recent + 1);
         for (std::size_t i = first; i < before && i < stay / page_tokens_; ++i)
-            if (!stays(i, stay / page_tokens_) && pages_.pool().holders(state.table[i].page) == 1)
+            if (!window_.covers(i, stay / page_tokens_) && pages_.pool().holders(state.table[i].page) == 1)
                 pages_.residual().drop(state.table[i].page);
         return stay;
     }
 
-    void end_residual(residual_ring& ring) noexcept {
+    /// Frees the residual rows that belong to a lease and to no page.
+    void end(residual_ring& ring) noexcept {
         for (auto& place : ring.places)
             pages_.residual().end(std::move(place));
         ring.places.clear();
     }
 
+private:
     template <class Pages>
     [[nodiscard]] bool has(const Pages& pages, std::size_t i) const noexcept {
         return i < pages.size() && pages_.residual().of(page_of(pages[i])) != nullptr;
@@ -8580,24 +7956,87 @@ private:
     [[nodiscard]] static page_id page_of(page_id page) noexcept { return page; }
     [[nodiscard]] static page_id page_of(const page_entry& entry) noexcept { return entry.page; }
 
-    // Whether page `i` keeps residual rows for a sequence that ends in page `last`.
-    [[nodiscard]] bool stays(std::size_t i, std::size_t last) const noexcept { return quantized_->covers(i, last); }
-
     [[nodiscard]] std::size_t own_places(std::size_t before, std::size_t fresh) const noexcept {
-        return std::min(fresh, quantized_->first - std::min(quantized_->first, before));
+        return std::min(fresh, window_.first - std::min(window_.first, before));
     }
     [[nodiscard]] std::size_t places(std::size_t before, std::size_t fresh,
                                      std::size_t max_batch_tokens) const noexcept {
         return residual_ring::places_for(fresh, own_places(before, fresh), max_batch_tokens, page_tokens_,
-                                         quantized_->recent);
+                                         window_.recent);
     }
 
     PageManager& pages_;
     std::size_t page_tokens_;
-    std::optional<residual_window> quantized_;
+    residual_window window_;
 };
 
 }} // namespace kvcache
+
+// ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The kinds of events in a cache.
+enum class event_kind {
+    matched,   ///< A prompt was looked up: tokens matched, tokens of the prompt, matched pages.
+    stored,    ///< Tokens were committed.
+    published, ///< A full page became findable: its tokens and its parent page.
+    copied,    ///< A shared page was copied before a write (copy-on-write): from the first of the pages to the second.
+    evicted,   ///< A page was evicted.
+    refused,   ///< A reservation failed for lack of pages.
+};
+
+/// One event. Its spans are valid during the call only.
+struct event {
+    event_kind kind = event_kind::matched;
+    std::size_t tokens = 0; ///< Tokens matched (matched), committed (stored), or in the page (the other kinds).
+    std::size_t of = 0;     ///< Tokens requested (matched, refused).
+    std::size_t pages = 0;  ///< Number of pages concerned.
+
+    std::span<const page_id> which = {}; ///< The pages concerned, in order; empty for stored and refused.
+    std::optional<page_id> parent = {};  ///< The parent of the page (published, evicted).
+    std::span<const token_id> run = {};  ///< The tokens of the page (published, evicted).
+    std::span<const digest> names = {};  ///< Page names, indexed by page; see name_of.
+    std::size_t page_tokens = 0;         ///< Tokens of a full page.
+
+    /// Returns the digest of all tokens up to the end of a page. Requires: the page is full and findable.
+    [[nodiscard]] digest name_of(page_id page) const {
+        expects(index_of(page) < names.size(), "an event names the pages that it is about");
+        return names[index_of(page)];
+    }
+};
+
+/// The working state of an observer. It receives every event, under the cache's lock. Exceptions that it throws are
+/// ignored.
+template <class S>
+concept observer_state = requires(S s, const event& what) {
+    s.on(what);
+};
+
+/// A policy that observes the events of a cache.
+template <class P>
+concept observer_policy = plays<P, observer_role> && requires(const P p) {
+    p.open();
+} && observer_state<opened_by<P>>;
+
+}} // namespace kvcache
+
+// ---- kvcache/observer/none.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
+
+/// No observer; it has no cost.
+struct none {
+    using role = observer_role;
+    struct state {
+        void on(const event&) noexcept {}
+    };
+    [[nodiscard]] state open() const { return {}; }
+};
+
+static_assert(observer_policy<none>);
+
+}}} // namespace kvcache::observer
 
 // ---- kvcache/cache/page_manager.hpp -------------------------------------------------------------------------------
 
@@ -8665,6 +8104,19 @@ private:
     std::vector<page_id> free_;
 };
 
+/// In place of a residual_pool, where a codec writes row by row: no page has residual rows.
+struct no_residual_pool {
+    no_residual_pool(page_shape, std::size_t, std::size_t) {}
+    static constexpr std::size_t more_aside(std::size_t) noexcept { return 0; }
+    static constexpr std::size_t aside() noexcept { return 0; }
+    static constexpr std::size_t alive() noexcept { return 0; }
+    static constexpr std::size_t bytes() noexcept { return 0; }
+    static constexpr codec::residual_page* of(page_id) noexcept { return nullptr; }
+    static constexpr void drop(page_id) noexcept {}
+    static constexpr void pass_on(page_id, page_id) noexcept {}
+    static constexpr bool add_up(std::size_t leased) noexcept { return leased == 0; }
+};
+
 /// The owner of each page. Tenants are numbered from one; number zero stands for a cache without tenants.
 class tenant_quotas {
 public:
@@ -8721,6 +8173,7 @@ template <storage_state Storage, hash_state Hash, index_state Index, eviction_st
 class page_manager {
 public:
     static constexpr bool quantized = Coded;
+    static constexpr bool observed = !std::same_as<Observer, observer::none::state>;
 
     /// Opens the storage, hash, index, eviction and observer of `policies`, a cache_policies.
     template <class Policies>
@@ -8751,8 +8204,8 @@ public:
     /// Whether a page has a rank among those that may be evicted.
     [[nodiscard]] bool ranked(page_id page) const noexcept { return eviction_.ranked(page); }
 
-    [[nodiscard]] residual_pool<Coded>& residual() noexcept { return residual_; }
-    [[nodiscard]] const residual_pool<Coded>& residual() const noexcept { return residual_; }
+    [[nodiscard]] auto& residual() noexcept { return residual_; }
+    [[nodiscard]] const auto& residual() const noexcept { return residual_; }
 
     /// Pages that can be allocated: free and evictable ones, minus those set aside for residual rows.
     [[nodiscard]] std::size_t available() const noexcept {
@@ -8778,8 +8231,9 @@ public:
     std::size_t evict(std::span<const page_id> pages) {
         std::size_t evicted = 0;
         for (std::size_t i = pages.size(); i-- > 0;)
-            if (is_evictable(pages[i])) {
-                evict(pages[i], [&] { eviction_.unrank(pages[i]); });
+            if (eviction_.evictable(pages[i])) {
+                eviction_.unrank(pages[i]);
+                discard(pages[i]);
                 ++evicted;
             }
         return evicted;
@@ -8800,10 +8254,12 @@ public:
     }
 
     /// Notifies the observer; its exceptions are ignored.
-    void emit(event what) noexcept {
-        what.names = eviction_.prefixes();
-        what.page_tokens = shape_.tokens;
-        detail::ignore_exceptions([&] { observer_.on(what); });
+    void emit([[maybe_unused]] event what) noexcept {
+        if constexpr (observed) {
+            what.names = eviction_.prefixes();
+            what.page_tokens = shape_.tokens;
+            detail::ignore_exceptions([&] { observer_.on(what); });
+        }
     }
 
     /// Allocates a page with one reference. Evicts if no page is free, and once more if the storage refuses a free
@@ -8813,8 +8269,9 @@ public:
         while (tenants_.full(tenant))
             if (!evict_any(tenant))
                 return std::nullopt;
-        if (!keep_free(residual_.aside() + 1))
-            return std::nullopt;
+        while (pool_.free().size() < residual_.aside() + 1)
+            if (!evict_any(0))
+                return std::nullopt;
         auto page = pool_.take();
         if (!page && evict_any(0))
             page = pool_.take();
@@ -8842,8 +8299,10 @@ public:
     }
 
     void hold(page_id page) noexcept {
-        if (pool_.holders(page) == 0)
+        if (pool_.holders(page) == 0) {
             mark_in_use(page);
+            eviction_.on_held(page);
+        }
         pool_.hold(page);
     }
 
@@ -8865,7 +8324,7 @@ public:
 
     /// Records that computing `rows` rows from `first` on took `seconds`, from which the cost of pages is learned.
     /// Fewer rows than a page has are decode steps, which do not tell the cost of a prefill, and are ignored.
-    void measure(std::size_t first, std::size_t rows, double seconds) noexcept {
+    void measure(std::size_t first, std::size_t rows, double seconds) {
         if (rows >= shape_.tokens)
             eviction_.measure(first, rows, seconds);
     }
@@ -8926,9 +8385,11 @@ private:
         pool_.reclaim(page);
     }
 
-    void emit_page_event(event_kind what, page_id page) noexcept {
-        const auto run = index_.run(page);
-        emit({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
+    void emit_page_event([[maybe_unused]] event_kind what, [[maybe_unused]] page_id page) noexcept {
+        if constexpr (observed) {
+            const auto run = index_.run(page);
+            emit({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
+        }
     }
 
     // Whether an indexed page can become evictable: it is ranked, or can be. Otherwise it is removed from the index.
@@ -8961,26 +8422,20 @@ private:
         }
     }
 
-    [[nodiscard]] bool is_evictable(page_id page) const {
-        return pool_.holders(page) == 0 && index_.contains(page) && index_.leaf(page);
-    }
-
     // Evicts an evictable page; one of this tenant's, if `tenant` is not zero.
     [[nodiscard]] bool evict_any(std::uint32_t tenant) {
-        const auto page = eviction_.victim([this, tenant](page_id candidate) {
-            return pool_.holders(candidate) == 0 && index_.leaf(candidate) &&
-                   (tenant == 0 || tenants_.owns(tenant, candidate));
-        });
-        if (page)
-            evict(*page, [&] { eviction_.evict(*page); });
-        return page.has_value();
+        const auto page = eviction_.victim(
+            [this, tenant](page_id candidate) { return tenant == 0 || tenants_.owns(tenant, candidate); });
+        if (!page)
+            return false;
+        eviction_.evict(*page);
+        discard(*page);
+        return true;
     }
 
-    // Evicts a page. `unrank` removes it from the eviction policy.
-    template <class Unrank>
-    void evict(page_id page, Unrank&& unrank) {
+    // Frees an evictable page that the eviction policy has given up.
+    void discard(page_id page) {
         emit_page_event(event_kind::evicted, page);
-        unrank();
         remove_from_index(page);
         unlist(page);
         if constexpr (requires { pool_.storage().on_evict(page); })
@@ -8988,7 +8443,7 @@ private:
     }
 
     page_shape shape_;
-    residual_pool<Coded> residual_;
+    std::conditional_t<Coded, residual_pool, no_residual_pool> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
     index_match found_; // of the last `find`
@@ -9006,7 +8461,7 @@ private:
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Recomputes the reference count of every page from the sequences, and compares each sequence with the index.
-template <index_state Index>
+template <class Index>
 class invariant_checker {
 public:
     invariant_checker(const Index& index, std::size_t page_tokens, std::size_t pages)
@@ -9144,17 +8599,35 @@ struct row_demand {
     std::size_t pages = 0;            ///< Pages in all, with those set aside for residual rows.
 };
 
+/// In place of residual_leases, where a codec writes row by row: every row of a page can be continued.
+struct no_residual_leases {
+    template <class PageManager>
+    no_residual_leases(const PageManager&, std::size_t, residual_window) {}
+    template <class Pages>
+    static constexpr std::size_t kept(const Pages&, std::size_t tokens) noexcept {
+        return tokens;
+    }
+    static constexpr std::size_t needed(bool, std::size_t, std::size_t, std::size_t) noexcept { return 0; }
+    static constexpr bool open(sequence_state&, std::uint32_t, std::size_t) noexcept { return true; }
+    static constexpr codec::residual_page* given(const sequence_state&, std::size_t) noexcept { return nullptr; }
+    static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
+    static constexpr void end(residual_ring&) noexcept {}
+};
+
 /// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
 /// released tail first, so that a parent was always used more recently than its children.
 template <class PageManager>
 class sequence_manager {
 public:
-    /// Requires: the page manager outlives it. It cannot be moved.
-    sequence_manager(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
+    /// Whether the codec encodes whole pages: only those are shared then, with the rows that stay in full precision.
+    static constexpr bool quantized = PageManager::quantized;
+
+    /// `window`: the rows that stay in full precision, if `quantized`. Requires: the page manager outlives it. It
+    /// cannot be moved.
+    sequence_manager(PageManager& pages, std::size_t page_tokens, residual_window window)
         : pages_(pages),
           page_tokens_(page_tokens),
-          whole_(quantized.has_value()),
-          residual_(pages, page_tokens, quantized),
+          residual_(pages, page_tokens, window),
           spare_(pages.pool().pages()) {
         ring_.previous = ring_.next = &ring_;
     }
@@ -9179,8 +8652,7 @@ public:
     }
 
     /// The exact rows that its sequences and leases have.
-    [[nodiscard]] residual_leases<PageManager>& residual() noexcept { return residual_; }
-    [[nodiscard]] const residual_leases<PageManager>& residual() const noexcept { return residual_; }
+    [[nodiscard]] const auto& residual() const noexcept { return residual_; }
 
     /// Adds a sequence, and references the pages of its table.
     void add(sequence_state& state) noexcept {
@@ -9232,6 +8704,7 @@ public:
     template <class Codec>
     [[nodiscard]] result<void> reserve(sequence_state& state, const Codec& codec, std::size_t rows,
                                        reserve_options options) {
+        require(!state.lease.open, "a sequence has one lease at a time");
         const row_demand wanted = demand(state, rows, options);
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
@@ -9239,14 +8712,13 @@ public:
         if constexpr (row_writer<Codec> || page_writer<Codec>)
             state.lease.written.begin(rows, pages_.shape().layers);
         state.lease.begin(rows, state.table, state.open_rows(page_tokens_).has_value());
-        const bool taken = [&] {
-            detail::scope_guard undone([&] { undo(state); });
-            if (!take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.max_batch_tokens))
-                return false;
-            undone.dismiss();
-            return true;
-        }();
-        return taken ? result<void>() : refuse_storage(state, rows, wanted.pages, codec.page_bytes());
+        detail::scope_guard undone([&] { undo(state); });
+        if (!take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.max_batch_tokens)) {
+            undo(state);
+            return refuse_storage(state, rows, wanted.pages, codec.page_bytes());
+        }
+        undone.dismiss();
+        return {};
     }
 
     /// The number of leases that have ended whose rows were of a prompt.
@@ -9313,7 +8785,7 @@ public:
     /// The same where there was room for them, and the storage refused. If it says why, that is the error.
     [[nodiscard]] error refuse_storage(const sequence_state& state, std::size_t rows, std::size_t pages,
                                        std::size_t page_bytes) {
-        const error full = refuse(state, rows, pages, page_bytes);
+        error full = refuse(state, rows, pages, page_bytes);
         if constexpr (requires { pages_.pool().storage().status(); })
             if (const result<void> stored = pages_.pool().storage().status(); !stored)
                 return stored.error();
@@ -9413,7 +8885,7 @@ private:
         const std::size_t length = std::max(state.full_entries(page_tokens_), state.prompt / page_tokens_);
         for (std::size_t i = state.published_pages; state.publishable && i < state.table.size(); ++i) {
             page_entry& entry = state.table[i];
-            if (whole_ && entry.count < page_tokens_)
+            if (quantized && entry.count < page_tokens_)
                 break;
             if (i * page_tokens_ + entry.count > std::min(state.exact, state.cacheable)) // approximate: never published
                 return;
@@ -9456,13 +8928,123 @@ private:
 
     PageManager& pages_;
     std::size_t page_tokens_;
-    bool whole_; // whether the codec codes whole pages: only those are shared
-    residual_leases<PageManager> residual_;
+    std::conditional_t<quantized, residual_leases<PageManager>, no_residual_leases> residual_;
     sequence_state ring_;
     std::size_t size_ = 0;
     std::uint64_t prompts_ended_ = 0;
     spare_sequences spare_;
 };
+
+}} // namespace kvcache
+
+// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved. With `wait` and
+/// `notify` a thread can wait until a lease ends.
+template <class S>
+concept locking_state = requires(S& s) {
+    s.lock();
+    s.unlock();
+};
+
+/// A locking under which a thread can wait: `wait` unlocks, waits for `notify`, and locks again.
+template <class S>
+concept waiting_state = locking_state<S> && requires(S& s) {
+    s.wait();
+    s.notify();
+};
+
+/// A policy that defines how threads share a cache.
+template <class P>
+concept locking_policy =
+    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
+
+}} // namespace kvcache
+
+// ---- kvcache/locking/none.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
+
+/// Only one thread at a time uses the cache; nothing is locked.
+struct none {
+    using role = locking_role;
+    struct state {
+        void lock() noexcept {}
+        void unlock() noexcept {}
+    };
+};
+
+static_assert(locking_policy<none>);
+
+}}} // namespace kvcache::locking
+
+// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
+struct compute_range {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
+/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
+struct reused_span {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0;
+    std::uint32_t row = 0; ///< Row of the first token in its page.
+
+    friend bool operator==(const reused_span&, const reused_span&) = default;
+};
+
+/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
+/// tokens whose first `hit` are cached.
+template <class S>
+concept recompute_state = requires(const S s, std::size_t tokens) {
+    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
+};
+
+/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
+/// to `positions`.
+template <class S>
+concept chunk_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
+    s.select(runs, positions);
+};
+
+/// The vectors compared to measure a reused token's deviation.
+enum class deviation_metric { keys, values };
+
+/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
+/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
+/// before that one.
+template <class S>
+concept deviation_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    s.select(runs, deviations, positions);
+    { s.compared() } -> std::same_as<deviation_metric>;
+    { s.check_layer() } -> std::convertible_to<std::size_t>;
+};
+
+/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
+/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
+/// some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
+};
+
+/// A policy that selects the reused tokens to recompute.
+template <class P>
+concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
+    p.open(shape);
+} && recompute_state<opened_by<P, page_shape>>;
 
 }} // namespace kvcache
 
@@ -9479,8 +9061,6 @@ class cache_core {
     template <class Policy, class... Arguments>
     using opened = decltype(std::declval<const Policy&>().open(std::declval<Arguments>()...));
 
-    using hash_policy_type = decltype(Policies::hash);
-
 public:
     using index_type = opened<decltype(Policies::index), page_shape, std::size_t>;
     using codec_type = opened<decltype(Policies::codec), page_shape>;
@@ -9488,7 +9068,7 @@ public:
     using recompute_type = opened<decltype(Policies::recompute), page_shape>;
     using tier_type = opened<decltype(Policies::tier)>;
     using locking_type = typename decltype(Policies::locking)::state;
-    using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>, index_type,
+    using page_manager_type = page_manager<storage_type, opened<decltype(Policies::hash), identity>, index_type,
                                            opened<decltype(Policies::eviction), eviction_capacity>,
                                            opened<decltype(Policies::observer)>, page_writer<codec_type>>;
     using sequence = basic_sequence<cache_core>;
@@ -9502,7 +9082,8 @@ public:
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
 
-    /// Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an identity.
+    /// It does not move. Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an
+    /// identity.
     cache_core(cache_config config, Policies policies)
         : shape_(checked(config.shape)),
           codec_(policies.codec.open(shape_)),
@@ -9518,9 +9099,6 @@ public:
         if (config.tenants > 0)
             add_tenant({}, std::numeric_limits<std::size_t>::max());
     }
-    cache_core(cache_core&&) = delete;
-    cache_core& operator=(cache_core&&) = delete;
-    ~cache_core() = default;
 
     // What never changes.
 
@@ -9531,13 +9109,11 @@ public:
     [[nodiscard]] tier_client<tier_type>& tier() noexcept { return tier_; }
     [[nodiscard]] const tier_client<tier_type>& tier() const noexcept { return tier_; }
 
-    // What the lock guards.
+    // What the lock guards. Requires: the lock is held.
 
     [[nodiscard]] locking_type& lock() const noexcept { return lock_; }
-    /// Requires: the lock is held.
     [[nodiscard]] page_manager_type& pages() noexcept { return pages_; }
     [[nodiscard]] const page_manager_type& pages() const noexcept { return pages_; }
-    /// Requires: the lock is held.
     [[nodiscard]] sequence_manager<page_manager_type>& sequences() noexcept { return sequences_; }
     [[nodiscard]] const sequence_manager<page_manager_type>& sequences() const noexcept { return sequences_; }
 
@@ -9557,14 +9133,14 @@ public:
 
     /// The number of a tenant. Requires: a cache with tenants is used with one of them, and a cache without is not.
     [[nodiscard]] std::uint32_t number_of(const kvcache::tenant& of) const {
-        const std::uint32_t number = of.number();
-        require((number == 0) == (tenants_.most() == 0), "a cache with tenants is used with one of them");
-        return number;
+        require((of.number() == 0) == (tenants_.most() == 0), "a cache with tenants is used with one of them");
+        require(of.number() == 0 || of.belongs_to(tenants_), "a tenant is used with its own cache");
+        return of.number();
     }
 
     /// What is cached of a prompt, and what is being computed. Pins and changes nothing.
     [[nodiscard]] lookup_result lookup(std::uint32_t tenant, std::span<const token_id> tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         const index_match& found = pages_.find(tenant, tokens);
         lookup_result made = described(found, tokens.size());
         made.cached_tokens = sequences_.residual().kept(found.pages, found.tokens);
@@ -9575,7 +9151,7 @@ public:
     /// A sequence that shares the longest prefix of a prompt that is in memory.
     [[nodiscard]] match match_in_memory(std::uint32_t tenant, std::span<const token_id> tokens,
                                         const match_options& options) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         auto known = sequences_.fresh();
         const index_match& found = pages_.find(tenant, tokens);
         lookup_result made = described(found, tokens.size());
@@ -9592,9 +9168,10 @@ public:
             const auto pages = std::span(found.pages).first(known->table.size());
             pages_.emit({event_kind::matched, kept, tokens.size(), pages.size(), pages});
         }
-        sequences_.add(*known);
+        const std::size_t first = options.plans ? first_computed(kept, tokens.size()) : kept;
+        sequences_.add(*known); // after what may throw
         if (options.plans)
-            truncate_to_plan(*known, tokens.size());
+            truncate_to(*known, first);
         return {{*this, std::move(known)}, made};
     }
 
@@ -9611,10 +9188,11 @@ public:
         std::vector<page_id> pages;
         for (const page_entry& entry : found.sequence.table())
             pages.push_back(entry.page);
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         pages_.emit({event_kind::matched, found.found.cached_tokens, found.found.prompt_tokens, pages.size(), pages});
+        sequence_state& state = found.sequence.state_in(*this);
         if (plans)
-            truncate_to_plan(found.sequence.state_in(*this), found.found.prompt_tokens);
+            truncate_to(state, first_computed(state.tokens.size(), found.found.prompt_tokens));
     }
 
     /// See basic_cache.
@@ -9634,7 +9212,7 @@ public:
 
     /// An empty sequence.
     [[nodiscard]] sequence open(std::uint32_t tenant) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         auto state = sequences_.fresh();
         state->tenant = tenant;
         sequences_.add(*state);
@@ -9643,23 +9221,23 @@ public:
 
     /// See basic_cache.
     std::size_t evict(std::uint32_t tenant, std::span<const token_id> tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return pages_.evict(pages_.find(tenant, tokens).pages);
     }
     std::size_t evict(std::span<const page_id> pages) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         for (const page_id page : pages)
             require(index_of(page) < pages_.pool().pages(), "an evicted page is one of the cache's");
         return pages_.evict(pages);
     }
     [[nodiscard]] bool clear(std::uint32_t tenant) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return pages_.clear(tenant);
     }
 
     /// Expected seconds to compute `rows` rows from position `first` on, from the leases committed so far.
     [[nodiscard]] double prefill_seconds(std::size_t first, std::size_t rows) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return pages_.seconds(first, rows);
     }
 
@@ -9667,7 +9245,7 @@ public:
 
     /// See basic_cache.
     [[nodiscard]] result<kvcache::tenant> open_tenant(const std::string& salt, std::size_t quota) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         require(tenants_.most() > 0, "a cache with tenants is opened for a number of them");
         if (salt.empty())
             return tenants_.use(1);
@@ -9684,18 +9262,19 @@ public:
         const identity own = tenant_identity(salt);
         const digest root = hash_.open(own).root();
         std::string kept = salt;
-        tier_.set(number, own);
+        if constexpr (has_tier)
+            tier_.set(number, own);
         pages_.replace_tenant(number, root, quota);
         tenants_.replace(number, std::move(kept));
         return tenants_.use(number);
     }
     [[nodiscard]] tenant_usage usage(std::uint32_t tenant) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return pages_.tenants().usage(tenant);
     }
     /// The identity of what a tenant stores.
     [[nodiscard]] identity id(std::uint32_t tenant) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return tenant == 0 ? identity_ : tenant_identity(tenants_.salt(tenant));
     }
     [[nodiscard]] const identity& id() const noexcept { return identity_; }
@@ -9708,7 +9287,7 @@ public:
     }
 
     [[nodiscard]] sequence fork(const sequence_state& from, std::size_t tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         auto made = sequences_.fresh();
         made->share(from, sequences_.residual().kept(from.table, tokens), shape_.tokens);
@@ -9717,19 +9296,19 @@ public:
     }
 
     void set_cacheable_limit(sequence_state& state, std::size_t tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         state.cacheable = tokens;
     }
 
     void truncate(sequence_state& state, std::size_t tokens) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         require(tokens <= state.tokens.size() && !state.lease.open,
                 "a truncation lies inside a sequence without a lease");
-        sequences_.truncate(state, sequences_.residual().kept(state.table, tokens));
+        truncate_to(state, tokens);
     }
 
     [[nodiscard]] result<sequence> erase_range(const sequence_state& from, std::size_t first, std::size_t count) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         require(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
                 "an erased range lies inside a sequence without a lease");
         auto kept = sequences_.fresh();
@@ -9748,8 +9327,10 @@ public:
 
     /// Reserves rows. Errors, exceptions: those of the cache's reserve.
     [[nodiscard]] result<lease> reserve(sequence_state& state, std::size_t rows, reserve_options options) {
-        const std::lock_guard guard(lock_);
-        return reserve_locked(state, rows, options);
+        const lock_guard guard(lock_);
+        if (auto reserved = sequences_.reserve(state, codec_, rows, options); !reserved)
+            return reserved.error();
+        return lease(*this, state);
     }
 
     void commit(sequence_state& state, std::span<const token_id> tokens) {
@@ -9758,7 +9339,8 @@ public:
             sequences_.commit(state, tokens);
             pages_.emit({event_kind::stored, tokens.size(), 0, 0});
         }
-        tier_.store(*this, state);
+        if constexpr (has_tier)
+            tier_.store(*this, state);
     }
     /// The same for rows that were not computed here; the tier gets none of them.
     void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
@@ -9774,7 +9356,7 @@ public:
     // The whole cache.
 
     [[nodiscard]] cache_stats stats() const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         const auto& pool = pages_.pool();
         const std::size_t free = pool.free().size(), evictable = pages_.evictable();
         return {pool.pages(),
@@ -9787,22 +9369,29 @@ public:
                 pages_.residual().bytes()};
     }
     [[nodiscard]] result<void> check() const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return sequences_.check();
     }
     /// Full-precision rows attached to a page that a sequence references; empty if there are none.
     [[nodiscard]] std::span<const std::byte> residual_bytes(page_id page) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         const codec::residual_page* rows = pages_.residual().of(page);
         return rows != nullptr ? rows->bytes() : std::span<const std::byte>();
     }
     /// The pages that a reservation would take now. Cost: O(1).
     [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options) const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return sequences_.demand(to.state_in(*this), rows, options).pages;
     }
 
 private:
+    // A cache without a lock does not call one.
+    struct no_guard {
+        explicit no_guard(const locking_type&) {}
+    };
+    using lock_guard =
+        std::conditional_t<std::same_as<locking_type, locking::none::state>, no_guard, std::lock_guard<locking_type>>;
+
     // Holds the lock. At its end it wakes the threads that wait for the lease of a prompt, if one has ended meanwhile.
     class ending {
     public:
@@ -9817,7 +9406,7 @@ private:
 
     private:
         cache_core& core_;
-        std::lock_guard<locking_type> guard_;
+        lock_guard guard_;
         std::uint64_t before_;
     };
 
@@ -9835,11 +9424,11 @@ private:
         return pages;
     }
     // The rows that stay in full precision, where the codec encodes whole pages.
-    [[nodiscard]] static std::optional<residual_window> residual_window_of([[maybe_unused]] const codec_type& codec) {
+    [[nodiscard]] static residual_window residual_window_of([[maybe_unused]] const codec_type& codec) {
         if constexpr (page_writer<codec_type>)
             return codec.exact();
         else
-            return std::nullopt;
+            return {};
     }
 
     [[nodiscard]] static lookup_result described(const index_match& found, std::size_t prompt) {
@@ -9850,23 +9439,20 @@ private:
                 .differing_token = found.stored};
     }
 
-    // Leaves to a matched sequence the tokens that are not computed again.
-    void truncate_to_plan(sequence_state& state, std::size_t prompt) {
-        const std::size_t first = recompute_.first_computed(state.tokens.size(), prompt);
-        require(first <= state.tokens.size(), "a plan begins inside its match");
-        sequences_.truncate(state, sequences_.residual().kept(state.table, first));
+    // The first token of a prompt that is computed, where `known` tokens are cached.
+    [[nodiscard]] std::size_t first_computed(std::size_t known, std::size_t prompt) const {
+        const std::size_t first = recompute_.first_computed(known, prompt);
+        require(first <= known, "a plan begins inside its match");
+        return first;
+    }
+    // Keeps the first `tokens` tokens, or fewer: those that can be continued.
+    void truncate_to(sequence_state& state, std::size_t tokens) noexcept {
+        sequences_.truncate(state, sequences_.residual().kept(state.table, tokens));
     }
 
     [[nodiscard]] std::uint64_t prompts_ended() const {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         return sequences_.prompts_ended();
-    }
-
-    [[nodiscard]] result<lease> reserve_locked(sequence_state& state, std::size_t rows, reserve_options options) {
-        require(!state.lease.open, "a sequence has one lease at a time");
-        if (auto reserved = sequences_.reserve(state, codec_, rows, options); !reserved)
-            return reserved.error();
-        return lease(*this, state);
     }
 
     // Reserves the rows of a prompt after those that a sequence has, and notes what they are. Returns nullopt if the
@@ -9874,7 +9460,7 @@ private:
     // waited for one. Errors: as reserve; pending.
     [[nodiscard]] std::optional<result<lease>> reserve_prompt(sequence& to, std::span<const token_id> tokens,
                                                               const acquire_options& options, std::uint64_t ended) {
-        const std::lock_guard guard(lock_);
+        const lock_guard guard(lock_);
         sequence_state& state = to.state_in(*this);
         const std::size_t known = state.tokens.size();
         if (options.pending != pending_prefix::compute) {
@@ -9896,10 +9482,10 @@ private:
         }
         const auto rest = tokens.subspan(known);
         state.lease.prompt.reserve(rest.size());
-        auto made = reserve_locked(state, rest.size(), {options.max_batch_tokens});
-        if (made)
-            state.lease.prompt.assign(rest.begin(), rest.end());
-        return made;
+        if (auto reserved = sequences_.reserve(state, codec_, rest.size(), {options.max_batch_tokens}); !reserved)
+            return reserved.error();
+        state.lease.prompt.assign(rest.begin(), rest.end());
+        return lease(*this, state);
     }
 
     [[nodiscard]] identity tenant_identity(const std::string& salt) const {
@@ -9913,7 +9499,8 @@ private:
         const identity own = tenant_identity(salt);
         tenant_registry::account account{.salt = salt};
         tenants_.reserve();
-        tier_.set(tenants_.size() + 1, own);
+        if constexpr (has_tier)
+            tier_.set(tenants_.size() + 1, own);
         pages_.add_tenant(hash_.open(own).root(), quota);
         return tenants_.add(std::move(account));
     }
@@ -9922,7 +9509,7 @@ private:
     codec_type codec_;
     identity identity_;
     page_manager_type pages_;
-    hash_policy_type hash_;
+    decltype(Policies::hash) hash_;
     sequence_manager<page_manager_type> sequences_;
     recompute_type recompute_;
     tier_client<tier_type> tier_;
@@ -10019,7 +9606,11 @@ public:
     /// Loads the pages of a prompt that only the tier has, for a later acquire. They stay unpinned. Returns the number
     /// of tokens loaded. Cost: as acquire.
     std::size_t prefetch(std::span<const token_id> prompt, const tenant& of = {}) {
-        return core().tier().prefetch(core(), core().number_of(of), prompt);
+        const std::uint32_t number = core().number_of(of);
+        if constexpr (core_type::has_tier)
+            return core().tier().prefetch(core(), number, prompt);
+        else
+            return 0;
     }
 
     /// Evicts the pages of a prompt from memory, last first, up to a page that a sequence uses or that a longer cached
@@ -10047,7 +9638,7 @@ public:
     [[nodiscard]] const page_shape& shape() const { return core().shape(); }
     /// The identity of the cache; of what a tenant stores, for a tenant.
     [[nodiscard]] const identity& id() const { return core().id(); }
-    [[nodiscard]] identity id(const tenant& of) const { return core().id(of.number()); }
+    [[nodiscard]] identity id(const tenant& of) const { return core().id(core().number_of(of)); }
     [[nodiscard]] const codec_type& codec() const { return core().codec(); }
     [[nodiscard]] const storage_type& storage() const { return core().storage(); }
     /// The opened tier policy, with its status, counters and flush.
@@ -10090,8 +9681,15 @@ template <class Cache>
 /// One paragraph for people: shape, codec, usage, identity.
 template <class Cache>
 [[nodiscard]] std::string describe(const Cache& cache) {
-    return detail::joined({"kvcache: ", describe_pages(cache.shape(), cache.codec().name(), cache.stats()),
-                           "; identity ", to_string(digest_of(cache.id()))});
+    const page_shape& shape = cache.shape();
+    const cache_stats now = cache.stats();
+    const auto count = [](std::size_t n, const char* of) { return std::to_string(n) + of; };
+    return detail::joined({"kvcache: ", count(shape.layers, " layers, "), count(shape.kv_heads, " KV heads of "),
+                           count(shape.head_dim, ", pages of "), count(shape.tokens, " tokens and "),
+                           count(now.page_bytes, " bytes ("), cache.codec().name(), "); ", count(now.pages, " pages: "),
+                           count(now.in_use, " in use by "), count(now.sequences, " sequences, "),
+                           count(now.evictable, " evictable, "), count(now.free, " free; identity "),
+                           to_string(digest_of(cache.id()))});
 }
 
 }} // namespace kvcache
@@ -10552,154 +10150,150 @@ private:
 struct learned_reuse {
     using role = eviction_role;
     std::size_t ghosts_a_slot = 4;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 32 bytes a slot, 16 a ghost,
-/// 5 KB.
-class learned_reuse::state {
-public:
-    state(const learned_reuse& policy, eviction_capacity room)
-        : queues_(room.slots, classes),
-          entries_(room.slots),
-          ghosts_(room.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
-          period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 32 bytes a slot, 16 a
+    /// ghost, 5 KB.
+    class state {
+    public:
+        state(const learned_reuse& policy, eviction_capacity room)
+            : queues_(room.slots, classes),
+              entries_(room.slots),
+              ghosts_(room.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
+              period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        apply_touches();
-        known& one = entries_[index_of(slot)];
-        one = {.key = newcomer.key, .bytes = static_cast<float>(std::max<std::size_t>(newcomer.bytes, 1))};
-        if (const auto ghost = ghosts_.take(newcomer.key)) {
-            const std::uint32_t c = ghost->mark & class_bits;
-            one.uses = static_cast<std::uint8_t>(c == 0 ? 1 : (1u << (c - 1)) + 1); // the least of the class
-            ages_.use(c, clock_ - (ghost->mark & ~class_bits));
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            apply_touches();
+            known& one = entries_[index_of(slot)];
+            one = {.key = newcomer.key, .bytes = static_cast<float>(std::max<std::size_t>(newcomer.bytes, 1))};
+            if (const auto ghost = ghosts_.take(newcomer.key)) {
+                const std::uint32_t c = ghost->mark & class_bits;
+                one.uses = static_cast<std::uint8_t>(c == 0 ? 1 : (1u << (c - 1)) + 1); // the least of the class
+                ages_.use(c, clock_ - (ghost->mark & ~class_bits));
+            }
+            use(slot);
         }
-        use(slot);
-    }
 
-    void touch(slot_id slot) {
-        touches_.add(
-            slot,
-            [this](slot_id one) {
-                queues_.prefetch(one);
-                prefetch_to_write(entries_.data(), index_of(one));
-            },
-            [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
-    }
+        void touch(slot_id slot) {
+            touches_.add(
+                slot,
+                [this](slot_id one) {
+                    queues_.prefetch(one);
+                    prefetch_to_write(entries_.data(), index_of(one));
+                },
+                [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
+        }
 
-    void on_released(slot_id slot) {
-        apply_touches();
-        queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
-    }
+        void on_released(slot_id slot) {
+            apply_touches();
+            queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
+        }
 
-    void erase(slot_id slot) {
-        apply_touches();
-        queues_.remove(slot);
-    }
+        void erase(slot_id slot) {
+            apply_touches();
+            queues_.remove(slot);
+        }
 
-    void evict(slot_id slot) {
-        apply_touches();
-        const known& one = entries_[index_of(slot)];
-        ghosts_.push(one.key, {.mark = (one.used & ~class_bits) | class_of(one)});
-        erase(slot);
-    }
+        void evict(slot_id slot) {
+            apply_touches();
+            const known& one = entries_[index_of(slot)];
+            ghosts_.push(one.key, {.mark = (one.used & ~class_bits) | class_of(one)});
+            erase(slot);
+        }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        apply_touches();
-        const auto found = least(is_evictable, patience);
-        return found ? found : least(is_evictable, queues_.slots());
-    }
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            apply_touches();
+            const auto found = least(is_evictable, patience);
+            return found ? found : least(is_evictable, queues_.slots());
+        }
 
-private:
-    static constexpr std::uint32_t classes = 5, class_bits = 7;
-    static constexpr std::size_t patience = 64; // entries checked at each end of a list before it is skipped
-    struct known {
-        std::uint64_t key = 0;
-        float bytes = 1.0f;
-        std::uint32_t used = 0; // time of the last use
-        std::uint8_t uses = 0;  // up to 255
+    private:
+        static constexpr std::uint32_t classes = 5, class_bits = 7;
+        static constexpr std::size_t patience = 64; // entries checked at each end of a list before it is skipped
+        struct known {
+            std::uint64_t key = 0;
+            float bytes = 1.0f;
+            std::uint32_t used = 0; // time of the last use
+            std::uint8_t uses = 0;  // up to 255
+        };
+
+        // Classes: 1, 2, 3 to 4, 5 to 8 and more uses.
+        [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
+            return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
+                                           classes - 1);
+        }
+
+        void apply_touches() {
+            touches_.apply_all([this](slot_id slot) { use_again(slot); });
+        }
+
+        void use_again(slot_id slot) {
+            const known& one = entries_[index_of(slot)];
+            ages_.use(class_of(one), clock_ - one.used);
+            queues_.remove(slot);
+            use(slot);
+        }
+
+        void use(slot_id slot) {
+            known& one = entries_[index_of(slot)];
+            one.uses = static_cast<std::uint8_t>(std::min(one.uses + 1, 255));
+            one.used = ++clock_;
+            ages_.begin(class_of(one));
+            queues_.push_front(slot, class_of(one));
+            if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots
+                ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
+                next_ = std::min(2 * next_, period_);
+                since_learned_ = 0;
+            }
+        }
+
+        // The entry of least value among the oldest and the newest evictable entry of each list. The newest wins where
+        // all entries return at one age, as in a loop. An entry that is not evictable keeps its place: a parent is
+        // evicted after its children.
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> least(IsEvictable&& is_evictable, std::size_t most_asked) {
+            std::optional<slot_id> found;
+            double worth = 0.0;
+            std::uint32_t age = 0;
+            const auto consider_end = [&](std::uint32_t c, slot_id slot, auto next) {
+                for (std::size_t asked = 0; !queues_.ends(slot); slot = next(slot), ++asked) {
+                    if (asked == most_asked)
+                        return;
+                    if (!is_evictable(slot))
+                        continue;
+                    const known& one = entries_[index_of(slot)];
+                    const std::uint32_t own_age = clock_ - one.used;
+                    const double own = ages_.worth(c, own_age) / static_cast<double>(one.bytes);
+                    if (!found || own < worth || (own == worth && own_age > age)) {
+                        found = slot;
+                        worth = own;
+                        age = own_age;
+                    }
+                    return;
+                }
+            };
+            for (std::uint32_t c = 0; c < classes; ++c) {
+                if (queues_.empty(c))
+                    continue;
+                consider_end(c, queues_.back(c), [this](slot_id slot) { return queues_.newer(slot); });
+                consider_end(c, queues_.front(c), [this](slot_id slot) { return queues_.older(slot); });
+            }
+            return found;
+        }
+
+        slot_lists queues_;
+        std::vector<known> entries_;
+        touch_buffer touches_;
+        ghost_list ghosts_;
+        age_histogram<classes> ages_;
+        std::uint32_t clock_ = 0; // uses of all entries; wraps
+        std::uint32_t since_learned_ = 0;
+        std::uint32_t period_;
+        std::uint32_t next_ = 2000;
     };
 
-    // Classes: 1, 2, 3 to 4, 5 to 8 and more uses.
-    [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
-        return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
-                                       classes - 1);
-    }
-
-    void apply_touches() {
-        touches_.apply_all([this](slot_id slot) { use_again(slot); });
-    }
-
-    void use_again(slot_id slot) {
-        const known& one = entries_[index_of(slot)];
-        ages_.use(class_of(one), clock_ - one.used);
-        queues_.remove(slot);
-        use(slot);
-    }
-
-    void use(slot_id slot) {
-        known& one = entries_[index_of(slot)];
-        one.uses = static_cast<std::uint8_t>(std::min(one.uses + 1, 255));
-        one.used = ++clock_;
-        ages_.begin(class_of(one));
-        queues_.push_front(slot, class_of(one));
-        if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots
-            ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
-            next_ = std::min(2 * next_, period_);
-            since_learned_ = 0;
-        }
-    }
-
-    // The entry of least value among the oldest and the newest evictable entry of each list. The newest wins where all
-    // entries return at one age, as in a loop. An entry that is not evictable keeps its place: a parent is evicted
-    // after its children.
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> least(IsEvictable&& is_evictable, std::size_t most_asked) {
-        std::optional<slot_id> found;
-        double worth = 0.0;
-        std::uint32_t age = 0;
-        const auto consider_end = [&](std::uint32_t c, slot_id slot, auto next) {
-            for (std::size_t asked = 0; !queues_.ends(slot); slot = next(slot), ++asked) {
-                if (asked == most_asked)
-                    return;
-                if (!is_evictable(slot))
-                    continue;
-                const known& one = entries_[index_of(slot)];
-                const std::uint32_t own_age = clock_ - one.used;
-                const double own = ages_.worth(c, own_age) / static_cast<double>(one.bytes);
-                if (!found || own < worth || (own == worth && own_age > age)) {
-                    found = slot;
-                    worth = own;
-                    age = own_age;
-                }
-                return;
-            }
-        };
-        for (std::uint32_t c = 0; c < classes; ++c) {
-            if (queues_.empty(c))
-                continue;
-            consider_end(c, queues_.back(c), [this](slot_id slot) { return queues_.newer(slot); });
-            consider_end(c, queues_.front(c), [this](slot_id slot) { return queues_.older(slot); });
-        }
-        return found;
-    }
-
-    slot_lists queues_;
-    std::vector<known> entries_;
-    touch_buffer touches_;
-    ghost_list ghosts_;
-    age_histogram<classes> ages_;
-    std::uint32_t clock_ = 0; // uses of all entries; wraps
-    std::uint32_t since_learned_ = 0;
-    std::uint32_t period_;
-    std::uint32_t next_ = 2000;
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline learned_reuse::state learned_reuse::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<learned_reuse>);
 
@@ -10715,30 +10309,26 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace hash {
 struct xxh3 {
     using role = hash_role;
     std::string key = {}; ///< Secret that names and seals the records of a tier; changes no name in memory.
-    class state;
-    [[nodiscard]] state open(const identity& id) const;
+
+    class state {
+    public:
+        explicit state(digest root) : root_(root) {}
+
+        [[nodiscard]] digest root() const noexcept { return root_; }
+
+        /// Cost: about 20 ns plus 0.1 ns a token.
+        [[nodiscard]] digest chain(digest before, std::span<const token_id> run) const {
+            digest_builder builder;
+            builder.nested(before).number(run.size());
+            return builder.bytes(std::as_bytes(run)).finish();
+        }
+
+    private:
+        digest root_;
+    };
+
+    [[nodiscard]] state open(const identity& id) const { return state{digest_of(id)}; }
 };
-
-class xxh3::state {
-public:
-    explicit state(digest root) : root_(root) {}
-
-    [[nodiscard]] digest root() const noexcept { return root_; }
-
-    /// Cost: about 20 ns plus 0.1 ns a token.
-    [[nodiscard]] digest chain(digest before, std::span<const token_id> run) const {
-        digest_builder builder;
-        builder.nested(before).number(run.size());
-        return builder.bytes(std::as_bytes(run)).finish();
-    }
-
-private:
-    digest root_;
-};
-
-inline xxh3::state xxh3::open(const identity& id) const {
-    return state{digest_of(id)};
-}
 
 static_assert(hash_policy<xxh3>);
 
@@ -10854,11 +10444,11 @@ public:
         : page_tokens_(shape.tokens), tokens_(pages * page_tokens_), nodes_(pages), order_(pages) {}
 
     [[nodiscard]] std::size_t page_tokens() const noexcept { return page_tokens_; }
-    [[nodiscard]] bool contains(page_id page) const { return node_of(page).count > 0; }
-    [[nodiscard]] bool full(page_id page) const { return node_of(page).count == page_tokens_; }
-    [[nodiscard]] bool leaf(page_id page) const { return node_of(page).children.empty(); }
+    [[nodiscard]] bool contains(page_id page) const { return nodes_[index_of(page)].count > 0; }
+    [[nodiscard]] bool full(page_id page) const { return nodes_[index_of(page)].count == page_tokens_; }
+    [[nodiscard]] bool leaf(page_id page) const { return nodes_[index_of(page)].children.empty(); }
     [[nodiscard]] std::optional<page_id> parent(page_id page) const {
-        const std::uint32_t above = node_of(page).parent;
+        const std::uint32_t above = nodes_[index_of(page)].parent;
         return above == none ? std::nullopt : std::optional(page_id{above});
     }
 
@@ -10894,9 +10484,10 @@ public:
 
     /// Requires: the page is a leaf of the tree.
     void erase(page_id page) {
-        expects(contains(page) && leaf(page), "only a leaf leaves the index");
+        node& own = nodes_[index_of(page)];
+        expects(own.count > 0 && own.children.empty(), "only a leaf leaves the index");
         unlink(index_of(page));
-        nodes_[index_of(page)] = {};
+        own = {};
     }
 
     /// Returns whether a page is in the tree, full, holds exactly this run and has `last` (or none) as its parent.
@@ -10915,7 +10506,7 @@ public:
     /// Extends a match by one page, whole or in part: the child of the last page that shares most with the query, which
     /// has at most a page's length. Returns whether a whole page matched; if not, the match holds the reason.
     bool step(index_match& found, std::span<const token_id> query) const {
-        const sibling_order::set& level = found.pages.empty() ? roots_ : node_of(found.pages.back()).children;
+        const sibling_order::set& level = found.pages.empty() ? roots_ : nodes_[index_of(found.pages.back())].children;
         if (query.empty())
             found.end = match_end::complete;
         if (query.empty() || level.empty())
@@ -10975,7 +10566,6 @@ private:
     [[nodiscard]] std::span<const token_id> run_of(std::uint32_t page) const {
         return {tokens_.data() + page * page_tokens_, nodes_[page].count};
     }
-    [[nodiscard]] const node& node_of(page_id page) const { return nodes_[index_of(page)]; }
     [[nodiscard]] sibling_order::set& children(std::uint32_t above) {
         return above == none ? roots_ : nodes_[above].children;
     }
@@ -10988,77 +10578,6 @@ private:
     sibling_order order_;             // children of each page, and the roots
     sibling_order::set roots_;
 };
-
-/// An index of a page tree whose full pages are also found by the chained hash of all tokens up to their end. Equal
-/// hashes only make candidates: Lookup compares them with the tree. Lookup holds the pages by hash, with `insert(hash,
-/// page)`, `erase(hash, page)` and `match(tree, chain, tokens, found)`, where `chain(past, run)` continues a hash. All
-/// memory is allocated at construction: that of the tree and of Lookup, and 8 bytes a page.
-template <class Lookup>
-class hashed_tree {
-public:
-    /// `hash_bits`: the bits of a hash that are used; 64 or more for all.
-    hashed_tree(unsigned hash_bits, page_shape shape, std::size_t pages)
-        : used_bits_(hash_bits >= 64 ? ~std::uint64_t{} : (std::uint64_t{1} << hash_bits) - 1),
-          tree_(shape, pages),
-          lookup_(pages),
-          hashes_(pages) {}
-
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
-        index_match found;
-        match(tokens, found);
-        return found;
-    }
-    /// The same in the memory of another match.
-    void match(std::span<const token_id> tokens, index_match& found) const {
-        found.clear();
-        lookup_.match(
-            tree_, [this](std::uint64_t past, std::span<const token_id> run) { return chain(past, run); }, tokens,
-            found);
-    }
-
-    /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
-    /// the index, one of the two runs is a prefix of the other.
-    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
-        const insertion done = tree_.insert(parent, tokens, page);
-        if (done.what != insertion::outcome::covered && tree_.full(page)) {
-            const std::uint64_t hash = chain(parent ? hashes_[index_of(*parent)] : 0, tokens);
-            hashes_[index_of(page)] = hash;
-            lookup_.insert(hash, index_of(page));
-        }
-        return done;
-    }
-
-    /// Requires: the page is a leaf of the index.
-    void erase(page_id page) {
-        const bool hashed = tree_.full(page);
-        tree_.erase(page);
-        if (hashed)
-            lookup_.erase(hashes_[index_of(page)], index_of(page));
-    }
-
-    [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
-    [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
-    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
-
-    /// The tokens of a page in the index; empty for other pages.
-    [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
-
-private:
-    [[nodiscard]] std::uint64_t chain(std::uint64_t past, std::span<const token_id> run) const {
-        return seeded_hash(past, std::as_bytes(run)) & used_bits_;
-    }
-
-    std::uint64_t used_bits_;
-    page_tree tree_;
-    Lookup lookup_;                     // full pages
-    std::vector<std::uint64_t> hashes_; // by full page: hash of all tokens up to its end
-};
-
-}}} // namespace kvcache::index
-
-// ---- kvcache/index/radix.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 
 /// A lossy table from hashes to pages. A hash maps to one cache line of eight entries; a page that finds them all taken
 /// is not stored, and of two pages under one hash `find` may return either. The caller therefore compares and has a
@@ -11145,6 +10664,80 @@ private:
     aligned_vector<line> lines_;
 };
 
+/// An index of a page tree whose full pages are also found by the chained hash of all tokens up to their end. Equal
+/// hashes only make candidates: Lookup compares them with the tree. Lookup holds the pages by hash, with `insert(hash,
+/// page)`, `erase(hash, page)` and `match(tree, chain, tokens, found)`, where `chain(past, run)` continues a hash. All
+/// memory is allocated at construction: that of the tree and of Lookup, and 8 bytes a page.
+template <class Lookup>
+class hashed_tree {
+public:
+    /// `hash_bits`: the bits of a hash that are used; 64 or more for all.
+    hashed_tree(unsigned hash_bits, page_shape shape, std::size_t pages)
+        : used_bits_(hash_bits >= 64 ? ~std::uint64_t{} : (std::uint64_t{1} << hash_bits) - 1),
+          tree_(shape, pages),
+          lookup_(pages),
+          hashes_(pages) {}
+
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+        index_match found;
+        match(tokens, found);
+        return found;
+    }
+    /// The same in the memory of another match.
+    void match(std::span<const token_id> tokens, index_match& found) const {
+        found.pages.clear();
+        found.tokens = 0;
+        found.end = match_end::unknown;
+        found.stored.reset();
+        lookup_.match(
+            tree_, [this](std::uint64_t past, std::span<const token_id> run) { return chain(past, run); }, tokens,
+            found);
+    }
+
+    /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
+    /// the index, one of the two runs is a prefix of the other.
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        const insertion done = tree_.insert(parent, tokens, page);
+        if (done.what != insertion::outcome::covered && tree_.full(page)) {
+            const std::uint64_t hash = chain(parent ? hashes_[index_of(*parent)] : 0, tokens);
+            hashes_[index_of(page)] = hash;
+            lookup_.insert(hash, index_of(page));
+        }
+        return done;
+    }
+
+    /// Requires: the page is a leaf of the index.
+    void erase(page_id page) {
+        const bool hashed = tree_.full(page);
+        tree_.erase(page);
+        if (hashed)
+            lookup_.erase(hashes_[index_of(page)], index_of(page));
+    }
+
+    [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
+    [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
+
+    /// The tokens of a page in the index; empty for other pages.
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
+
+private:
+    [[nodiscard]] std::uint64_t chain(std::uint64_t past, std::span<const token_id> run) const {
+        return seeded_hash(past, std::as_bytes(run)) & used_bits_;
+    }
+
+    std::uint64_t used_bits_;
+    page_tree tree_;
+    Lookup lookup_;                     // full pages
+    std::vector<std::uint64_t> hashes_; // by full page: hash of all tokens up to its end
+};
+
+}}} // namespace kvcache::index
+
+// ---- kvcache/index/radix.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
+
 /// A radix tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their
 /// runs, so a match is exact at any token, also inside a page. In addition, a hint table maps the chained hash of all
 /// tokens up to the end of a full page to that page. A prompt's hashes do not depend on its pages, so the cache lines
@@ -11168,40 +10761,6 @@ static_assert(index_policy<radix>);
 
 }}} // namespace kvcache::index
 
-// ---- kvcache/locking/none.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
-
-/// Only one thread at a time uses the cache; nothing is locked.
-struct none {
-    using role = locking_role;
-    struct state {
-        void lock() noexcept {}
-        void unlock() noexcept {}
-    };
-};
-
-static_assert(locking_policy<none>);
-
-}}} // namespace kvcache::locking
-
-// ---- kvcache/observer/none.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
-
-/// No observer; it has no cost.
-struct none {
-    using role = observer_role;
-    struct state {
-        void on(const event&) noexcept {}
-    };
-    [[nodiscard]] state open() const { return {}; }
-};
-
-static_assert(observer_policy<none>);
-
-}}} // namespace kvcache::observer
-
 // ---- kvcache/recompute/exact_prefix.hpp ---------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
@@ -11210,20 +10769,16 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 /// always computed. Exact: the result is bit-identical to computing every token.
 struct exact_prefix {
     using role = recompute_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
 
-class exact_prefix::state {
-public:
-    [[nodiscard]] std::size_t first_computed(std::size_t hit, std::size_t total) const noexcept {
-        return total == 0 ? 0 : std::min(hit, total - 1);
-    }
-};
+    class state {
+    public:
+        [[nodiscard]] std::size_t first_computed(std::size_t hit, std::size_t total) const noexcept {
+            return total == 0 ? 0 : std::min(hit, total - 1);
+        }
+    };
 
-inline exact_prefix::state exact_prefix::open(page_shape) const {
-    return {};
-}
+    [[nodiscard]] state open(page_shape) const { return {}; }
+};
 
 static_assert(recompute_policy<exact_prefix>);
 
@@ -11241,122 +10796,120 @@ struct heap {
     using role = storage_role;
     std::pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
     bool zeroed = false; ///< Whether the resource returns zeroed memory, so that pages are not cleared here.
-    class state;
-    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
-};
 
-class heap::state {
-public:
-    state(std::pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
-        : resource_(resource),
-          zeroed_(zeroed),
-          page_bytes_(page_bytes),
-          stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
-          slab_pages_(pages_a_slab(pages, stride_)),
-          pages_(pages, nullptr),
-          slabs_(slab_pages_ == 0 ? 0 : (pages + slab_pages_ - 1) / slab_pages_) {}
+    class state {
+    public:
+        state(std::pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
+            : resource_(resource),
+              zeroed_(zeroed),
+              page_bytes_(page_bytes),
+              stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
+              slab_pages_(pages_a_slab(pages, stride_)),
+              pages_(pages, nullptr),
+              slabs_(slab_pages_ == 0 ? 0 : (pages + slab_pages_ - 1) / slab_pages_) {}
 
-    state(state&& other) noexcept
-        : resource_(other.resource_),
-          zeroed_(other.zeroed_),
-          page_bytes_(other.page_bytes_),
-          stride_(other.stride_),
-          slab_pages_(other.slab_pages_),
-          pages_(std::exchange(other.pages_, {})),
-          slabs_(std::exchange(other.slabs_, {})) {}
-    state& operator=(state&& other) noexcept {
-        std::swap(resource_, other.resource_);
-        std::swap(zeroed_, other.zeroed_);
-        std::swap(page_bytes_, other.page_bytes_);
-        std::swap(stride_, other.stride_);
-        std::swap(slab_pages_, other.slab_pages_);
-        std::swap(pages_, other.pages_);
-        std::swap(slabs_, other.slabs_);
-        return *this;
-    }
+        state(state&& other) noexcept
+            : resource_(other.resource_),
+              zeroed_(other.zeroed_),
+              page_bytes_(other.page_bytes_),
+              stride_(other.stride_),
+              slab_pages_(other.slab_pages_),
+              pages_(std::exchange(other.pages_, {})),
+              slabs_(std::exchange(other.slabs_, {})) {}
+        state& operator=(state&& other) noexcept {
+            std::swap(resource_, other.resource_);
+            std::swap(zeroed_, other.zeroed_);
+            std::swap(page_bytes_, other.page_bytes_);
+            std::swap(stride_, other.stride_);
+            std::swap(slab_pages_, other.slab_pages_);
+            std::swap(pages_, other.pages_);
+            std::swap(slabs_, other.slabs_);
+            return *this;
+        }
 
-    ~state() {
-        for (std::size_t page = 0; page < pages_.size(); ++page)
-            if (pages_[page] != nullptr && slab_of(page) == nullptr)
-                resource_->deallocate(pages_[page], page_bytes_, line_bytes);
-        for (std::size_t i = 0; i < slabs_.size(); ++i)
-            if (slabs_[i].memory != nullptr)
-                resource_->deallocate(slabs_[i].memory, slab_bytes(i), huge_page_bytes);
-    }
+        ~state() {
+            for (std::size_t page = 0; page < pages_.size(); ++page)
+                if (pages_[page] != nullptr && slab_of(page) == nullptr)
+                    resource_->deallocate(pages_[page], page_bytes_, line_bytes);
+            for (std::size_t i = 0; i < slabs_.size(); ++i)
+                if (slabs_[i].memory != nullptr)
+                    resource_->deallocate(slabs_[i].memory, slab_bytes(i), huge_page_bytes);
+        }
 
-    /// Returns false if the resource is out of memory.
-    [[nodiscard]] bool acquire(page_id page) {
-        void*& memory = pages_[index_of(page)];
-        if (memory != nullptr)
+        /// Returns false if the resource is out of memory.
+        [[nodiscard]] bool acquire(page_id page) {
+            void*& memory = pages_[index_of(page)];
+            if (memory != nullptr)
+                return true;
+            if (!detail::completes<std::bad_alloc>([&] { memory = place(index_of(page)); }))
+                return false;
+            if (!zeroed_)
+                std::memset(memory, 0, page_bytes_);
             return true;
-        if (!detail::completes<std::bad_alloc>([&] { memory = place(index_of(page)); }))
-            return false;
-        if (!zeroed_)
-            std::memset(memory, 0, page_bytes_);
-        return true;
-    }
+        }
 
-    void release(page_id) noexcept {}
+        void release(page_id) noexcept {}
 
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
-        return {static_cast<std::byte*>(pages_[index_of(page)]), page_bytes_};
-    }
+        [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
+            return {static_cast<std::byte*>(pages_[index_of(page)]), page_bytes_};
+        }
 
-private:
-    struct slab {
-        std::byte* memory = nullptr;
-        bool refused = false; // sticky: its pages are then allocated one by one
+    private:
+        struct slab {
+            std::byte* memory = nullptr;
+            bool refused = false; // sticky: its pages are then allocated one by one
+        };
+
+        // A slab has 16 huge pages, so the part at its end that lies on small pages is at most 1/16. Zero for a
+        // capacity so small that a slab would not fill two huge pages.
+        [[nodiscard]] static std::size_t pages_a_slab(std::size_t pages, std::size_t stride) noexcept {
+            const std::size_t most = 16 * huge_page_bytes / std::max<std::size_t>(stride, 1);
+            const std::size_t fit = std::min(std::max<std::size_t>(most, 1), pages / 8);
+            return alignment_for(fit * stride) == huge_page_bytes ? fit : 0;
+        }
+
+        [[nodiscard]] std::size_t slab_bytes(std::size_t index) const noexcept {
+            return std::min(slab_pages_, pages_.size() - index * slab_pages_) * stride_;
+        }
+
+        [[nodiscard]] std::byte* slab_of(std::size_t page) const noexcept {
+            return slabs_.empty() ? nullptr : slabs_[page / slab_pages_].memory;
+        }
+
+        // Throws: std::bad_alloc, if neither a slab nor a page can be allocated.
+        [[nodiscard]] void* place(std::size_t page) {
+            if (!slabs_.empty()) {
+                slab& own = slabs_[page / slab_pages_];
+                if (own.memory == nullptr && !own.refused)
+                    take(own, slab_bytes(page / slab_pages_));
+                if (own.memory != nullptr)
+                    return own.memory + page % slab_pages_ * stride_;
+            }
+            return resource_->allocate(page_bytes_, line_bytes);
+        }
+
+        void take(slab& own, std::size_t bytes) {
+            own.refused = !detail::completes<std::bad_alloc>([&] {
+                own.memory = static_cast<std::byte*>(resource_->allocate(bytes, huge_page_bytes));
+                want_huge_pages(own.memory, bytes);
+            });
+        }
+
+        std::pmr::memory_resource* resource_;
+        bool zeroed_; // whether the resource returns zeroed memory
+        std::size_t page_bytes_;
+        std::size_t stride_;     // distance between pages of a slab, in bytes
+        std::size_t slab_pages_; // 0: pages are allocated one by one
+        std::vector<void*> pages_;
+        std::vector<slab> slabs_;
     };
 
-    // A slab has 16 huge pages, so the part at its end that lies on small pages is at most 1/16. Zero for a capacity so
-    // small that a slab would not fill two huge pages.
-    [[nodiscard]] static std::size_t pages_a_slab(std::size_t pages, std::size_t stride) noexcept {
-        const std::size_t most = 16 * huge_page_bytes / std::max<std::size_t>(stride, 1);
-        const std::size_t fit = std::min(std::max<std::size_t>(most, 1), pages / 8);
-        return alignment_for(fit * stride) == huge_page_bytes ? fit : 0;
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
+        if (resource == nullptr)
+            return {zeroed_memory::shared(), true, pages, page_bytes};
+        return {resource, zeroed, pages, page_bytes};
     }
-
-    [[nodiscard]] std::size_t slab_bytes(std::size_t index) const noexcept {
-        return std::min(slab_pages_, pages_.size() - index * slab_pages_) * stride_;
-    }
-
-    [[nodiscard]] std::byte* slab_of(std::size_t page) const noexcept {
-        return slabs_.empty() ? nullptr : slabs_[page / slab_pages_].memory;
-    }
-
-    // Throws: std::bad_alloc, if neither a slab nor a page can be allocated.
-    [[nodiscard]] void* place(std::size_t page) {
-        if (!slabs_.empty()) {
-            slab& own = slabs_[page / slab_pages_];
-            if (own.memory == nullptr && !own.refused)
-                take(own, slab_bytes(page / slab_pages_));
-            if (own.memory != nullptr)
-                return own.memory + page % slab_pages_ * stride_;
-        }
-        return resource_->allocate(page_bytes_, line_bytes);
-    }
-
-    void take(slab& own, std::size_t bytes) {
-        own.refused = !detail::completes<std::bad_alloc>([&] {
-            own.memory = static_cast<std::byte*>(resource_->allocate(bytes, huge_page_bytes));
-            want_huge_pages(own.memory, bytes);
-        });
-    }
-
-    std::pmr::memory_resource* resource_;
-    bool zeroed_; // whether the resource returns zeroed memory
-    std::size_t page_bytes_;
-    std::size_t stride_;     // distance between pages of a slab, in bytes
-    std::size_t slab_pages_; // 0: pages are allocated one by one
-    std::vector<void*> pages_;
-    std::vector<slab> slabs_;
 };
-
-inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
-    if (resource == nullptr)
-        return {zeroed_memory::shared(), true, pages, page_bytes};
-    return {resource, zeroed, pages, page_bytes};
-}
 
 static_assert(storage_policy<heap>);
 
@@ -11366,7 +10919,262 @@ static_assert(storage_policy<heap>);
 
 #include <unistd.h>
 
+// Policies that cannot be composed, and why, in words. A misuse is the type of the cache that such policies would make.
+// It has the members of a standard cache, so that the message is the only error. Compilers print the names of the
+// policies as arguments of the misuse, and each static_assert prints the policy again.
+
 namespace kvcache { inline namespace KVCACHE_ABI {
+namespace detail {
+
+/// Satisfied if a policy has everything that its role requires.
+template <class P>
+concept complete_policy = codec_policy<P> || storage_policy<P> || hash_policy<P> || index_policy<P> ||
+    eviction_policy<P> || recompute_policy<P> || tier_policy<P> || observer_policy<P> || locking_policy<P>;
+
+// The policy among Ps that plays Role, or Standard if none does.
+template <class Role, class Standard, class... Ps>
+struct slot {
+    using type = Standard;
+};
+template <class Role, class Standard, class P, class... Ps>
+struct slot<Role, Standard, P, Ps...> : slot<Role, Standard, Ps...> {};
+template <class Role, class Standard, plays<Role> P, class... Ps>
+struct slot<Role, Standard, P, Ps...> {
+    using type = P;
+};
+
+// The standard cache; its argument only delays the lookup.
+template <class>
+struct standard_cache;
+
+// `Holds`, printed with the names of the policies in question.
+template <bool Holds, class... Ps>
+inline constexpr bool holds_for = Holds;
+
+// The state that a policy opens, or void.
+template <class P, class... Arguments>
+struct state_of {
+    using type = void;
+};
+template <class P, class... Arguments>
+    requires requires {
+        typename opened_by<P, Arguments...>;
+    }
+struct state_of<P, Arguments...> {
+    using type = opened_by<P, Arguments...>;
+};
+
+struct
+    the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_and_merge_equal_pages;
+
+/// Arguments that make_cache does not take.
+template <class Fields>
+struct unknown_arguments : standard_cache<Fields>::type {
+    static_assert(holds_for<false, Fields>, "make_cache takes {.shape = {.layers, .kv_heads, .head_dim, .tokens}, "
+                                            ".limit = {.bytes, .pages}, .id, .tenants, "
+                                            ".merge_equal_pages} and policies");
+};
+
+/// A type without a role, or with an unknown one.
+template <class P>
+struct names_no_role : standard_cache<P>::type {
+    static_assert(holds_for<false, P>,
+                  "a policy names its role, one of core/role.hpp: using role = kvcache::eviction_role;");
+};
+
+/// Two policies for one role.
+template <class Role, class A, class B>
+struct both_play : standard_cache<A>::type {
+    static_assert(holds_for<false, Role, A, B>,
+                  "two policies both play the same role; a cache has one policy for each role");
+};
+
+/// A policy that lacks a member that its role requires. The first one that is missing is reported.
+template <class Role, class P>
+struct incomplete;
+
+template <class P>
+struct incomplete<codec_role, P> : standard_cache<P>::type {
+    using state = typename state_of<P, page_shape>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool sized = opens && requires(const state s) {
+        { s.page_bytes() } -> std::same_as<std::size_t>;
+        { s.name() } -> std::same_as<std::string>;
+    };
+    static constexpr bool keys =
+        sized && requires(const state s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
+        { s.keys(page, at, to) } -> std::same_as<const float*>;
+    };
+    static constexpr bool values =
+        keys && requires(const state s, std::span<const std::byte> page, page_tile at, std::span<float> to) {
+        { s.values(page, at, to) } -> std::same_as<const float*>;
+    };
+    static_assert(holds_for<opens, P>, "a codec needs: state open(page_shape) const");
+    static_assert(holds_for < !opens || sized, P >,
+                  "a codec's state needs: std::size_t page_bytes() const; std::string name() const");
+    static_assert(holds_for < !sized || keys, P >,
+                  "a codec's state needs: const float* keys(std::span<const std::byte> "
+                  "page, page_tile, std::span<float> scratch) const");
+    static_assert(holds_for < !keys || values, P >,
+                  "a codec's state needs: const float* values(std::span<const std::byte> "
+                  "page, page_tile, std::span<float> scratch) const");
+    static_assert(holds_for<!values, P>,
+                  "a codec's state needs encode and copy of a row_writer, or all of a page_writer "
+                  "(codec/concept.hpp)");
+};
+
+template <class P>
+struct incomplete<storage_role, P> : standard_cache<P>::type {
+    using state = typename state_of<P, std::size_t, std::size_t>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool moves = opens && std::movable<state>;
+    static constexpr bool acquires = moves && requires(state s, page_id page) {
+        { s.acquire(page) } -> std::same_as<bool>;
+    };
+    static constexpr bool releases = acquires && requires(state s, page_id page) {
+        { s.release(page) }
+        noexcept;
+    };
+    static_assert(holds_for<opens, P>, "a storage needs: state open(std::size_t pages, std::size_t page_bytes) const");
+    static_assert(holds_for < !opens || moves, P >, "a storage's state is movable");
+    static_assert(holds_for < !moves || acquires, P >, "a storage's state needs: bool acquire(page_id)");
+    static_assert(holds_for < !acquires || releases, P >, "a storage's state needs: void release(page_id) noexcept");
+    static_assert(holds_for<!releases, P>, "a storage's state needs: std::span<std::byte> bytes(page_id) const");
+};
+
+template <class P>
+struct incomplete<hash_role, P> : standard_cache<P>::type {
+    using state = typename state_of<P, identity>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool roots = opens && requires(const state s) {
+        { s.root() } -> std::same_as<digest>;
+    };
+    static_assert(holds_for<opens, P>, "a hash needs: state open(const identity&) const");
+    static_assert(holds_for < !opens || roots, P >, "a hash's state needs: digest root() const");
+    static_assert(holds_for<!roots, P>,
+                  "a hash's state needs: digest chain(digest before, std::span<const token_id> run) const");
+};
+
+template <class P>
+struct incomplete<index_role, P> : standard_cache<P>::type {
+    using state = typename state_of<P, page_shape, std::size_t>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool matches = opens && requires(const state c, std::span<const token_id> tokens) {
+        { c.match(tokens) } -> std::same_as<index_match>;
+    };
+    static constexpr bool inserts =
+        matches && requires(state s, std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
+        s.erase(page);
+    };
+    static constexpr bool looks_up = inserts && requires(const state c, page_id page) {
+        { c.contains(page) } -> std::same_as<bool>;
+        { c.leaf(page) } -> std::same_as<bool>;
+    };
+    static constexpr bool has_parents = looks_up && requires(const state c, page_id page) {
+        { c.parent(page) } -> std::same_as<std::optional<page_id>>;
+    };
+    static_assert(holds_for<opens, P>, "an index needs: state open(page_shape, std::size_t pages) const");
+    static_assert(holds_for < !opens || matches, P >,
+                  "an index's state needs: index_match match(std::span<const token_id>) const");
+    static_assert(holds_for < !matches || inserts, P >,
+                  "an index's state needs: insertion insert(std::optional<page_id> parent, std::span<const token_id>, "
+                  "page_id); void erase(page_id)");
+    static_assert(holds_for < !inserts || looks_up, P >,
+                  "an index's state needs: bool contains(page_id) const; bool leaf(page_id) const");
+    static_assert(holds_for < !looks_up || has_parents, P >,
+                  "an index's state needs: std::optional<page_id> parent(page_id) const");
+    static_assert(holds_for<!has_parents, P>, "an index's state needs: std::span<const token_id> run(page_id) const");
+};
+
+template <class P>
+struct incomplete<eviction_role, P> : standard_cache<P>::type {
+    using state = typename state_of<P, eviction_capacity>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool admits = opens && requires(state s, slot_id slot, const eviction_entry& entry) {
+        s.admit(slot, entry);
+    };
+    static constexpr bool touches = admits && requires(state s, slot_id slot) { s.touch(slot); };
+    static constexpr bool erases = touches && requires(state s, slot_id slot) { s.erase(slot); };
+    static_assert(holds_for<opens, P>, "an eviction policy needs: state open(eviction_capacity) const");
+    static_assert(holds_for < !opens || admits, P >,
+                  "an eviction state needs: void admit(slot_id, const eviction_entry&)");
+    static_assert(holds_for < !admits || touches, P >, "an eviction state needs: void touch(slot_id)");
+    static_assert(holds_for < !touches || erases, P >, "an eviction state needs: void erase(slot_id)");
+    static_assert(holds_for<!erases, P>,
+                  "an eviction state needs: std::optional<slot_id> victim(const auto& is_evictable)");
+};
+
+template <class P>
+struct incomplete<recompute_role, P> : standard_cache<P>::type {
+    static constexpr bool opens = !std::is_void_v<typename state_of<P, page_shape>::type>;
+    static_assert(holds_for<opens, P>, "a recompute policy needs: state open(page_shape) const");
+    static_assert(holds_for<!opens, P>,
+                  "a recompute state needs: std::size_t first_computed(std::size_t hit, std::size_t total) const");
+};
+
+template <class P>
+struct incomplete<tier_role, P> : standard_cache<P>::type {
+    using state = typename state_of<P>::type;
+    static constexpr bool opens = !std::is_void_v<state>;
+    static constexpr bool moves = opens && std::movable<state>;
+    static constexpr bool reads = moves && requires(state s, const sha256_digest& name, const tier_use& use) {
+        { s.read(name, use) } -> std::same_as<result<bool>>;
+        { s.contains(name) } -> std::same_as<bool>;
+    };
+    static constexpr bool writes = reads && requires(state s, const tier_entry& entry, const sha256_digest& name,
+                                                     std::span<const std::span<const std::byte>> pieces) {
+        { s.put(entry, pieces) } -> std::same_as<result<void>>;
+        { s.erase(name) } -> std::same_as<result<void>>;
+        { s.flush() } -> std::same_as<result<void>>;
+    };
+    static_assert(holds_for<opens, P>, "a tier needs: state open() const");
+    static_assert(holds_for < !opens || moves, P >, "a tier's state is movable");
+    static_assert(holds_for < !moves || reads, P >,
+                  "a tier's state needs: result<bool> read(const sha256_digest&, const auto& use); bool contains(const "
+                  "sha256_digest&)");
+    static_assert(holds_for < !reads || writes, P >,
+                  "a tier's state needs: result<void> put(const tier_entry&, std::span<const std::span<const "
+                  "std::byte>>); result<void> erase(const sha256_digest&); result<void> flush()");
+    static_assert(holds_for<!writes, P>,
+                  "a tier's state needs: result<void> status() const; tier_counts counts() const");
+};
+
+template <class P>
+struct incomplete<observer_role, P> : standard_cache<P>::type {
+    static constexpr bool opens = !std::is_void_v<typename state_of<P>::type>;
+    static_assert(holds_for<opens, P>, "an observer needs: state open() const");
+    static_assert(holds_for<!opens, P>, "an observer's state needs: void on(const event&)");
+};
+
+template <class P>
+struct incomplete<locking_role, P> : standard_cache<P>::type {
+    static_assert(holds_for<false, P>, "a locking policy needs a type `state` with a default constructor, void lock() "
+                                       "and void unlock()");
+};
+
+/// The first misuse among the policies. Requires: there is one.
+template <class P, class... Ps>
+struct first_misuse {
+    using type = typename first_misuse<Ps...>::type;
+};
+template <class P, class... Ps>
+    requires(!policy<P>)
+struct first_misuse<P, Ps...> {
+    using type = names_no_role<P>;
+};
+template <policy P, class... Ps>
+    requires(!complete_policy<P>)
+struct first_misuse<P, Ps...> {
+    using type = incomplete<typename role_of<P>::type, P>;
+};
+template <complete_policy P, class... Ps>
+    requires(plays<Ps, typename role_of<P>::type> || ...)
+struct first_misuse<P, Ps...> {
+    using type = both_play<typename role_of<P>::type, P, typename slot<typename role_of<P>::type, void, Ps...>::type>;
+};
+
+} // namespace detail
 
 namespace storage {
 struct external;
@@ -11554,129 +11362,11 @@ template <
 
 }} // namespace kvcache
 
-// ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
-
-/// Evicts the least recently used entry. Admission and every touch move an entry to the front of one LRU list. An entry
-/// that is not evictable is in use, so it moves to the front when the search meets it.
-///
-///     touch, admit -> [ newest ... oldest ] -> victim
-struct lru {
-    using role = eviction_role;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
-
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 8 bytes a slot.
-class lru::state {
-public:
-    explicit state(std::size_t slots) : queue_(slots, 1) {}
-
-    void admit(slot_id slot, const eviction_entry&) { queue_.push_front(slot, 0); }
-
-    void touch(slot_id slot) { queue_.move_to_front(slot, 0); }
-
-    void on_released(slot_id slot) { touch(slot); }
-
-    void erase(slot_id slot) { queue_.remove(slot); }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        return queue_.oldest(0, is_evictable);
-    }
-
-private:
-    slot_lists queue_;
-};
-
-inline lru::state lru::open(eviction_capacity room) const {
-    return state{room.slots};
-}
-
-static_assert(eviction_policy<lru>);
-
-}}} // namespace kvcache::eviction
-
-// ---- kvcache/locking/mutex.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
-
-/// Any number of threads may use the cache. One mutex guards its metadata; pages are written and read outside of the
-/// lock.
-struct mutex {
-    using role = locking_role;
-    class state;
-};
-
-class mutex::state {
-public:
-    void lock() { mutex_.lock(); }
-    void unlock() noexcept { mutex_.unlock(); }
-
-    /// Unlocks, waits for a `notify`, and locks again. Requires: locked.
-    void wait() {
-        std::unique_lock held(mutex_, std::adopt_lock);
-        changed_.wait(held);
-        held.release();
-    }
-    void notify() noexcept { changed_.notify_all(); }
-
-private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-};
-
-static_assert(locking_policy<mutex>);
-
-}}} // namespace kvcache::locking
-
 // ---- kvcache/cache.hpp --------------------------------------------------------------------------------------------
 
 // The cache alone, with the standard policy of every role and the row-major codecs: pages, index, sequences, leases.
 // Needs xxHash, and no Eigen, no xsimd, no compiler flag, no exceptions and no RTTI. A policy has a header of its own,
 // <kvcache/eviction/s3_fifo.hpp>; all of a role are in <kvcache/eviction/all.hpp>.
-
-// ---- kvcache/codec/float16_coder.hpp ------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace codec::detail {
-
-/// Coder of a tile in 16-bit floats, in the tile's own order: keys (head_dim, 16), values (16, padded_head_dim).
-template <class Number>
-class float16_coder {
-public:
-    float16_coder(kv_kind side, std::size_t head_dim) : numbers_(tile_numbers(side, head_dim)) {}
-
-    [[nodiscard]] std::size_t tokens() const noexcept { return tile_tokens; }
-    [[nodiscard]] std::size_t bytes() const noexcept { return numbers_ * sizeof(Number); }
-    [[nodiscard]] std::string name() const { return format_name<Number>; }
-    void transform(std::span<float>) const noexcept {}
-    void inverse_transform(std::span<float>) const noexcept {}
-
-    void encode(const float* from, std::byte* to) const noexcept {
-        auto* const numbers = reinterpret_cast<Number*>(to);
-        for (std::size_t i = 0; i < numbers_; ++i)
-            numbers[i] = narrow<Number>(from[i]);
-    }
-
-    void decode(const std::byte* from, std::size_t, float* to) const noexcept {
-        const auto* const numbers = reinterpret_cast<const Number*>(from);
-        for (std::size_t i = 0; i < numbers_; i += 16)
-            f32x16::load(numbers + i).store(to + i);
-    }
-
-    /// Returns the operand that describes the encoded tile.
-    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept {
-        return {.format = std::is_same_v<Number, half> ? quant_format::f16 : quant_format::bf16,
-                .codes = from,
-                .bytes = bytes()};
-    }
-
-private:
-    std::size_t numbers_;
-};
-
-}}} // namespace kvcache::codec::detail
 
 // ---- kvcache/codec/quantized_pages.hpp ----------------------------------------------------------------------------
 
@@ -11800,24 +11490,6 @@ template <sided_codec Keys, sided_codec Values>
 
 }}} // namespace kvcache::codec
 
-// ---- kvcache/codec/bf16.hpp ---------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
-
-/// Stores keys and values as bfloat16: the range of float32 with 8 significant bits. Larger magnitudes saturate to the
-/// largest finite bfloat16.
-struct bf16 {
-    using role = codec_role;
-    [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
-        return detail::float16_coder<bfloat16>(side, shape.head_dim);
-    }
-    [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
-};
-
-static_assert(codec_policy<bf16>);
-
-}}} // namespace kvcache::codec
-
 // ---- kvcache/codec/token_coder.hpp --------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace codec::detail {
@@ -11898,9 +11570,9 @@ public:
     /// Returns the operand that describes the encoded tile.
     [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept {
         constexpr auto format = bits == 8   ? quant_format::int8
-                                : bits == 4 ? quant_format::four
-                                : bits == 3 ? quant_format::three
-                                            : quant_format::two;
+                                : bits == 4 ? quant_format::int4
+                                : bits == 3 ? quant_format::int3
+                                            : quant_format::int2;
         return {.format = format,
                 .codes = from,
                 .scales = scales_of(from, 0),
@@ -12166,9 +11838,48 @@ static_assert(codec_policy<codebook<4>>);
 
 }}} // namespace kvcache::codec
 
-// ---- kvcache/codec/f16.hpp ----------------------------------------------------------------------------------------
+// ---- kvcache/codec/float16.hpp ------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
+
+namespace detail {
+
+/// Coder of a tile in 16-bit floats, in the tile's own order: keys (head_dim, 16), values (16, padded_head_dim).
+template <class Number>
+class float16_coder {
+public:
+    float16_coder(kv_kind side, std::size_t head_dim) : numbers_(tile_numbers(side, head_dim)) {}
+
+    [[nodiscard]] std::size_t tokens() const noexcept { return tile_tokens; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return numbers_ * sizeof(Number); }
+    [[nodiscard]] std::string name() const { return format_name<Number>; }
+    void transform(std::span<float>) const noexcept {}
+    void inverse_transform(std::span<float>) const noexcept {}
+
+    void encode(const float* from, std::byte* to) const noexcept {
+        auto* const numbers = reinterpret_cast<Number*>(to);
+        for (std::size_t i = 0; i < numbers_; ++i)
+            numbers[i] = narrow<Number>(from[i]);
+    }
+
+    void decode(const std::byte* from, std::size_t, float* to) const noexcept {
+        const auto* const numbers = reinterpret_cast<const Number*>(from);
+        for (std::size_t i = 0; i < numbers_; i += 16)
+            f32x16::load(numbers + i).store(to + i);
+    }
+
+    /// Returns the operand that describes the encoded tile.
+    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept {
+        return {.format = std::is_same_v<Number, half> ? quant_format::f16 : quant_format::bf16,
+                .codes = from,
+                .bytes = bytes()};
+    }
+
+private:
+    std::size_t numbers_;
+};
+
+} // namespace detail
 
 /// Stores keys and values as binary16: magnitudes from 6e-8 to 65504 with 11 significant bits. Larger magnitudes
 /// saturate to 65504.
@@ -12181,6 +11892,18 @@ struct f16 {
 };
 
 static_assert(codec_policy<f16>);
+
+/// Stores keys and values as bfloat16: the range of float32 with 8 significant bits. Larger magnitudes saturate to the
+/// largest finite bfloat16.
+struct bf16 {
+    using role = codec_role;
+    [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
+        return detail::float16_coder<bfloat16>(side, shape.head_dim);
+    }
+    [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
+};
+
+static_assert(codec_policy<bf16>);
 
 }}} // namespace kvcache::codec
 
@@ -12488,12 +12211,6 @@ struct int8 {
 
 static_assert(codec_policy<int8>);
 
-}}} // namespace kvcache::codec
-
-// ---- kvcache/codec/int8_grouped.hpp -------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
-
 /// Quantizes rows to int8 with a scale for each group of adjacent values, as llama.cpp's q8_0: 8.5 bits a value for
 /// groups of 32. An outlier degrades only its own group.
 struct int8_grouped {
@@ -12512,27 +12229,7 @@ static_assert(codec_policy<int8_grouped>);
 
 }}} // namespace kvcache::codec
 
-// ---- kvcache/codec/keep_recent.hpp --------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
-
-/// Reads the pages directly before a query's own in full precision, and the others as another codec stores them. A
-/// sequence keeps the full-precision rows of its last pages, and leaves them in the cache with these pages when it
-/// ends. A match ends only where as many full-precision pages precede it as a query reads.
-template <codec_policy Inner = int8>
-struct keep_recent {
-    using role = codec_role;
-    Inner inner = {};
-    std::size_t pages = 1;
-
-    [[nodiscard]] auto open(page_shape shape) const { return inner.open(shape).with_recent(pages); }
-};
-
-static_assert(codec_policy<keep_recent<int8>>);
-
-}}} // namespace kvcache::codec
-
-// ---- kvcache/codec/keep_sinks.hpp ---------------------------------------------------------------------------------
+// ---- kvcache/codec/keep_exact.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
@@ -12549,6 +12246,20 @@ struct keep_sinks {
 };
 
 static_assert(codec_policy<keep_sinks<int8>>);
+
+/// Reads the pages directly before a query's own in full precision, and the others as another codec stores them. A
+/// sequence keeps the full-precision rows of its last pages, and leaves them in the cache with these pages when it
+/// ends. A match ends only where as many full-precision pages precede it as a query reads.
+template <codec_policy Inner = int8>
+struct keep_recent {
+    using role = codec_role;
+    Inner inner = {};
+    std::size_t pages = 1;
+
+    [[nodiscard]] auto open(page_shape shape) const { return inner.open(shape).with_recent(pages); }
+};
+
+static_assert(codec_policy<keep_recent<int8>>);
 
 }}} // namespace kvcache::codec
 
@@ -12612,122 +12323,121 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 struct arc {
     using role = eviction_role;
     std::size_t step = 0; ///< Minimum bytes by which a ghost hit moves the target; 0: the size of its entry.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot and 16 a
-/// ghost, at most two ghosts a slot.
-class arc::state {
-public:
-    state(const arc& policy, eviction_capacity room)
-        : queues_(room.slots, 2),
-          entries_(room.slots),
-          places_(room.slots),
-          ghosts_{ghost_list(room.slots, room.bytes), ghost_list(room.slots, room.bytes)},
-          room_(room.bytes),
-          step_(policy.step) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot and 16 a
+    /// ghost, at most two ghosts a slot.
+    class state {
+    public:
+        state(const arc& policy, eviction_capacity room)
+            : queues_(room.slots, 2),
+              entries_(room.slots),
+              places_(room.slots),
+              ghosts_{ghost_list(room.slots, room.bytes), ghost_list(room.slots, room.bytes)},
+              room_(room.bytes),
+              step_(policy.step) {}
 
-    void on_miss(const eviction_entry& newcomer) {
-        missed_ = newcomer.key;
-        bytes_to_come_ = newcomer.bytes;
-        returns_ = nowhere;
-        const auto of_once = static_cast<double>(ghosts_[once].bytes());
-        const auto of_again = static_cast<double>(ghosts_[again].bytes());
-        const auto least = static_cast<double>(step_ > 0 ? step_ : newcomer.bytes);
-        if (ghosts_[once].take(newcomer.key)) {
-            returns_ = once;
-            target_ = std::min(target_ + least * std::max(of_again / std::max(of_once, 1.0), 1.0),
-                               static_cast<double>(room_));
-        } else if (ghosts_[again].take(newcomer.key)) {
-            returns_ = again;
-            target_ = std::max(target_ - least * std::max(of_once / std::max(of_again, 1.0), 1.0), 0.0);
-        }
-    }
-
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        if (missed_ != newcomer.key)
-            on_miss(newcomer);
-        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        insert(slot, returns_ == nowhere ? once : again);
-        missed_.reset();
-        returns_ = nowhere;
-    }
-
-    void touch(slot_id slot) {
-        erase(slot);
-        insert(slot, again);
-    }
-
-    void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
-
-    void erase(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
-    }
-
-    void evict(slot_id slot) {
-        const bool without_ghost = places_[index_of(slot)] == once && all_are_once();
-        if (returns_ == nowhere) {
-            if (first_is_full()) {
-                if (ghosts_[once].size() > 0)
-                    ghosts_[once].pop();
-            } else if (bytes_[once] + bytes_[again] + ghosts_[once].bytes() + ghosts_[again].bytes() >= 2 * room_) {
-                if (ghosts_[again].size() > 0)
-                    ghosts_[again].pop();
+        void on_miss(const eviction_entry& newcomer) {
+            missed_ = newcomer.key;
+            bytes_to_come_ = newcomer.bytes;
+            returns_ = nowhere;
+            const auto of_once = static_cast<double>(ghosts_[once].bytes());
+            const auto of_again = static_cast<double>(ghosts_[again].bytes());
+            const auto least = static_cast<double>(step_ > 0 ? step_ : newcomer.bytes);
+            if (ghosts_[once].take(newcomer.key)) {
+                returns_ = once;
+                target_ = std::min(target_ + least * std::max(of_again / std::max(of_once, 1.0), 1.0),
+                                   static_cast<double>(room_));
+            } else if (ghosts_[again].take(newcomer.key)) {
+                returns_ = again;
+                target_ = std::max(target_ - least * std::max(of_once / std::max(of_again, 1.0), 1.0), 0.0);
             }
         }
-        erase(slot);
-        const auto [key, bytes] = entries_[index_of(slot)];
-        if (!without_ghost && !ghosts_[once].contains(key) && !ghosts_[again].contains(key))
-            ghosts_[places_[index_of(slot)]].push(key, {.bytes = bytes});
-    }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        const auto of_once = static_cast<double>(bytes_[once]);
-        const bool from_once = !queues_.empty(once) && (all_are_once() || queues_.empty(again) || of_once > target_ ||
-                                                        (of_once == target_ && returns_ == again));
-        if (const auto found = queues_.oldest(from_once ? once : again, is_evictable))
-            return found;
-        return queues_.oldest(from_once ? again : once, is_evictable);
-    }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            if (missed_ != newcomer.key)
+                on_miss(newcomer);
+            entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+            insert(slot, returns_ == nowhere ? once : again);
+            missed_.reset();
+            returns_ = nowhere;
+        }
 
-private:
-    static constexpr std::uint8_t once = 0, again = 1, nowhere = 2;
-    struct known {
-        std::uint64_t key = 0;
-        std::size_t bytes = 0;
+        void touch(slot_id slot) {
+            erase(slot);
+            insert(slot, again);
+        }
+
+        void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
+
+        void erase(slot_id slot) {
+            queues_.remove(slot);
+            bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
+        }
+
+        void evict(slot_id slot) {
+            const bool without_ghost = places_[index_of(slot)] == once && all_are_once();
+            if (returns_ == nowhere) {
+                if (first_is_full()) {
+                    if (ghosts_[once].size() > 0)
+                        ghosts_[once].pop();
+                } else if (bytes_[once] + bytes_[again] + ghosts_[once].bytes() + ghosts_[again].bytes() >= 2 * room_) {
+                    if (ghosts_[again].size() > 0)
+                        ghosts_[again].pop();
+                }
+            }
+            erase(slot);
+            const auto [key, bytes] = entries_[index_of(slot)];
+            if (!without_ghost && !ghosts_[once].contains(key) && !ghosts_[again].contains(key))
+                ghosts_[places_[index_of(slot)]].push(key, {.bytes = bytes});
+        }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            const auto of_once = static_cast<double>(bytes_[once]);
+            const bool from_once =
+                !queues_.empty(once) && (all_are_once() || queues_.empty(again) || of_once > target_ ||
+                                         (of_once == target_ && returns_ == again));
+            if (const auto found = queues_.oldest(from_once ? once : again, is_evictable))
+                return found;
+            return queues_.oldest(from_once ? again : once, is_evictable);
+        }
+
+    private:
+        static constexpr std::uint8_t once = 0, again = 1, nowhere = 2;
+        struct known {
+            std::uint64_t key = 0;
+            std::size_t bytes = 0;
+        };
+
+        // Whether the first list, its ghosts and the new entry exceed the capacity.
+        [[nodiscard]] bool first_is_full() const {
+            return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > room_;
+        }
+        [[nodiscard]] bool all_are_once() const {
+            return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
+        }
+
+        void insert(slot_id slot, std::uint8_t queue) {
+            queues_.push_front(slot, queue);
+            places_[index_of(slot)] = queue;
+            bytes_[queue] += entries_[index_of(slot)].bytes;
+        }
+
+        slot_lists queues_;
+        std::vector<known> entries_;
+        std::vector<std::uint8_t> places_;
+        ghost_list ghosts_[2];
+        std::size_t bytes_[2] = {};
+        std::size_t room_;
+        std::size_t step_;
+        double target_ = 0.0; // target size of the first list, in bytes
+        std::optional<std::uint64_t> missed_;
+        std::size_t bytes_to_come_ = 0;
+        std::uint8_t returns_ = nowhere; // the list whose ghost the missed entry was
     };
 
-    // Whether the first list, its ghosts and the new entry exceed the capacity.
-    [[nodiscard]] bool first_is_full() const { return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > room_; }
-    [[nodiscard]] bool all_are_once() const {
-        return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
-    }
-
-    void insert(slot_id slot, std::uint8_t queue) {
-        queues_.push_front(slot, queue);
-        places_[index_of(slot)] = queue;
-        bytes_[queue] += entries_[index_of(slot)].bytes;
-    }
-
-    slot_lists queues_;
-    std::vector<known> entries_;
-    std::vector<std::uint8_t> places_;
-    ghost_list ghosts_[2];
-    std::size_t bytes_[2] = {};
-    std::size_t room_;
-    std::size_t step_;
-    double target_ = 0.0; // target size of the first list, in bytes
-    std::optional<std::uint64_t> missed_;
-    std::size_t bytes_to_come_ = 0;
-    std::uint8_t returns_ = nowhere; // the list whose ghost the missed entry was
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline arc::state arc::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<arc>);
 
@@ -12748,64 +12458,60 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 struct clock {
     using role = eviction_role;
     std::uint32_t bits = 1; ///< Bits of the counter, 1 to 6.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
-class clock::state {
-public:
-    state(const clock& policy, std::size_t slots)
-        : queue_(slots, 1), counts_(slots), most_(static_cast<std::uint8_t>((1u << policy.bits) - 1)) {
-        require(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
-    }
-
-    void admit(slot_id slot, const eviction_entry&) {
-        queue_.push_front(slot, 0);
-        counts_[index_of(slot)] = fresh;
-    }
-
-    void touch(slot_id slot) {
-        std::uint8_t& count = counts_[index_of(slot)];
-        if ((count & uses) < most_)
-            ++count;
-    }
-
-    void on_released(slot_id slot) {
-        if ((counts_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
-            queue_.move_to_front(slot, 0);
-        counts_[index_of(slot)] &= uses;
-    }
-
-    void erase(slot_id slot) { queue_.remove(slot); }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        // After most_ rounds every counter is zero, and the next round checks every entry.
-        for (std::size_t met = 0; met < queue_.slots() * (most_ + 1u) && !queue_.empty(0); ++met) {
-            const slot_id oldest = queue_.back(0);
-            std::uint8_t& count = counts_[index_of(oldest)];
-            if ((count & uses) == 0 && is_evictable(oldest))
-                return oldest;
-            if ((count & uses) != 0)
-                --count;
-            queue_.move_to_front(oldest, 0);
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
+    class state {
+    public:
+        state(const clock& policy, std::size_t slots)
+            : queue_(slots, 1), counts_(slots), most_(static_cast<std::uint8_t>((1u << policy.bits) - 1)) {
+            require(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
         }
-        return std::nullopt;
-    }
 
-private:
-    static constexpr std::uint8_t fresh = 0x80; // not yet released
-    static constexpr std::uint8_t uses = 0x7f;
+        void admit(slot_id slot, const eviction_entry&) {
+            queue_.push_front(slot, 0);
+            counts_[index_of(slot)] = fresh;
+        }
 
-    slot_lists queue_;
-    std::vector<std::uint8_t> counts_;
-    std::uint8_t most_;
+        void touch(slot_id slot) {
+            std::uint8_t& count = counts_[index_of(slot)];
+            if ((count & uses) < most_)
+                ++count;
+        }
+
+        void on_released(slot_id slot) {
+            if ((counts_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
+                queue_.move_to_front(slot, 0);
+            counts_[index_of(slot)] &= uses;
+        }
+
+        void erase(slot_id slot) { queue_.remove(slot); }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            // After most_ rounds every counter is zero, and the next round checks every entry.
+            for (std::size_t met = 0; met < queue_.slots() * (most_ + 1u) && !queue_.empty(0); ++met) {
+                const slot_id oldest = queue_.back(0);
+                std::uint8_t& count = counts_[index_of(oldest)];
+                if ((count & uses) == 0 && is_evictable(oldest))
+                    return oldest;
+                if ((count & uses) != 0)
+                    --count;
+                queue_.move_to_front(oldest, 0);
+            }
+            return std::nullopt;
+        }
+
+    private:
+        static constexpr std::uint8_t fresh = 0x80; // not yet released
+        static constexpr std::uint8_t uses = 0x7f;
+
+        slot_lists queue_;
+        std::vector<std::uint8_t> counts_;
+        std::uint8_t most_;
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room.slots}; }
 };
-
-inline clock::state clock::open(eviction_capacity room) const {
-    return state{*this, room.slots};
-}
 
 static_assert(eviction_policy<clock>);
 
@@ -13003,71 +12709,107 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 /// MLSys 2025.
 struct cost_aware {
     using role = eviction_role;
-    class worth;
-    using state = greedy_dual<worth>;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// The value of each entry, and the probabilities of a hit. Cost: O(1) each. 5 bytes a slot; with its rank 25.
-class cost_aware::worth {
-public:
-    explicit worth(std::size_t slots) : savings_(slots), uses_(slots) { seen_.fill({1.0, 1.0}); }
+    /// The value of each entry, and the probabilities of a hit. Cost: O(1) each. 5 bytes a slot; with its rank 25.
+    class worth {
+    public:
+        explicit worth(std::size_t slots) : savings_(slots), uses_(slots) { seen_.fill({1.0, 1.0}); }
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        uses_[index_of(slot)] = 1;
-        savings_[index_of(slot)] =
-            static_cast<float>(newcomer.cost / static_cast<double>(std::max<std::size_t>(newcomer.bytes, 1)));
-    }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            uses_[index_of(slot)] = 1;
+            savings_[index_of(slot)] =
+                static_cast<float>(newcomer.cost / static_cast<double>(std::max<std::size_t>(newcomer.bytes, 1)));
+        }
 
-    void touch(slot_id slot) {
-        std::uint8_t& uses = uses_[index_of(slot)];
-        learn(uses, 1.0, 0.0);
-        uses = static_cast<std::uint8_t>(std::min(uses + 1, 255));
-    }
+        void touch(slot_id slot) {
+            std::uint8_t& uses = uses_[index_of(slot)];
+            learn(uses, 1.0, 0.0);
+            uses = static_cast<std::uint8_t>(std::min(uses + 1, 255));
+        }
 
-    void evict(slot_id slot) { learn(uses_[index_of(slot)], 0.0, 1.0); }
+        void evict(slot_id slot) { learn(uses_[index_of(slot)], 0.0, 1.0); }
 
-    [[nodiscard]] double operator()(slot_id slot) const {
-        return chance_of_hit(uses_[index_of(slot)]) * static_cast<double>(savings_[index_of(slot)]);
-    }
+        [[nodiscard]] double operator()(slot_id slot) const {
+            return chance_of_hit(uses_[index_of(slot)]) * static_cast<double>(savings_[index_of(slot)]);
+        }
 
-    /// The probability that an entry with so many uses is used again before it is evicted.
-    [[nodiscard]] double chance_of_hit(std::uint32_t uses) const {
-        const outcomes& seen = seen_[group(uses)];
-        return seen.hits / (seen.hits + seen.evictions);
-    }
+        /// The probability that an entry with so many uses is used again before it is evicted.
+        [[nodiscard]] double chance_of_hit(std::uint32_t uses) const {
+            const outcomes& seen = seen_[group(uses)];
+            return seen.hits / (seen.hits + seen.evictions);
+        }
 
-private:
-    struct outcomes {
-        double hits = 1.0;
-        double evictions = 1.0;
+    private:
+        struct outcomes {
+            double hits = 1.0;
+            double evictions = 1.0;
+        };
+
+        // Groups: 1, 2, 3, 4 to 7, 8 to 15 ... uses.
+        [[nodiscard]] static std::size_t group(std::uint32_t uses) {
+            return uses < 4 ? uses - 1 : static_cast<std::size_t>(std::bit_width(uses));
+        }
+
+        void learn(std::uint32_t uses, double hits, double evictions) {
+            outcomes& seen = seen_[group(uses)];
+            seen.hits += hits;
+            seen.evictions += evictions;
+            if (seen.hits + seen.evictions > 4096.0) { // older outcomes decay
+                seen.hits *= 0.5;
+                seen.evictions = std::max(0.5 * seen.evictions, 1.0);
+            }
+        }
+
+        std::vector<float> savings_; // seconds a byte
+        std::vector<std::uint8_t> uses_;
+        std::array<outcomes, 9> seen_ = {}; // by group of uses
     };
 
-    // Groups: 1, 2, 3, 4 to 7, 8 to 15 ... uses.
-    [[nodiscard]] static std::size_t group(std::uint32_t uses) {
-        return uses < 4 ? uses - 1 : static_cast<std::size_t>(std::bit_width(uses));
-    }
-
-    void learn(std::uint32_t uses, double hits, double evictions) {
-        outcomes& seen = seen_[group(uses)];
-        seen.hits += hits;
-        seen.evictions += evictions;
-        if (seen.hits + seen.evictions > 4096.0) { // older outcomes decay
-            seen.hits *= 0.5;
-            seen.evictions = std::max(0.5 * seen.evictions, 1.0);
-        }
-    }
-
-    std::vector<float> savings_; // seconds a byte
-    std::vector<std::uint8_t> uses_;
-    std::array<outcomes, 9> seen_ = {}; // by group of uses
+    using state = greedy_dual<worth>;
+    [[nodiscard]] state open(eviction_capacity room) const { return state(room.slots); }
 };
 
-inline cost_aware::state cost_aware::open(eviction_capacity room) const {
-    return state(room.slots);
-}
-
 static_assert(eviction_policy<cost_aware>);
+
+}}} // namespace kvcache::eviction
+
+// ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
+
+/// Evicts the least recently used entry. Admission and every touch move an entry to the front of one LRU list. An entry
+/// that is not evictable is in use, so it moves to the front when the search meets it.
+///
+///     touch, admit -> [ newest ... oldest ] -> victim
+struct lru {
+    using role = eviction_role;
+
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 8 bytes a slot.
+    class state {
+    public:
+        explicit state(std::size_t slots) : queue_(slots, 1) {}
+
+        void admit(slot_id slot, const eviction_entry&) { queue_.push_front(slot, 0); }
+
+        void touch(slot_id slot) { queue_.move_to_front(slot, 0); }
+
+        void on_released(slot_id slot) { touch(slot); }
+
+        void erase(slot_id slot) { queue_.remove(slot); }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            return queue_.oldest(0, is_evictable);
+        }
+
+    private:
+        slot_lists queue_;
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
+};
+
+static_assert(eviction_policy<lru>);
 
 }}} // namespace kvcache::eviction
 
@@ -13203,43 +12945,39 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 ///     admit, first release -> [ newest ... oldest ] -> victim
 struct fifo {
     using role = eviction_role;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
+
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
+    class state {
+    public:
+        explicit state(std::size_t slots) : queue_(slots, 1), settled_(slots) {}
+
+        void admit(slot_id slot, const eviction_entry&) {
+            queue_.push_front(slot, 0);
+            settled_[index_of(slot)] = 0;
+        }
+
+        void touch([[maybe_unused]] slot_id slot) {}
+
+        void on_released(slot_id slot) {
+            if (settled_[index_of(slot)] == 0)
+                queue_.move_to_front(slot, 0);
+            settled_[index_of(slot)] = 1;
+        }
+
+        void erase(slot_id slot) { queue_.remove(slot); }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            return queue_.oldest(0, is_evictable);
+        }
+
+    private:
+        slot_lists queue_;
+        std::vector<std::uint8_t> settled_; // whether it was released once
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
 };
-
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
-class fifo::state {
-public:
-    explicit state(std::size_t slots) : queue_(slots, 1), settled_(slots) {}
-
-    void admit(slot_id slot, const eviction_entry&) {
-        queue_.push_front(slot, 0);
-        settled_[index_of(slot)] = 0;
-    }
-
-    void touch([[maybe_unused]] slot_id slot) {}
-
-    void on_released(slot_id slot) {
-        if (settled_[index_of(slot)] == 0)
-            queue_.move_to_front(slot, 0);
-        settled_[index_of(slot)] = 1;
-    }
-
-    void erase(slot_id slot) { queue_.remove(slot); }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        return queue_.oldest(0, is_evictable);
-    }
-
-private:
-    slot_lists queue_;
-    std::vector<std::uint8_t> settled_; // whether it was released once
-};
-
-inline fifo::state fifo::open(eviction_capacity room) const {
-    return state{room.slots};
-}
 
 static_assert(eviction_policy<fifo>);
 
@@ -13259,38 +12997,34 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 /// dual size frequency caching policy", HP Labs 1998.
 struct gdsf {
     using role = eviction_role;
-    class worth;
-    using state = greedy_dual<worth>;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// The value of each entry. Cost: O(1) each. 12 bytes a slot; with its rank 32.
-class gdsf::worth {
-public:
-    explicit worth(std::size_t slots) : entries_(slots) {}
+    /// The value of each entry. Cost: O(1) each. 12 bytes a slot; with its rank 32.
+    class worth {
+    public:
+        explicit worth(std::size_t slots) : entries_(slots) {}
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        entries_[index_of(slot)] = {1, static_cast<float>(newcomer.cost), static_cast<float>(newcomer.bytes)};
-    }
-    void touch(slot_id slot) { ++entries_[index_of(slot)].uses; }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            entries_[index_of(slot)] = {1, static_cast<float>(newcomer.cost), static_cast<float>(newcomer.bytes)};
+        }
+        void touch(slot_id slot) { ++entries_[index_of(slot)].uses; }
 
-    [[nodiscard]] double operator()(slot_id slot) const {
-        const auto [uses, cost, bytes] = entries_[index_of(slot)];
-        return static_cast<double>(uses) * static_cast<double>(cost) / static_cast<double>(bytes);
-    }
+        [[nodiscard]] double operator()(slot_id slot) const {
+            const auto [uses, cost, bytes] = entries_[index_of(slot)];
+            return static_cast<double>(uses) * static_cast<double>(cost) / static_cast<double>(bytes);
+        }
 
-private:
-    struct known {
-        std::uint32_t uses = 0;
-        float cost = 0.0f;
-        float bytes = 0.0f;
+    private:
+        struct known {
+            std::uint32_t uses = 0;
+            float cost = 0.0f;
+            float bytes = 0.0f;
+        };
+        std::vector<known> entries_;
     };
-    std::vector<known> entries_;
-};
 
-inline gdsf::state gdsf::open(eviction_capacity room) const {
-    return state(room.slots);
-}
+    using state = greedy_dual<worth>;
+    [[nodiscard]] state open(eviction_capacity room) const { return state(room.slots); }
+};
 
 static_assert(eviction_policy<gdsf>);
 
@@ -13310,82 +13044,79 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 struct lfu {
     using role = eviction_role;
     double history = 0.0; ///< Number of ghosts per slot.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot; with a
-/// history 17, and 21 a ghost.
-class lfu::state {
-public:
-    state(const lfu& policy, std::size_t slots)
-        : queues_(slots, most + 1),
-          counts_(slots),
-          keys_(policy.history > 0 ? slots : 0),
-          ghosts_(static_cast<std::size_t>(static_cast<double>(slots) * policy.history), 0, ghost_list::marks::kept) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot; with a
+    /// history 17, and 21 a ghost.
+    class state {
+    public:
+        state(const lfu& policy, std::size_t slots)
+            : queues_(slots, most + 1),
+              counts_(slots),
+              keys_(policy.history > 0 ? slots : 0),
+              ghosts_(static_cast<std::size_t>(static_cast<double>(slots) * policy.history), 0,
+                      ghost_list::marks::kept) {}
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        std::uint32_t count = 1;
-        if (!keys_.empty()) {
-            keys_[index_of(slot)] = newcomer.key;
-            if (const auto returns = ghosts_.take(newcomer.key))
-                count = std::min(returns->mark + 1, most);
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            std::uint32_t count = 1;
+            if (!keys_.empty()) {
+                keys_[index_of(slot)] = newcomer.key;
+                if (const auto returns = ghosts_.take(newcomer.key))
+                    count = std::min(returns->mark + 1, most);
+            }
+            insert(slot, count);
         }
-        insert(slot, count);
-    }
 
-    void touch(slot_id slot) {
-        const std::uint32_t count = counts_[index_of(slot)];
-        erase(slot);
-        insert(slot, std::min(count + 1, most));
-    }
+        void touch(slot_id slot) {
+            const std::uint32_t count = counts_[index_of(slot)];
+            erase(slot);
+            insert(slot, std::min(count + 1, most));
+        }
 
-    void on_released(slot_id slot) { queues_.move_to_front(slot, counts_[index_of(slot)]); }
+        void on_released(slot_id slot) { queues_.move_to_front(slot, counts_[index_of(slot)]); }
 
-    void erase(slot_id slot) {
-        const std::uint32_t count = counts_[index_of(slot)];
-        queues_.remove(slot);
-        if (queues_.empty(count))
-            filled_[count / 64] &= ~(std::uint64_t{1} << count % 64);
-    }
+        void erase(slot_id slot) {
+            const std::uint32_t count = counts_[index_of(slot)];
+            queues_.remove(slot);
+            if (queues_.empty(count))
+                filled_[count / 64] &= ~(std::uint64_t{1} << count % 64);
+        }
 
-    void evict(slot_id slot) {
-        erase(slot);
-        if (keys_.empty())
-            return;
-        ghosts_.take(keys_[index_of(slot)]); // of another entry with the same key
-        ghosts_.push(keys_[index_of(slot)], {.mark = counts_[index_of(slot)]});
-    }
+        void evict(slot_id slot) {
+            erase(slot);
+            if (keys_.empty())
+                return;
+            ghosts_.take(keys_[index_of(slot)]); // of another entry with the same key
+            ghosts_.push(keys_[index_of(slot)], {.mark = counts_[index_of(slot)]});
+        }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        for (std::uint32_t word = 0; word < 4; ++word)
-            for (std::uint64_t left = filled_[word]; left != 0; left &= left - 1)
-                if (const auto found =
-                        queues_.oldest(64 * word + static_cast<std::uint32_t>(std::countr_zero(left)), is_evictable))
-                    return found;
-        return std::nullopt;
-    }
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            for (std::uint32_t word = 0; word < 4; ++word)
+                for (std::uint64_t left = filled_[word]; left != 0; left &= left - 1)
+                    if (const auto found = queues_.oldest(
+                            64 * word + static_cast<std::uint32_t>(std::countr_zero(left)), is_evictable))
+                        return found;
+            return std::nullopt;
+        }
 
-private:
-    static constexpr std::uint32_t most = 255;
+    private:
+        static constexpr std::uint32_t most = 255;
 
-    void insert(slot_id slot, std::uint32_t count) {
-        counts_[index_of(slot)] = static_cast<std::uint8_t>(count);
-        queues_.push_front(slot, count);
-        filled_[count / 64] |= std::uint64_t{1} << count % 64;
-    }
+        void insert(slot_id slot, std::uint32_t count) {
+            counts_[index_of(slot)] = static_cast<std::uint8_t>(count);
+            queues_.push_front(slot, count);
+            filled_[count / 64] |= std::uint64_t{1} << count % 64;
+        }
 
-    slot_lists queues_; // by count
-    std::vector<std::uint8_t> counts_;
-    std::vector<std::uint64_t> keys_;
-    ghost_list ghosts_;            // marked with their counts
-    std::uint64_t filled_[4] = {}; // one bit per list
+        slot_lists queues_; // by count
+        std::vector<std::uint8_t> counts_;
+        std::vector<std::uint64_t> keys_;
+        ghost_list ghosts_;            // marked with their counts
+        std::uint64_t filled_[4] = {}; // one bit per list
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room.slots}; }
 };
-
-inline lfu::state lfu::open(eviction_capacity room) const {
-    return state{*this, room.slots};
-}
 
 static_assert(eviction_policy<lfu>);
 
@@ -13534,173 +13265,169 @@ private:
 struct lhd {
     using role = eviction_role;
     std::uint64_t seed = 1; ///< Seed of the sampling.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each, while a fixed fraction of the entries is evictable; O(n) where no entry of a sample is. At most 32
-/// bytes a slot, plus 50 KB.
-class lhd::state {
-public:
-    state(const lhd& policy, eviction_capacity room)
-        : entries_(room.slots),
-          places_(room.slots, nowhere),
-          sampled_(room.slots),
-          densities_(room.slots),
-          explorer_budget_(static_cast<double>(room.bytes) * 0.01), // the paper's
-          random_(policy.seed) {}
+    /// Cost: O(1) each, while a fixed fraction of the entries is evictable; O(n) where no entry of a sample is. At most
+    /// 32 bytes a slot, plus 50 KB.
+    class state {
+    public:
+        state(const lhd& policy, eviction_capacity room)
+            : entries_(room.slots),
+              places_(room.slots, nowhere),
+              sampled_(room.slots),
+              densities_(room.slots),
+              explorer_budget_(static_cast<double>(room.bytes) * 0.01), // the paper's
+              random_(policy.seed) {}
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        add_sample(index_of(slot));
-        ++present_;
-        entries_[index_of(slot)] = {.bytes = static_cast<float>(newcomer.bytes), .before = densities_.ages()};
-        const bool spared = use(slot);
-        if (!spared && density(slot) < victims_density_)
-            newcomers_[next_newcomer_++ % newcomers_.size()] = slot;
-    }
-
-    void touch(slot_id slot) {
-        known& one = entries_[index_of(slot)];
-        const std::uint16_t age = densities_.age(one.used);
-        densities_.hit(group(one), age);
-        give_up_sparing(one);
-        one.before = one.last;
-        one.last = age;
-        use(slot);
-    }
-
-    void on_child_added(slot_id slot) {
-        remove_sample(index_of(slot));
-        places_[index_of(slot)] = covered;
-    }
-
-    void on_last_child_removed(slot_id slot) {
-        if (places_[index_of(slot)] == covered)
+        void admit(slot_id slot, const eviction_entry& newcomer) {
             add_sample(index_of(slot));
-    }
-
-    void erase(slot_id slot) {
-        give_up_sparing(entries_[index_of(slot)]);
-        remove_sample(index_of(slot));
-        places_[index_of(slot)] = nowhere;
-        --present_;
-    }
-
-    void evict(slot_id slot) {
-        const known& one = entries_[index_of(slot)];
-        densities_.evicted(group(one), densities_.age(one.used));
-        erase(slot);
-    }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        std::optional<slot_id> found;
-        float lowest = std::numeric_limits<float>::max();
-        const auto consider = [&](slot_id slot) {
-            if (const float here = density(slot); (!found || here < lowest) && is_evictable(slot)) {
-                found = slot;
-                lowest = here;
-            }
-        };
-        const std::uint32_t samples = densities_.young() ? 8 : 32; // few, to learn fast from mistakes
-        if (count_ > samples) {
-            std::array<std::uint32_t, 32> drawn; // places, then slots: all are prefetched before the first is read
-            for (std::uint32_t n = 0; n < samples; ++n)
-                prefetch(sampled_.data(), drawn[n] = static_cast<std::uint32_t>(random() % count_));
-            for (std::uint32_t n = 0; n < samples; ++n)
-                prefetch(entries_.data(), drawn[n] = sampled_[drawn[n]]);
-            for (std::uint32_t n = 0; n < samples; ++n)
-                consider(slot_id{drawn[n]});
-            for (const std::optional<slot_id>& newcomer : newcomers_)
-                if (newcomer && places_[index_of(*newcomer)] < covered)
-                    consider(*newcomer);
+            ++present_;
+            entries_[index_of(slot)] = {.bytes = static_cast<float>(newcomer.bytes), .before = densities_.ages()};
+            const bool spared = use(slot);
+            if (!spared && density(slot) < victims_density_)
+                newcomers_[next_newcomer_++ % newcomers_.size()] = slot;
         }
-        if (!found)
-            for (std::uint32_t place = 0; place < count_; ++place)
-                consider(slot_id{sampled_[place]});
-        if (found)
-            victims_density_ = 0.9f * victims_density_ + 0.1f * lowest;
-        return found;
-    }
 
-private:
-    static constexpr std::uint32_t nowhere = 0xffffffffu, covered = 0xfffffffeu;
-    struct known {
-        float bytes = 0.0f;
-        std::uint32_t used = 0;   // time of the last use
-        std::uint16_t last = 0;   // age at the last hit, zero before the first
-        std::uint16_t before = 0; // age at the hit before, the greatest age if there was none
-        bool spared = false;
+        void touch(slot_id slot) {
+            known& one = entries_[index_of(slot)];
+            const std::uint16_t age = densities_.age(one.used);
+            densities_.hit(group(one), age);
+            give_up_sparing(one);
+            one.before = one.last;
+            one.last = age;
+            use(slot);
+        }
+
+        void on_child_added(slot_id slot) {
+            remove_sample(index_of(slot));
+            places_[index_of(slot)] = covered;
+        }
+
+        void on_last_child_removed(slot_id slot) {
+            if (places_[index_of(slot)] == covered)
+                add_sample(index_of(slot));
+        }
+
+        void erase(slot_id slot) {
+            give_up_sparing(entries_[index_of(slot)]);
+            remove_sample(index_of(slot));
+            places_[index_of(slot)] = nowhere;
+            --present_;
+        }
+
+        void evict(slot_id slot) {
+            const known& one = entries_[index_of(slot)];
+            densities_.evicted(group(one), densities_.age(one.used));
+            erase(slot);
+        }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            std::optional<slot_id> found;
+            float lowest = std::numeric_limits<float>::max();
+            const auto consider = [&](slot_id slot) {
+                if (const float here = density(slot); (!found || here < lowest) && is_evictable(slot)) {
+                    found = slot;
+                    lowest = here;
+                }
+            };
+            const std::uint32_t samples = densities_.young() ? 8 : 32; // few, to learn fast from mistakes
+            if (count_ > samples) {
+                std::array<std::uint32_t, 32> drawn; // places, then slots: all are prefetched before the first is read
+                for (std::uint32_t n = 0; n < samples; ++n)
+                    prefetch(sampled_.data(), drawn[n] = static_cast<std::uint32_t>(random() % count_));
+                for (std::uint32_t n = 0; n < samples; ++n)
+                    prefetch(entries_.data(), drawn[n] = sampled_[drawn[n]]);
+                for (std::uint32_t n = 0; n < samples; ++n)
+                    consider(slot_id{drawn[n]});
+                for (const std::optional<slot_id>& newcomer : newcomers_)
+                    if (newcomer && places_[index_of(*newcomer)] < covered)
+                        consider(*newcomer);
+            }
+            if (!found)
+                for (std::uint32_t place = 0; place < count_; ++place)
+                    consider(slot_id{sampled_[place]});
+            if (found)
+                victims_density_ = 0.9f * victims_density_ + 0.1f * lowest;
+            return found;
+        }
+
+    private:
+        static constexpr std::uint32_t nowhere = 0xffffffffu, covered = 0xfffffffeu;
+        struct known {
+            float bytes = 0.0f;
+            std::uint32_t used = 0;   // time of the last use
+            std::uint16_t last = 0;   // age at the last hit, zero before the first
+            std::uint16_t before = 0; // age at the hit before, the greatest age if there was none
+            bool spared = false;
+        };
+
+        [[nodiscard]] std::uint32_t group(const known& one) const {
+            return densities_.group(std::uint32_t{one.last} + one.before);
+        }
+
+        [[nodiscard]] float density(slot_id slot) const {
+            const known& one = entries_[index_of(slot)];
+            const std::uint16_t age = densities_.age(one.used);
+            if (age + 1u == densities_.ages())
+                return std::numeric_limits<float>::lowest();
+            return densities_.at(group(one), age) / one.bytes + (one.spared ? 1.0f : 0.0f);
+        }
+
+        // Starts a new age. One use in 32 is drawn; it spares the entry while little is learned and the budget lasts.
+        // Returns whether it was drawn.
+        bool use(slot_id slot) {
+            known& one = entries_[index_of(slot)];
+            one.used = densities_.now();
+            const bool explores = random() % 32 == 0;
+            one.spared = explores && explorer_budget_ > 0.0 && densities_.young();
+            if (one.spared)
+                explorer_budget_ -= static_cast<double>(one.bytes);
+            densities_.pass(present_);
+            return explores;
+        }
+
+        void add_sample(std::uint32_t slot) {
+            places_[slot] = count_;
+            sampled_[count_++] = slot;
+        }
+
+        void remove_sample(std::uint32_t slot) {
+            const std::uint32_t place = places_[slot];
+            if (place == covered)
+                return;
+            sampled_[place] = sampled_[--count_];
+            places_[sampled_[place]] = place;
+        }
+
+        void give_up_sparing(known& one) {
+            if (one.spared)
+                explorer_budget_ += static_cast<double>(one.bytes);
+            one.spared = false;
+        }
+
+        // splitmix64
+        [[nodiscard]] std::uint64_t random() {
+            std::uint64_t x = random_ += 0x9e3779b97f4a7c15ull;
+            x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+            x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+            return x ^ (x >> 31);
+        }
+
+        std::vector<known> entries_;
+        std::vector<std::uint32_t> places_;  // by slot: index in sampled_, or covered
+        std::vector<std::uint32_t> sampled_; // slots, dense
+        hit_density densities_;
+        std::array<std::optional<slot_id>, 8> newcomers_ = {};
+        std::size_t next_newcomer_ = 0;
+        float victims_density_ = 0.0f; // decaying mean density of victims
+        double explorer_budget_;       // bytes that may be spared
+        std::uint64_t random_;
+        std::uint32_t count_ = 0;   // size of sampled_
+        std::uint32_t present_ = 0; // including entries with children
     };
 
-    [[nodiscard]] std::uint32_t group(const known& one) const {
-        return densities_.group(std::uint32_t{one.last} + one.before);
-    }
-
-    [[nodiscard]] float density(slot_id slot) const {
-        const known& one = entries_[index_of(slot)];
-        const std::uint16_t age = densities_.age(one.used);
-        if (age + 1u == densities_.ages())
-            return std::numeric_limits<float>::lowest();
-        return densities_.at(group(one), age) / one.bytes + (one.spared ? 1.0f : 0.0f);
-    }
-
-    // Starts a new age. One use in 32 is drawn; it spares the entry while little is learned and the budget lasts.
-    // Returns whether it was drawn.
-    bool use(slot_id slot) {
-        known& one = entries_[index_of(slot)];
-        one.used = densities_.now();
-        const bool explores = random() % 32 == 0;
-        one.spared = explores && explorer_budget_ > 0.0 && densities_.young();
-        if (one.spared)
-            explorer_budget_ -= static_cast<double>(one.bytes);
-        densities_.pass(present_);
-        return explores;
-    }
-
-    void add_sample(std::uint32_t slot) {
-        places_[slot] = count_;
-        sampled_[count_++] = slot;
-    }
-
-    void remove_sample(std::uint32_t slot) {
-        const std::uint32_t place = places_[slot];
-        if (place == covered)
-            return;
-        sampled_[place] = sampled_[--count_];
-        places_[sampled_[place]] = place;
-    }
-
-    void give_up_sparing(known& one) {
-        if (one.spared)
-            explorer_budget_ += static_cast<double>(one.bytes);
-        one.spared = false;
-    }
-
-    // splitmix64
-    [[nodiscard]] std::uint64_t random() {
-        std::uint64_t x = random_ += 0x9e3779b97f4a7c15ull;
-        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-        x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-        return x ^ (x >> 31);
-    }
-
-    std::vector<known> entries_;
-    std::vector<std::uint32_t> places_;  // by slot: index in sampled_, or covered
-    std::vector<std::uint32_t> sampled_; // slots, dense
-    hit_density densities_;
-    std::array<std::optional<slot_id>, 8> newcomers_ = {};
-    std::size_t next_newcomer_ = 0;
-    float victims_density_ = 0.0f; // decaying mean density of victims
-    double explorer_budget_;       // bytes that may be spared
-    std::uint64_t random_;
-    std::uint32_t count_ = 0;   // size of sampled_
-    std::uint32_t present_ = 0; // including entries with children
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline lhd::state lhd::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<lhd>);
 
@@ -13728,233 +13455,231 @@ struct lirs {
     using role = eviction_role;
     double passing_fraction = 0.01; ///< Share of the capacity for the passing queue.
     bool eager_demotion = false;    ///< A touch of an entry that is not recent demotes kept entries, as in libCacheSim.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 29 bytes a slot and 21 a
-/// ghost, at most one ghost a slot.
-class lirs::state {
-public:
-    state(const lirs& policy, eviction_capacity room)
-        : queues_(room.slots, 2),
-          entries_(room.slots),
-          times_(room.slots),
-          marks_(room.slots),
-          ghosts_(room.slots + 1, 2 * room.bytes, ghost_list::marks::kept),
-          first_recent_(slot_id{static_cast<std::uint32_t>(room.slots)}),
-          room_(room.bytes),
-          passing_share_(std::min(room.bytes,
-                                  std::max<std::size_t>(1, static_cast<std::size_t>(policy.passing_fraction *
-                                                                                    static_cast<double>(room.bytes))))),
-          kept_share_(room.bytes - passing_share_),
-          eager_(policy.eager_demotion) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 29 bytes a slot and 21 a
+    /// ghost, at most one ghost a slot.
+    class state {
+    public:
+        state(const lirs& policy, eviction_capacity room)
+            : queues_(room.slots, 2),
+              entries_(room.slots),
+              times_(room.slots),
+              marks_(room.slots),
+              ghosts_(room.slots + 1, 2 * room.bytes, ghost_list::marks::kept),
+              first_recent_(slot_id{static_cast<std::uint32_t>(room.slots)}),
+              room_(room.bytes),
+              passing_share_(std::min(
+                  room.bytes, std::max<std::size_t>(1, static_cast<std::size_t>(policy.passing_fraction *
+                                                                                static_cast<double>(room.bytes))))),
+              kept_share_(room.bytes - passing_share_),
+              eager_(policy.eager_demotion) {}
 
-    void on_miss(const eviction_entry& newcomer) {
-        missed_ = newcomer.key;
-        bytes_to_come_ = newcomer.bytes;
-        const std::optional<ghost> known_before = ghosts_.take(newcomer.key);
-        returns_ = known_before && !before_all_kept(known_before->mark);
-        if (returns_)
-            make_room_among_kept(newcomer.bytes);
-    }
+        void on_miss(const eviction_entry& newcomer) {
+            missed_ = newcomer.key;
+            bytes_to_come_ = newcomer.bytes;
+            const std::optional<ghost> known_before = ghosts_.take(newcomer.key);
+            returns_ = known_before && !before_all_kept(known_before->mark);
+            if (returns_)
+                make_room_among_kept(newcomer.bytes);
+        }
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        if (missed_ != newcomer.key)
-            on_miss(newcomer);
-        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        insert(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
-        missed_.reset();
-        returns_ = false;
-        prune();
-        forget_beyond_the_limit();
-    }
-
-    void touch(slot_id slot) {
-        const std::size_t bytes = entries_[index_of(slot)].bytes;
-        if (is_kept(slot)) {
-            renew(slot);
-        } else if (is_recent(slot)) {
-            unlink(slot);
-            make_room_among_kept(bytes);
-            insert(slot, kept, true);
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            if (missed_ != newcomer.key)
+                on_miss(newcomer);
+            entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+            insert(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
+            missed_.reset();
+            returns_ = false;
             prune();
-        } else {
-            unlink(slot);
-            insert(slot, passing, true);
-            if (eager_)
+            forget_beyond_the_limit();
+        }
+
+        void touch(slot_id slot) {
+            const std::size_t bytes = entries_[index_of(slot)].bytes;
+            if (is_kept(slot)) {
+                renew(slot);
+            } else if (is_recent(slot)) {
+                unlink(slot);
                 make_room_among_kept(bytes);
+                insert(slot, kept, true);
+                prune();
+            } else {
+                unlink(slot);
+                insert(slot, passing, true);
+                if (eager_)
+                    make_room_among_kept(bytes);
+            }
+            forget_beyond_the_limit();
         }
-        forget_beyond_the_limit();
-    }
 
-    void on_released(slot_id slot) {
-        if (is_kept(slot))
-            renew(slot);
-        else
-            to_front_of_passing(slot);
-    }
-
-    void erase(slot_id slot) {
-        unlink(slot);
-        prune();
-    }
-
-    void evict(slot_id slot) {
-        const bool leaves_ghost = !is_kept(slot) && is_recent(slot);
-        unlink(slot);
-        const auto [key, bytes] = entries_[index_of(slot)];
-        if (leaves_ghost && !ghosts_.contains(key))
-            ghosts_.push(key, {.bytes = bytes, .mark = times_[index_of(slot)]});
-        prune();
-        forget_beyond_the_limit();
-    }
-
-    /// Returns whether the passing queue exceeds its share, including the missed entry if it is to join the queue.
-    /// Reference implementations with published byte counts evict in this case, even if the cache is not full.
-    [[nodiscard]] bool crowded() const {
-        const bool joins = missed_ && !returns_ && bytes_[kept] + bytes_to_come_ > kept_share_;
-        return !queues_.empty(passing) && bytes_[passing] + (joins ? bytes_to_come_ : 0) > passing_share_;
-    }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        for (std::size_t left = count_passing_; left > 0; --left) {
-            const slot_id oldest = queues_.back(passing);
-            if (is_evictable(oldest))
-                return oldest;
-            to_front_of_passing(oldest);
+        void on_released(slot_id slot) {
+            if (is_kept(slot))
+                renew(slot);
+            else
+                to_front_of_passing(slot);
         }
-        const slot_id last = queues_.empty(kept) ? slot_id{} : queues_.front(kept);
-        for (bool all = queues_.empty(kept); !all;) {
-            const slot_id idle = queues_.back(kept);
-            if (is_evictable(idle))
-                return idle;
-            all = idle == last;
-            renew(idle);
-        }
-        return std::nullopt;
-    }
 
-private:
-    static constexpr std::uint8_t kept = 0, passing = 1; // queues
-    static constexpr std::uint8_t recent = 2;            // marks: recent, queue
-    struct known {
-        std::uint64_t key = 0;
-        std::size_t bytes = 0;
+        void erase(slot_id slot) {
+            unlink(slot);
+            prune();
+        }
+
+        void evict(slot_id slot) {
+            const bool leaves_ghost = !is_kept(slot) && is_recent(slot);
+            unlink(slot);
+            const auto [key, bytes] = entries_[index_of(slot)];
+            if (leaves_ghost && !ghosts_.contains(key))
+                ghosts_.push(key, {.bytes = bytes, .mark = times_[index_of(slot)]});
+            prune();
+            forget_beyond_the_limit();
+        }
+
+        /// Returns whether the passing queue exceeds its share, including the missed entry if it is to join the queue.
+        /// Reference implementations with published byte counts evict in this case, even if the cache is not full.
+        [[nodiscard]] bool crowded() const {
+            const bool joins = missed_ && !returns_ && bytes_[kept] + bytes_to_come_ > kept_share_;
+            return !queues_.empty(passing) && bytes_[passing] + (joins ? bytes_to_come_ : 0) > passing_share_;
+        }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            for (std::size_t left = count_passing_; left > 0; --left) {
+                const slot_id oldest = queues_.back(passing);
+                if (is_evictable(oldest))
+                    return oldest;
+                to_front_of_passing(oldest);
+            }
+            const slot_id last = queues_.empty(kept) ? slot_id{} : queues_.front(kept);
+            for (bool all = queues_.empty(kept); !all;) {
+                const slot_id idle = queues_.back(kept);
+                if (is_evictable(idle))
+                    return idle;
+                all = idle == last;
+                renew(idle);
+            }
+            return std::nullopt;
+        }
+
+    private:
+        static constexpr std::uint8_t kept = 0, passing = 1; // queues
+        static constexpr std::uint8_t recent = 2;            // marks: recent, queue
+        struct known {
+            std::uint64_t key = 0;
+            std::size_t bytes = 0;
+        };
+
+        [[nodiscard]] bool is_kept(slot_id slot) const { return (marks_[index_of(slot)] & passing) == 0; }
+
+        // Whether a time precedes the last use of the longest-idle kept entry. Times may wrap.
+        [[nodiscard]] bool before_all_kept(std::uint32_t time) const {
+            return !queues_.empty(kept) && static_cast<std::int32_t>(time - times_[index_of(queues_.back(kept))]) < 0;
+        }
+        [[nodiscard]] bool is_recent(slot_id slot) const {
+            return (marks_[index_of(slot)] & recent) != 0 && !before_all_kept(times_[index_of(slot)]);
+        }
+
+        void insert(slot_id slot, std::uint8_t queue, bool used) {
+            queues_.push_front(slot, queue);
+            bytes_[queue] += entries_[index_of(slot)].bytes;
+            marks_[index_of(slot)] = queue;
+            if (used)
+                times_[index_of(slot)] = ++now_;
+            if (queue == kept)
+                return;
+            ++count_passing_;
+            if (used)
+                mark_recent(slot);
+            if (queues_.ends(first_recent_))
+                first_recent_ = slot;
+        }
+
+        void unlink(slot_id slot) {
+            if (!is_kept(slot)) {
+                mark_not_recent(slot);
+                if (first_recent_ == slot)
+                    first_recent_ = queues_.newer(slot);
+                --count_passing_;
+            }
+            queues_.remove(slot);
+            bytes_[is_kept(slot) ? kept : passing] -= entries_[index_of(slot)].bytes;
+        }
+
+        // Records a use of a kept entry.
+        void renew(slot_id slot) {
+            queues_.move_to_front(slot, kept);
+            times_[index_of(slot)] = ++now_;
+            prune();
+        }
+
+        void to_front_of_passing(slot_id slot) {
+            if (first_recent_ == slot && queues_.front(passing) != slot)
+                first_recent_ = queues_.newer(slot);
+            queues_.move_to_front(slot, passing);
+            if (queues_.ends(first_recent_))
+                first_recent_ = slot;
+            if (is_recent(slot))
+                times_[index_of(slot)] = ++now_;
+        }
+
+        void mark_recent(slot_id slot) {
+            marks_[index_of(slot)] |= recent;
+            recent_bytes_ += entries_[index_of(slot)].bytes;
+        }
+        void mark_not_recent(slot_id slot) {
+            if ((marks_[index_of(slot)] & recent) != 0)
+                recent_bytes_ -= entries_[index_of(slot)].bytes;
+            marks_[index_of(slot)] &= passing;
+        }
+
+        // Demotes the longest-idle kept entries until `bytes` more can be kept.
+        void make_room_among_kept(std::size_t bytes) {
+            while (!queues_.empty(kept) && bytes_[kept] + bytes > kept_share_) {
+                const slot_id idle = queues_.back(kept);
+                unlink(idle);
+                insert(idle, passing, false);
+            }
+            prune();
+        }
+
+        // Clears the recent mark of entries older than every kept entry, and removes such ghosts. The passing entries
+        // and the ghosts are in order of last use, except for entries that were not recent anyway or were not
+        // evictable.
+        void prune() {
+            if (queues_.empty(kept))
+                return;
+            for (; !queues_.ends(first_recent_) && !is_recent(first_recent_);
+                 first_recent_ = queues_.newer(first_recent_))
+                mark_not_recent(first_recent_);
+            while (ghosts_.size() > 0 && before_all_kept(ghosts_.oldest().mark))
+                ghosts_.pop();
+        }
+
+        void forget_beyond_the_limit() {
+            while (ghosts_.size() > 0 && bytes_[kept] + recent_bytes_ + ghosts_.bytes() > 2 * room_)
+                ghosts_.pop();
+        }
+
+        slot_lists queues_;
+        std::vector<known> entries_;
+        std::vector<std::uint32_t> times_; // by slot: of the last use
+        std::vector<std::uint8_t> marks_;
+        ghost_list ghosts_;    // marked with the time of their last use
+        slot_id first_recent_; // oldest passing entry that may be recent
+        std::size_t room_;
+        std::size_t passing_share_;
+        std::size_t kept_share_;
+        bool eager_;
+        std::size_t bytes_[2] = {};
+        std::size_t recent_bytes_ = 0; // of the passing entries
+        std::size_t count_passing_ = 0;
+        std::uint32_t now_ = 0; // number of uses
+        std::optional<std::uint64_t> missed_;
+        std::size_t bytes_to_come_ = 0;
+        bool returns_ = false; // the missed entry had a ghost
     };
 
-    [[nodiscard]] bool is_kept(slot_id slot) const { return (marks_[index_of(slot)] & passing) == 0; }
-
-    // Whether a time precedes the last use of the longest-idle kept entry. Times may wrap.
-    [[nodiscard]] bool before_all_kept(std::uint32_t time) const {
-        return !queues_.empty(kept) && static_cast<std::int32_t>(time - times_[index_of(queues_.back(kept))]) < 0;
-    }
-    [[nodiscard]] bool is_recent(slot_id slot) const {
-        return (marks_[index_of(slot)] & recent) != 0 && !before_all_kept(times_[index_of(slot)]);
-    }
-
-    void insert(slot_id slot, std::uint8_t queue, bool used) {
-        queues_.push_front(slot, queue);
-        bytes_[queue] += entries_[index_of(slot)].bytes;
-        marks_[index_of(slot)] = queue;
-        if (used)
-            times_[index_of(slot)] = ++now_;
-        if (queue == kept)
-            return;
-        ++count_passing_;
-        if (used)
-            mark_recent(slot);
-        if (queues_.ends(first_recent_))
-            first_recent_ = slot;
-    }
-
-    void unlink(slot_id slot) {
-        if (!is_kept(slot)) {
-            mark_not_recent(slot);
-            if (first_recent_ == slot)
-                first_recent_ = queues_.newer(slot);
-            --count_passing_;
-        }
-        queues_.remove(slot);
-        bytes_[is_kept(slot) ? kept : passing] -= entries_[index_of(slot)].bytes;
-    }
-
-    // Records a use of a kept entry.
-    void renew(slot_id slot) {
-        queues_.move_to_front(slot, kept);
-        times_[index_of(slot)] = ++now_;
-        prune();
-    }
-
-    void to_front_of_passing(slot_id slot) {
-        if (first_recent_ == slot && queues_.front(passing) != slot)
-            first_recent_ = queues_.newer(slot);
-        queues_.move_to_front(slot, passing);
-        if (queues_.ends(first_recent_))
-            first_recent_ = slot;
-        if (is_recent(slot))
-            times_[index_of(slot)] = ++now_;
-    }
-
-    void mark_recent(slot_id slot) {
-        marks_[index_of(slot)] |= recent;
-        recent_bytes_ += entries_[index_of(slot)].bytes;
-    }
-    void mark_not_recent(slot_id slot) {
-        if ((marks_[index_of(slot)] & recent) != 0)
-            recent_bytes_ -= entries_[index_of(slot)].bytes;
-        marks_[index_of(slot)] &= passing;
-    }
-
-    // Demotes the longest-idle kept entries until `bytes` more can be kept.
-    void make_room_among_kept(std::size_t bytes) {
-        while (!queues_.empty(kept) && bytes_[kept] + bytes > kept_share_) {
-            const slot_id idle = queues_.back(kept);
-            unlink(idle);
-            insert(idle, passing, false);
-        }
-        prune();
-    }
-
-    // Clears the recent mark of entries older than every kept entry, and removes such ghosts. The passing entries and
-    // the ghosts are in order of last use, except for entries that were not recent anyway or were not evictable.
-    void prune() {
-        if (queues_.empty(kept))
-            return;
-        for (; !queues_.ends(first_recent_) && !is_recent(first_recent_); first_recent_ = queues_.newer(first_recent_))
-            mark_not_recent(first_recent_);
-        while (ghosts_.size() > 0 && before_all_kept(ghosts_.oldest().mark))
-            ghosts_.pop();
-    }
-
-    void forget_beyond_the_limit() {
-        while (ghosts_.size() > 0 && bytes_[kept] + recent_bytes_ + ghosts_.bytes() > 2 * room_)
-            ghosts_.pop();
-    }
-
-    slot_lists queues_;
-    std::vector<known> entries_;
-    std::vector<std::uint32_t> times_; // by slot: of the last use
-    std::vector<std::uint8_t> marks_;
-    ghost_list ghosts_;    // marked with the time of their last use
-    slot_id first_recent_; // oldest passing entry that may be recent
-    std::size_t room_;
-    std::size_t passing_share_;
-    std::size_t kept_share_;
-    bool eager_;
-    std::size_t bytes_[2] = {};
-    std::size_t recent_bytes_ = 0; // of the passing entries
-    std::size_t count_passing_ = 0;
-    std::uint32_t now_ = 0; // number of uses
-    std::optional<std::uint64_t> missed_;
-    std::size_t bytes_to_come_ = 0;
-    bool returns_ = false; // the missed entry had a ghost
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline lirs::state lirs::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<lirs>);
 
@@ -13967,26 +13692,22 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 /// Evicts nothing. A full cache refuses new entries instead, so its entries stay until the owner removes them.
 struct never {
     using role = eviction_role;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
+
+    /// Cost: O(1) each. 0 bytes a slot.
+    class state {
+    public:
+        void admit(slot_id, const eviction_entry&) {}
+        void touch(slot_id) {}
+        void erase(slot_id) {}
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&&) {
+            return std::nullopt;
+        }
+    };
+
+    [[nodiscard]] state open(eviction_capacity) const { return {}; }
 };
-
-/// Cost: O(1) each. 0 bytes a slot.
-class never::state {
-public:
-    void admit(slot_id, const eviction_entry&) {}
-    void touch(slot_id) {}
-    void erase(slot_id) {}
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&&) {
-        return std::nullopt;
-    }
-};
-
-inline never::state never::open(eviction_capacity) const {
-    return {};
-}
 
 static_assert(eviction_policy<never>);
 
@@ -14108,145 +13829,141 @@ struct s3_fifo {
     double small_fraction = 0.1; ///< Share of the capacity for the small queue.
     double ghost_fraction = 0.9; ///< Total bytes of the ghosts' entries, relative to the capacity.
     std::uint32_t threshold = 2; ///< Uses in the small queue that promote to the main queue, 1 to 3.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot and 16 a
-/// ghost, at most `ghost_fraction` ghosts a slot.
-class s3_fifo::state {
-public:
-    state(const s3_fifo& policy, eviction_capacity room)
-        : queues_(room.slots, 2),
-          entries_(room.slots),
-          marks_(room.slots),
-          ghosts_(share(room.slots, policy.ghost_fraction) + 1, room.bytes),
-          ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
-          main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
-          threshold_(policy.threshold) {
-        require(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
-    }
-
-    void on_miss(const eviction_entry& newcomer) {
-        missed_ = newcomer.key;
-        returns_ = ghosts_.take(newcomer.key).has_value();
-    }
-
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        if (missed_ != newcomer.key)
-            on_miss(newcomer);
-        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        insert(slot, returns_ ? main : small);
-        marks_[index_of(slot)] = returns_ ? main : fresh;
-        missed_.reset();
-    }
-
-    void touch(slot_id slot) {
-        std::uint8_t& marks = marks_[index_of(slot)];
-        if (uses(marks) < most)
-            marks = static_cast<std::uint8_t>(marks + one_use);
-    }
-
-    void on_released(slot_id slot) {
-        if ((marks_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
-            queues_.move_to_front(slot, queue_of(slot));
-        marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
-    }
-
-    void erase(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
-        --count_[queue_of(slot)];
-    }
-
-    void evict(slot_id slot) {
-        erase(slot);
-        if (count_[small] > 0) // a likely next victim
-            ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
-        const auto [key, bytes] = entries_[index_of(slot)];
-        if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
-            return;
-        while (ghosts_.size() > 0 && ghosts_.bytes() + bytes > ghost_bytes_)
-            ghosts_.pop();
-        ghosts_.push(key, {.bytes = bytes});
-    }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        // One round checks or promotes all of the small queue, and most + 1 rounds check all of the main queue.
-        std::size_t small_left = count_[small];
-        std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
-        while (small_left > 0 || main_left > 0) {
-            const bool full = bytes_[main] > main_bytes_ || count_[small] == 0;
-            if (count_[main] > 0 && main_left > 0 && (full || small_left == 0)) {
-                --main_left;
-                const slot_id oldest = queues_.back(main);
-                std::uint8_t& marks = marks_[index_of(oldest)];
-                if (uses(marks) == 0 && is_evictable(oldest))
-                    return oldest;
-                if (uses(marks) > 0)
-                    marks = static_cast<std::uint8_t>(marks - one_use);
-                queues_.move_to_front(oldest, main);
-            } else if (count_[small] > 0 && small_left > 0) {
-                --small_left;
-                const slot_id oldest = queues_.back(small);
-                if (uses(marks_[index_of(oldest)]) >= threshold_)
-                    promote(oldest);
-                else if (is_evictable(oldest))
-                    return oldest;
-                else
-                    queues_.move_to_front(oldest, small);
-            } else {
-                break;
-            }
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot and 16 a
+    /// ghost, at most `ghost_fraction` ghosts a slot.
+    class state {
+    public:
+        state(const s3_fifo& policy, eviction_capacity room)
+            : queues_(room.slots, 2),
+              entries_(room.slots),
+              marks_(room.slots),
+              ghosts_(share(room.slots, policy.ghost_fraction) + 1, room.bytes),
+              ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
+              main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
+              threshold_(policy.threshold) {
+            require(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
         }
-        return queues_.oldest(main, is_evictable); // entries promoted after its rounds
-    }
 
-private:
-    static constexpr std::uint8_t small = 0, main = 1; // queues
-    static constexpr std::uint8_t fresh = 2;           // not yet released
-    static constexpr std::uint8_t one_use = 4;         // marks: uses, fresh, queue
-    static constexpr std::uint32_t most = 3;           // saturation of the use count
-    struct known {
-        std::uint64_t key = 0;
-        std::size_t bytes = 0;
+        void on_miss(const eviction_entry& newcomer) {
+            missed_ = newcomer.key;
+            returns_ = ghosts_.take(newcomer.key).has_value();
+        }
+
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            if (missed_ != newcomer.key)
+                on_miss(newcomer);
+            entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+            insert(slot, returns_ ? main : small);
+            marks_[index_of(slot)] = returns_ ? main : fresh;
+            missed_.reset();
+        }
+
+        void touch(slot_id slot) {
+            std::uint8_t& marks = marks_[index_of(slot)];
+            if (uses(marks) < most)
+                marks = static_cast<std::uint8_t>(marks + one_use);
+        }
+
+        void on_released(slot_id slot) {
+            if ((marks_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
+                queues_.move_to_front(slot, queue_of(slot));
+            marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
+        }
+
+        void erase(slot_id slot) {
+            queues_.remove(slot);
+            bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
+            --count_[queue_of(slot)];
+        }
+
+        void evict(slot_id slot) {
+            erase(slot);
+            if (count_[small] > 0) // a likely next victim
+                ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
+            const auto [key, bytes] = entries_[index_of(slot)];
+            if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
+                return;
+            while (ghosts_.size() > 0 && ghosts_.bytes() + bytes > ghost_bytes_)
+                ghosts_.pop();
+            ghosts_.push(key, {.bytes = bytes});
+        }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            // One round checks or promotes all of the small queue, and most + 1 rounds check all of the main queue.
+            std::size_t small_left = count_[small];
+            std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
+            while (small_left > 0 || main_left > 0) {
+                const bool full = bytes_[main] > main_bytes_ || count_[small] == 0;
+                if (count_[main] > 0 && main_left > 0 && (full || small_left == 0)) {
+                    --main_left;
+                    const slot_id oldest = queues_.back(main);
+                    std::uint8_t& marks = marks_[index_of(oldest)];
+                    if (uses(marks) == 0 && is_evictable(oldest))
+                        return oldest;
+                    if (uses(marks) > 0)
+                        marks = static_cast<std::uint8_t>(marks - one_use);
+                    queues_.move_to_front(oldest, main);
+                } else if (count_[small] > 0 && small_left > 0) {
+                    --small_left;
+                    const slot_id oldest = queues_.back(small);
+                    if (uses(marks_[index_of(oldest)]) >= threshold_)
+                        promote(oldest);
+                    else if (is_evictable(oldest))
+                        return oldest;
+                    else
+                        queues_.move_to_front(oldest, small);
+                } else {
+                    break;
+                }
+            }
+            return queues_.oldest(main, is_evictable); // entries promoted after its rounds
+        }
+
+    private:
+        static constexpr std::uint8_t small = 0, main = 1; // queues
+        static constexpr std::uint8_t fresh = 2;           // not yet released
+        static constexpr std::uint8_t one_use = 4;         // marks: uses, fresh, queue
+        static constexpr std::uint32_t most = 3;           // saturation of the use count
+        struct known {
+            std::uint64_t key = 0;
+            std::size_t bytes = 0;
+        };
+
+        [[nodiscard]] static std::size_t share(std::size_t whole, double fraction) {
+            return static_cast<std::size_t>(static_cast<double>(whole) * fraction);
+        }
+        [[nodiscard]] static std::uint32_t uses(std::uint8_t marks) { return marks / one_use; }
+        [[nodiscard]] std::uint8_t queue_of(slot_id slot) const { return marks_[index_of(slot)] & main; }
+
+        void insert(slot_id slot, std::uint8_t queue) {
+            queues_.push_front(slot, queue);
+            bytes_[queue] += entries_[index_of(slot)].bytes;
+            ++count_[queue];
+        }
+
+        void promote(slot_id slot) {
+            erase(slot);
+            insert(slot, main);
+            marks_[index_of(slot)] = main;
+        }
+
+        slot_lists queues_;
+        std::vector<known> entries_;
+        std::vector<std::uint8_t> marks_;
+        ghost_list ghosts_;
+        std::size_t ghost_bytes_;
+        std::size_t main_bytes_; // the main queue's share
+        std::uint32_t threshold_;
+        std::size_t bytes_[2] = {};
+        std::size_t count_[2] = {};
+        std::optional<std::uint64_t> missed_;
+        bool returns_ = false; // the missed entry had a ghost
     };
 
-    [[nodiscard]] static std::size_t share(std::size_t whole, double fraction) {
-        return static_cast<std::size_t>(static_cast<double>(whole) * fraction);
-    }
-    [[nodiscard]] static std::uint32_t uses(std::uint8_t marks) { return marks / one_use; }
-    [[nodiscard]] std::uint8_t queue_of(slot_id slot) const { return marks_[index_of(slot)] & main; }
-
-    void insert(slot_id slot, std::uint8_t queue) {
-        queues_.push_front(slot, queue);
-        bytes_[queue] += entries_[index_of(slot)].bytes;
-        ++count_[queue];
-    }
-
-    void promote(slot_id slot) {
-        erase(slot);
-        insert(slot, main);
-        marks_[index_of(slot)] = main;
-    }
-
-    slot_lists queues_;
-    std::vector<known> entries_;
-    std::vector<std::uint8_t> marks_;
-    ghost_list ghosts_;
-    std::size_t ghost_bytes_;
-    std::size_t main_bytes_; // the main queue's share
-    std::uint32_t threshold_;
-    std::size_t bytes_[2] = {};
-    std::size_t count_[2] = {};
-    std::optional<std::uint64_t> missed_;
-    bool returns_ = false; // the missed entry had a ghost
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline s3_fifo::state s3_fifo::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<s3_fifo>);
 
@@ -14266,68 +13983,64 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 /// Zhang et al., "SIEVE is simpler than LRU", NSDI 2024.
 struct sieve {
     using role = eviction_role;
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
-class sieve::state {
-public:
-    explicit state(std::size_t slots)
-        : queue_(slots, 1), marks_(slots), hand_(slot_id{static_cast<std::uint32_t>(slots)}) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
+    class state {
+    public:
+        explicit state(std::size_t slots)
+            : queue_(slots, 1), marks_(slots), hand_(slot_id{static_cast<std::uint32_t>(slots)}) {}
 
-    void admit(slot_id slot, const eviction_entry&) {
-        queue_.push_front(slot, 0);
-        marks_[index_of(slot)] = fresh;
-    }
+        void admit(slot_id slot, const eviction_entry&) {
+            queue_.push_front(slot, 0);
+            marks_[index_of(slot)] = fresh;
+        }
 
-    void touch(slot_id slot) { marks_[index_of(slot)] |= used; }
+        void touch(slot_id slot) { marks_[index_of(slot)] |= used; }
 
-    void on_released(slot_id slot) {
-        if ((marks_[index_of(slot)] & fresh) != 0) { // its first release: a chain queues tail first
+        void on_released(slot_id slot) {
+            if ((marks_[index_of(slot)] & fresh) != 0) { // its first release: a chain queues tail first
+                step_off(slot);
+                queue_.move_to_front(slot, 0);
+            }
+            marks_[index_of(slot)] &= used;
+        }
+
+        void erase(slot_id slot) {
             step_off(slot);
-            queue_.move_to_front(slot, 0);
+            queue_.remove(slot);
         }
-        marks_[index_of(slot)] &= used;
-    }
 
-    void erase(slot_id slot) {
-        step_off(slot);
-        queue_.remove(slot);
-    }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        // One round clears every mark, the next checks every entry.
-        for (std::size_t met = 0; met < 2 * queue_.slots() && !queue_.empty(0); ++met) {
-            if (queue_.ends(hand_))
-                hand_ = queue_.back(0);
-            std::uint8_t& marks = marks_[index_of(hand_)];
-            if ((marks & used) == 0 && is_evictable(hand_))
-                return hand_;
-            marks &= fresh;
-            hand_ = queue_.newer(hand_);
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            // One round clears every mark, the next checks every entry.
+            for (std::size_t met = 0; met < 2 * queue_.slots() && !queue_.empty(0); ++met) {
+                if (queue_.ends(hand_))
+                    hand_ = queue_.back(0);
+                std::uint8_t& marks = marks_[index_of(hand_)];
+                if ((marks & used) == 0 && is_evictable(hand_))
+                    return hand_;
+                marks &= fresh;
+                hand_ = queue_.newer(hand_);
+            }
+            return std::nullopt;
         }
-        return std::nullopt;
-    }
 
-private:
-    static constexpr std::uint8_t used = 1;  // since the hand last passed
-    static constexpr std::uint8_t fresh = 2; // not yet released
+    private:
+        static constexpr std::uint8_t used = 1;  // since the hand last passed
+        static constexpr std::uint8_t fresh = 2; // not yet released
 
-    void step_off(slot_id slot) {
-        if (hand_ == slot)
-            hand_ = queue_.newer(slot);
-    }
+        void step_off(slot_id slot) {
+            if (hand_ == slot)
+                hand_ = queue_.newer(slot);
+        }
 
-    slot_lists queue_;
-    std::vector<std::uint8_t> marks_;
-    slot_id hand_; // past the front: restarts at the oldest
+        slot_lists queue_;
+        std::vector<std::uint8_t> marks_;
+        slot_id hand_; // past the front: restarts at the oldest
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
 };
-
-inline sieve::state sieve::open(eviction_capacity room) const {
-    return state{room.slots};
-}
 
 static_assert(eviction_policy<sieve>);
 
@@ -14350,128 +14063,124 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 struct slru {
     using role = eviction_role;
     std::uint32_t segments = 4; ///< 1 to 255; with one this is lru.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(segments) each; victim amortized, while a fixed fraction of the entries is evictable. 16 bytes a slot.
-class slru::state {
-public:
-    state(const slru& policy, eviction_capacity room)
-        : queues_(room.slots, policy.segments),
-          entries_(room.slots),
-          filled_(policy.segments),
-          share_(room.bytes / policy.segments) {
-        require(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
-    }
+    /// Cost: O(segments) each; victim amortized, while a fixed fraction of the entries is evictable. 16 bytes a slot.
+    class state {
+    public:
+        state(const slru& policy, eviction_capacity room)
+            : queues_(room.slots, policy.segments),
+              entries_(room.slots),
+              filled_(policy.segments),
+              share_(room.bytes / policy.segments) {
+            require(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
+        }
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        apply_touches();
-        expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
-        std::uint32_t lowest = 0;
-        while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
-            ++lowest;
-        entries_[index_of(slot)].bytes = newcomer.bytes & most_bytes;
-        insert(slot, lowest < filled_.size() ? lowest : 0);
-        let_down_ = false;
-    }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            apply_touches();
+            expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
+            std::uint32_t lowest = 0;
+            while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
+                ++lowest;
+            entries_[index_of(slot)].bytes = newcomer.bytes & most_bytes;
+            insert(slot, lowest < filled_.size() ? lowest : 0);
+            let_down_ = false;
+        }
 
-    void touch(slot_id slot) {
-        touches_.add(
-            slot,
-            [this](slot_id one) {
-                queues_.prefetch(one);
-                prefetch_to_write(entries_.data(), index_of(one));
-            },
-            [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { lift(one); });
-    }
+        void touch(slot_id slot) {
+            touches_.add(
+                slot,
+                [this](slot_id one) {
+                    queues_.prefetch(one);
+                    prefetch_to_write(entries_.data(), index_of(one));
+                },
+                [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { lift(one); });
+        }
 
-    void on_released(slot_id slot) {
-        apply_touches();
-        queues_.move_to_front(slot, segment_of(slot));
-    }
+        void on_released(slot_id slot) {
+            apply_touches();
+            queues_.move_to_front(slot, segment_of(slot));
+        }
 
-    void erase(slot_id slot) {
-        apply_touches();
-        unlink(slot);
-    }
+        void erase(slot_id slot) {
+            apply_touches();
+            unlink(slot);
+        }
 
-    /// Returns whether the last touch demoted entries into a lowest segment that is now above its share, as entries of
-    /// many sizes can. Reference implementations with published byte counts evict in this case, even if the cache is
-    /// not full.
-    [[nodiscard]] bool crowded() {
-        apply_touches();
-        return let_down_ && filled_[0] > share_;
-    }
+        /// Returns whether the last touch demoted entries into a lowest segment that is now above its share, as entries
+        /// of many sizes can. Reference implementations with published byte counts evict in this case, even if the
+        /// cache is not full.
+        [[nodiscard]] bool crowded() {
+            apply_touches();
+            return let_down_ && filled_[0] > share_;
+        }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        apply_touches();
-        for (std::uint32_t s = 0; s < filled_.size(); ++s)
-            if (const auto found = queues_.oldest(s, is_evictable))
-                return found;
-        return std::nullopt;
-    }
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            apply_touches();
+            for (std::uint32_t s = 0; s < filled_.size(); ++s)
+                if (const auto found = queues_.oldest(s, is_evictable))
+                    return found;
+            return std::nullopt;
+        }
 
-private:
-    static constexpr std::uint64_t most_bytes = (std::uint64_t{1} << 56) - 1; // of an entry
-    struct known {
-        std::uint64_t bytes : 56 = 0;
-        std::uint64_t segment : 8 = 0;
-    };
+    private:
+        static constexpr std::uint64_t most_bytes = (std::uint64_t{1} << 56) - 1; // of an entry
+        struct known {
+            std::uint64_t bytes : 56 = 0;
+            std::uint64_t segment : 8 = 0;
+        };
 
-    [[nodiscard]] std::uint32_t segment_of(slot_id slot) const {
-        return static_cast<std::uint32_t>(entries_[index_of(slot)].segment);
-    }
+        [[nodiscard]] std::uint32_t segment_of(slot_id slot) const {
+            return static_cast<std::uint32_t>(entries_[index_of(slot)].segment);
+        }
 
-    void apply_touches() {
-        touches_.apply_all([this](slot_id slot) { lift(slot); });
-    }
+        void apply_touches() {
+            touches_.apply_all([this](slot_id slot) { lift(slot); });
+        }
 
-    void lift(slot_id slot) {
-        const std::uint32_t from = segment_of(slot);
-        const bool highest = from + 1u == filled_.size();
-        unlink(slot);
-        insert(slot, highest ? from : from + 1);
-        let_down_ = false;
-        for (std::uint32_t s = from + 1; !highest && s > 0; --s) {
-            while (filled_[s] > share_) {
-                const slot_id oldest = queues_.back(s);
-                unlink(oldest);
-                insert(oldest, s - 1);
-                let_down_ = s == 1;
-            }
-            if (const slot_id next = queues_.back(s); !queues_.ends(next)) { // likely demoted by a later touch
-                prefetch_to_write(entries_.data(), index_of(next));
-                queues_.prefetch_neighbours(next);
+        void lift(slot_id slot) {
+            const std::uint32_t from = segment_of(slot);
+            const bool highest = from + 1u == filled_.size();
+            unlink(slot);
+            insert(slot, highest ? from : from + 1);
+            let_down_ = false;
+            for (std::uint32_t s = from + 1; !highest && s > 0; --s) {
+                while (filled_[s] > share_) {
+                    const slot_id oldest = queues_.back(s);
+                    unlink(oldest);
+                    insert(oldest, s - 1);
+                    let_down_ = s == 1;
+                }
+                if (const slot_id next = queues_.back(s); !queues_.ends(next)) { // likely demoted by a later touch
+                    prefetch_to_write(entries_.data(), index_of(next));
+                    queues_.prefetch_neighbours(next);
+                }
             }
         }
-    }
 
-    void insert(slot_id slot, std::uint32_t segment) {
-        queues_.push_front(slot, segment);
-        known& one = entries_[index_of(slot)];
-        one.segment = segment & 0xffu;
-        filled_[segment] += one.bytes;
-    }
+        void insert(slot_id slot, std::uint32_t segment) {
+            queues_.push_front(slot, segment);
+            known& one = entries_[index_of(slot)];
+            one.segment = segment & 0xffu;
+            filled_[segment] += one.bytes;
+        }
 
-    void unlink(slot_id slot) {
-        queues_.remove(slot);
-        const known one = entries_[index_of(slot)];
-        filled_[one.segment] -= one.bytes;
-    }
+        void unlink(slot_id slot) {
+            queues_.remove(slot);
+            const known one = entries_[index_of(slot)];
+            filled_[one.segment] -= one.bytes;
+        }
 
-    slot_lists queues_; // a list per segment
-    std::vector<known> entries_;
-    touch_buffer touches_;
-    std::vector<std::size_t> filled_; // by segment: bytes
-    std::size_t share_;               // of each segment
-    bool let_down_ = false;           // by the last touch, into the lowest
+        slot_lists queues_; // a list per segment
+        std::vector<known> entries_;
+        touch_buffer touches_;
+        std::vector<std::size_t> filled_; // by segment: bytes
+        std::size_t share_;               // of each segment
+        bool let_down_ = false;           // by the last touch, into the lowest
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline slru::state slru::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<slru>);
 
@@ -14497,76 +14206,72 @@ struct tail_safe_lru {
     using role = eviction_role;
     std::uint32_t budget = 64;    ///< Entries that can be computed within the time to first token.
     std::uint32_t next_turn = 32; ///< Entries that the next turn is expected to add.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each, the admission of a request's last entry O(length of the request); victim amortized, while a fixed
-/// fraction of the entries is evictable. 17 bytes a slot.
-class tail_safe_lru::state {
-public:
-    state(const tail_safe_lru& policy, std::size_t slots)
-        : queues_(slots, 2),
-          parents_(slots, nowhere),
-          depths_(slots),
-          places_(slots),
-          losable_(policy.budget > policy.next_turn ? policy.budget - policy.next_turn : 0) {}
+    /// Cost: O(1) each, the admission of a request's last entry O(length of the request); victim amortized, while a
+    /// fixed fraction of the entries is evictable. 17 bytes a slot.
+    class state {
+    public:
+        state(const tail_safe_lru& policy, std::size_t slots)
+            : queues_(slots, 2),
+              parents_(slots, nowhere),
+              depths_(slots),
+              places_(slots),
+              losable_(policy.budget > policy.next_turn ? policy.budget - policy.next_turn : 0) {}
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        const std::uint32_t at = index_of(slot);
-        parents_[at] = newcomer.parent ? index_of(*newcomer.parent) : nowhere;
-        depths_[at] = newcomer.depth;
-        const bool is_safe = newcomer.length > 0 && std::size_t{newcomer.depth} + losable_ >= newcomer.length;
-        places_[at] = is_safe ? safe : needed;
-        queues_.push_front(slot, places_[at]);
-        if (newcomer.depth + 1 == newcomer.length)
-            need_before(slot, newcomer.length);
-    }
-
-    void touch(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
-
-    void on_released(slot_id slot) { touch(slot); }
-
-    void erase(slot_id slot) { queues_.remove(slot); }
-
-    /// Returns whether the entry can be evicted without delaying the next turn.
-    [[nodiscard]] bool is_safe(slot_id slot) const { return places_[index_of(slot)] == safe; }
-
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        if (const auto found = queues_.oldest(safe, is_evictable))
-            return found;
-        return queues_.oldest(needed, is_evictable);
-    }
-
-private:
-    static constexpr std::uint32_t nowhere = 0xffffffffu;
-    static constexpr std::uint8_t needed = 0, safe = 1; // queues
-
-    // Marks the entries of a complete request as needed, except its last ones.
-    void need_before(slot_id last, std::uint32_t length) {
-        std::uint32_t depth = depths_[index_of(last)];
-        for (std::uint32_t at = parents_[index_of(last)]; at != nowhere; at = parents_[at]) {
-            if (!queues_.contains(slot_id{at}) || depths_[at] + 1 != depth)
-                return; // the parent's slot was reused
-            depth = depths_[at];
-            if (std::size_t{depth} + losable_ >= length || places_[at] == needed)
-                continue;
-            places_[at] = needed;
-            queues_.move_to_front(slot_id{at}, needed);
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            const std::uint32_t at = index_of(slot);
+            parents_[at] = newcomer.parent ? index_of(*newcomer.parent) : nowhere;
+            depths_[at] = newcomer.depth;
+            const bool is_safe = newcomer.length > 0 && std::size_t{newcomer.depth} + losable_ >= newcomer.length;
+            places_[at] = is_safe ? safe : needed;
+            queues_.push_front(slot, places_[at]);
+            if (newcomer.depth + 1 == newcomer.length)
+                need_before(slot, newcomer.length);
         }
-    }
 
-    slot_lists queues_;
-    std::vector<std::uint32_t> parents_; // slots
-    std::vector<std::uint32_t> depths_;
-    std::vector<std::uint8_t> places_;
-    std::size_t losable_; // entries at the end of a conversation
+        void touch(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
+
+        void on_released(slot_id slot) { touch(slot); }
+
+        void erase(slot_id slot) { queues_.remove(slot); }
+
+        /// Returns whether the entry can be evicted without delaying the next turn.
+        [[nodiscard]] bool is_safe(slot_id slot) const { return places_[index_of(slot)] == safe; }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            if (const auto found = queues_.oldest(safe, is_evictable))
+                return found;
+            return queues_.oldest(needed, is_evictable);
+        }
+
+    private:
+        static constexpr std::uint32_t nowhere = 0xffffffffu;
+        static constexpr std::uint8_t needed = 0, safe = 1; // queues
+
+        // Marks the entries of a complete request as needed, except its last ones.
+        void need_before(slot_id last, std::uint32_t length) {
+            std::uint32_t depth = depths_[index_of(last)];
+            for (std::uint32_t at = parents_[index_of(last)]; at != nowhere; at = parents_[at]) {
+                if (!queues_.contains(slot_id{at}) || depths_[at] + 1 != depth)
+                    return; // the parent's slot was reused
+                depth = depths_[at];
+                if (std::size_t{depth} + losable_ >= length || places_[at] == needed)
+                    continue;
+                places_[at] = needed;
+                queues_.move_to_front(slot_id{at}, needed);
+            }
+        }
+
+        slot_lists queues_;
+        std::vector<std::uint32_t> parents_; // slots
+        std::vector<std::uint32_t> depths_;
+        std::vector<std::uint8_t> places_;
+        std::size_t losable_; // entries at the end of a conversation
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room.slots}; }
 };
-
-inline tail_safe_lru::state tail_safe_lru::open(eviction_capacity room) const {
-    return state{*this, room.slots};
-}
 
 static_assert(eviction_policy<tail_safe_lru>);
 
@@ -14622,7 +14327,7 @@ private:
     // Each word holds four counters of each row. A row's hash is the high half of a product with the row's own odd
     // number.
     [[nodiscard]] place counter(std::uint64_t hash, std::uint32_t row) const noexcept {
-        const std::uint64_t own = (hash | 1) * (0x9e3779b97f4a7c15ull + 2 * row * 0xd1b54a32d192ed03ull);
+        const std::uint64_t own = (hash | 1) * (0x9e3779b97f4a7c15ull + 2ull * row * 0xd1b54a32d192ed03ull);
         return {own >> 34 & (words_.size() - 1), 16 * row + 4 * static_cast<std::uint32_t>(own >> 32 & 3)};
     }
 
@@ -14668,148 +14373,144 @@ struct w_tiny_lfu {
     using role = eviction_role;
     double window = 0.01; ///< Initial share of the capacity for the window.
     bool adaptive = true; ///< Whether the window's share adapts.
-    class state;
-    [[nodiscard]] state open(eviction_capacity room) const;
-};
 
-/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. At most 32 bytes a slot: 22
-/// and the sketch.
-class w_tiny_lfu::state {
-public:
-    state(const w_tiny_lfu& policy, eviction_capacity room)
-        : queues_(room.slots, 3),
-          keys_(room.slots),
-          sizes_(room.slots),
-          places_(room.slots),
-          sketch_(room.slots),
-          room_(room.bytes),
-          window_share_(static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.window)),
-          step_(static_cast<double>(room.bytes) / 16),
-          period_(policy.adaptive ? std::max<std::size_t>(10 * room.slots, 40) : 0),
-          grain_(std::bit_width(room.bytes) > 32 ? static_cast<int>(std::bit_width(room.bytes)) - 32 : 0) {}
+    /// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. At most 32 bytes a slot:
+    /// 22 and the sketch.
+    class state {
+    public:
+        state(const w_tiny_lfu& policy, eviction_capacity room)
+            : queues_(room.slots, 3),
+              keys_(room.slots),
+              sizes_(room.slots),
+              places_(room.slots),
+              sketch_(room.slots),
+              room_(room.bytes),
+              window_share_(static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.window)),
+              step_(static_cast<double>(room.bytes) / 16),
+              period_(policy.adaptive ? std::max<std::size_t>(10 * room.slots, 40) : 0),
+              grain_(std::bit_width(room.bytes) > 32 ? static_cast<int>(std::bit_width(room.bytes)) - 32 : 0) {}
 
-    void on_miss(const eviction_entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
+        void on_miss(const eviction_entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
 
-    void admit(slot_id slot, const eviction_entry& newcomer) {
-        bytes_to_come_ = newcomer.bytes;
-        keys_[index_of(slot)] = newcomer.key;
-        sizes_[index_of(slot)] =
-            static_cast<std::uint32_t>((newcomer.bytes + (std::size_t{1} << grain_) - 1) >> grain_);
-        insert(slot, window);
-        count_use(newcomer.key, false);
-    }
-
-    void touch(slot_id slot) {
-        if (places_[index_of(slot)] == window) {
-            queues_.move_to_front(slot, window);
-        } else {
-            erase(slot);
-            insert(slot, guarded);
-            while (bytes_[guarded] > (room_ - window_share_) / 5 * 4) {
-                const slot_id oldest = queues_.back(guarded);
-                erase(oldest);
-                insert(oldest, probation);
-            }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
+            bytes_to_come_ = newcomer.bytes;
+            keys_[index_of(slot)] = newcomer.key;
+            sizes_[index_of(slot)] =
+                static_cast<std::uint32_t>((newcomer.bytes + (std::size_t{1} << grain_) - 1) >> grain_);
+            insert(slot, window);
+            count_use(newcomer.key, false);
         }
-        count_use(keys_[index_of(slot)], true);
-    }
 
-    void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
+        void touch(slot_id slot) {
+            if (places_[index_of(slot)] == window) {
+                queues_.move_to_front(slot, window);
+            } else {
+                erase(slot);
+                insert(slot, guarded);
+                while (bytes_[guarded] > (room_ - window_share_) / 5 * 4) {
+                    const slot_id oldest = queues_.back(guarded);
+                    erase(oldest);
+                    insert(oldest, probation);
+                }
+            }
+            count_use(keys_[index_of(slot)], true);
+        }
 
-    void erase(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[places_[index_of(slot)]] -= size(slot);
-    }
+        void on_released(slot_id slot) { queues_.move_to_front(slot, places_[index_of(slot)]); }
 
-    /// The current share of the window in bytes.
-    [[nodiscard]] std::size_t window_share() const noexcept { return window_share_; }
+        void erase(slot_id slot) {
+            queues_.remove(slot);
+            bytes_[places_[index_of(slot)]] -= size(slot);
+        }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
-        while (bytes_[window] + bytes_to_come_ > window_share_) {
-            const auto candidate = queues_.oldest(window, is_evictable, patience);
-            if (!candidate)
-                break;
-            if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
-                const auto other = oldest_of_main(is_evictable, patience);
-                if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
-                    return candidate;
+        /// The current share of the window in bytes.
+        [[nodiscard]] std::size_t window_share() const noexcept { return window_share_; }
+
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> victim(IsEvictable&& is_evictable) {
+            while (bytes_[window] + bytes_to_come_ > window_share_) {
+                const auto candidate = queues_.oldest(window, is_evictable, patience);
+                if (!candidate)
+                    break;
+                if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
+                    const auto other = oldest_of_main(is_evictable, patience);
+                    if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
+                        return candidate;
+                    to_main(*candidate);
+                    return other;
+                }
                 to_main(*candidate);
-                return other;
             }
-            to_main(*candidate);
+            if (const auto found = oldest_of_main(is_evictable, patience))
+                return found;
+            if (const auto found = queues_.oldest(window, is_evictable))
+                return found;
+            return oldest_of_main(is_evictable, queues_.slots());
         }
-        if (const auto found = oldest_of_main(is_evictable, patience))
-            return found;
-        if (const auto found = queues_.oldest(window, is_evictable))
-            return found;
-        return oldest_of_main(is_evictable, queues_.slots());
-    }
 
-private:
-    static constexpr std::uint8_t window = 0, probation = 1, guarded = 2; // queues
-    static constexpr std::size_t patience = 64; // entries checked in a list before it is skipped
+    private:
+        static constexpr std::uint8_t window = 0, probation = 1, guarded = 2; // queues
+        static constexpr std::size_t patience = 64; // entries checked in a list before it is skipped
 
-    [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
+        [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
 
-    template <class IsEvictable>
-    [[nodiscard]] std::optional<slot_id> oldest_of_main(IsEvictable&& is_evictable, std::size_t most) {
-        if (const auto found = queues_.oldest(probation, is_evictable, most))
-            return found;
-        return queues_.oldest(guarded, is_evictable, most);
-    }
+        template <class IsEvictable>
+        [[nodiscard]] std::optional<slot_id> oldest_of_main(IsEvictable&& is_evictable, std::size_t most) {
+            if (const auto found = queues_.oldest(probation, is_evictable, most))
+                return found;
+            return queues_.oldest(guarded, is_evictable, most);
+        }
 
-    void insert(slot_id slot, std::uint8_t queue) {
-        queues_.push_front(slot, queue);
-        places_[index_of(slot)] = queue;
-        bytes_[queue] += size(slot);
-    }
+        void insert(slot_id slot, std::uint8_t queue) {
+            queues_.push_front(slot, queue);
+            places_[index_of(slot)] = queue;
+            bytes_[queue] += size(slot);
+        }
 
-    void to_main(slot_id slot) {
-        erase(slot);
-        insert(slot, probation);
-    }
+        void to_main(slot_id slot) {
+            erase(slot);
+            insert(slot, probation);
+        }
 
-    // After each period the window grows or shrinks as before if the hit ratio rose, and reverses otherwise. The step
-    // shrinks by 2 % each time and is reset when the hit ratio changes by at least 0.05, a sign of a new workload
-    // (Caffeine's constants).
-    void count_use(std::uint64_t key, bool hit) {
-        sketch_.add(key);
-        hits_ += hit;
-        if (period_ == 0 || ++uses_ < period_)
-            return;
-        const double rate = static_cast<double>(hits_) / static_cast<double>(uses_);
-        const double change = rate - last_rate_;
-        if (change < 0)
-            step_ = -step_;
-        const double bytes =
-            std::clamp(static_cast<double>(window_share_) + step_, 0.0, 0.8 * static_cast<double>(room_));
-        window_share_ = static_cast<std::size_t>(bytes);
-        const double whole = static_cast<double>(room_) / 16;
-        step_ = change >= 0.05 || change <= -0.05 ? (step_ < 0 ? -whole : whole) : 0.98 * step_;
-        last_rate_ = rate;
-        uses_ = hits_ = 0;
-    }
+        // After each period the window grows or shrinks as before if the hit ratio rose, and reverses otherwise. The
+        // step shrinks by 2 % each time and is reset when the hit ratio changes by at least 0.05, a sign of a new
+        // workload (Caffeine's constants).
+        void count_use(std::uint64_t key, bool hit) {
+            sketch_.add(key);
+            hits_ += hit;
+            if (period_ == 0 || ++uses_ < period_)
+                return;
+            const double rate = static_cast<double>(hits_) / static_cast<double>(uses_);
+            const double change = rate - last_rate_;
+            if (change < 0)
+                step_ = -step_;
+            const double bytes =
+                std::clamp(static_cast<double>(window_share_) + step_, 0.0, 0.8 * static_cast<double>(room_));
+            window_share_ = static_cast<std::size_t>(bytes);
+            const double whole = static_cast<double>(room_) / 16;
+            step_ = change >= 0.05 || change <= -0.05 ? (step_ < 0 ? -whole : whole) : 0.98 * step_;
+            last_rate_ = rate;
+            uses_ = hits_ = 0;
+        }
 
-    slot_lists queues_;
-    std::vector<std::uint64_t> keys_;
-    std::vector<std::uint32_t> sizes_; // in grains
-    std::vector<std::uint8_t> places_;
-    frequency_sketch sketch_;
-    std::size_t room_;
-    std::size_t window_share_;
-    double step_; // change of the window's share, in bytes
-    std::size_t period_;
-    int grain_;
-    std::size_t bytes_[3] = {};
-    std::size_t bytes_to_come_ = 0;
-    std::size_t uses_ = 0, hits_ = 0; // in this period
-    double last_rate_ = 0.0;
+        slot_lists queues_;
+        std::vector<std::uint64_t> keys_;
+        std::vector<std::uint32_t> sizes_; // in grains
+        std::vector<std::uint8_t> places_;
+        frequency_sketch sketch_;
+        std::size_t room_;
+        std::size_t window_share_;
+        double step_; // change of the window's share, in bytes
+        std::size_t period_;
+        int grain_;
+        std::size_t bytes_[3] = {};
+        std::size_t bytes_to_come_ = 0;
+        std::size_t uses_ = 0, hits_ = 0; // in this period
+        double last_rate_ = 0.0;
+    };
+
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
-
-inline w_tiny_lfu::state w_tiny_lfu::open(eviction_capacity room) const {
-    return state{*this, room};
-}
 
 static_assert(eviction_policy<w_tiny_lfu>);
 
@@ -15059,61 +14760,57 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace index {
 struct chunk {
     using role = index_role;
     std::size_t least = 32; ///< Tokens of the shortest chunk.
-    class state;
-    [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
+
+    /// Cost: as radix; `note` O(chunk tokens); `chunks` O(n), plus, at positions where chunks begin, their lengths.
+    class state {
+    public:
+        state(std::size_t least, page_shape shape, std::size_t pages)
+            : tree_(radix{}.open(shape, pages)), table_(least, shape.tokens, pages) {}
+
+        [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return tree_.match(tokens); }
+        void match(std::span<const token_id> tokens, index_match& found) const { tree_.match(tokens, found); }
+
+        /// Requires: as radix.
+        insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+            const insertion done = tree_.insert(parent, tokens, page);
+            if (done.what != insertion::outcome::covered && done.other)
+                table_.move(*done.other, page); // its run continues in the new page
+            return done;
+        }
+
+        /// Requires: the page is a leaf of the index.
+        void erase(page_id page) {
+            tree_.erase(page);
+            table_.erase(page);
+        }
+
+        [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
+        [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
+        [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
+        [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
+
+        /// Registers the `count` tokens up to row `end` of page `last` as a chunk, for lookups with the same salt.
+        /// Returns whether the chunk is registered now: false if it is shorter than `least`, longer than the tokens
+        /// that lie there, or `last` is not in the index. Throws: bad_alloc; the index is then unchanged.
+        bool note(std::uint64_t salt, page_id last, std::uint32_t end, std::size_t count) {
+            return table_.insert(tree_, salt, {.count = count, .last = last, .end = end});
+        }
+
+        /// The chunks of a prompt that end after its first `known` tokens, in order and without overlap. At each
+        /// position the longest wins; of several with the same content, one that continues where the previous chunk
+        /// ended.
+        [[nodiscard]] std::vector<chunk_match> chunks(std::uint64_t salt, std::span<const token_id> tokens,
+                                                      std::size_t known) const {
+            return table_.find(tree_, salt, tokens, known);
+        }
+
+    private:
+        radix::state tree_;
+        chunk_table table_;
+    };
+
+    [[nodiscard]] state open(page_shape shape, std::size_t pages) const { return {least, shape, pages}; }
 };
-
-/// Cost: as radix; `note` O(chunk tokens); `chunks` O(n), plus, at positions where chunks begin, their lengths.
-class chunk::state {
-public:
-    state(std::size_t least, page_shape shape, std::size_t pages)
-        : tree_(radix{}.open(shape, pages)), table_(least, shape.tokens, pages) {}
-
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return tree_.match(tokens); }
-    void match(std::span<const token_id> tokens, index_match& found) const { tree_.match(tokens, found); }
-
-    /// Requires: as radix.
-    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
-        const insertion done = tree_.insert(parent, tokens, page);
-        if (done.what != insertion::outcome::covered && done.other)
-            table_.move(*done.other, page); // its run continues in the new page
-        return done;
-    }
-
-    /// Requires: the page is a leaf of the index.
-    void erase(page_id page) {
-        tree_.erase(page);
-        table_.erase(page);
-    }
-
-    [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
-    [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
-    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
-    [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
-
-    /// Registers the `count` tokens up to row `end` of page `last` as a chunk, for lookups with the same salt. Returns
-    /// whether the chunk is registered now: false if it is shorter than `least`, longer than the tokens that lie there,
-    /// or `last` is not in the index.
-    /// Throws: bad_alloc; the index is then unchanged.
-    bool note(std::uint64_t salt, page_id last, std::uint32_t end, std::size_t count) {
-        return table_.insert(tree_, salt, {.count = count, .last = last, .end = end});
-    }
-
-    /// The chunks of a prompt that end after its first `known` tokens, in order and without overlap. At each position
-    /// the longest wins; of several with the same content, one that continues where the previous chunk ended.
-    [[nodiscard]] std::vector<chunk_match> chunks(std::uint64_t salt, std::span<const token_id> tokens,
-                                                  std::size_t known) const {
-        return table_.find(tree_, salt, tokens, known);
-    }
-
-private:
-    radix::state tree_;
-    chunk_table table_;
-};
-
-inline chunk::state chunk::open(page_shape shape, std::size_t pages) const {
-    return {least, shape, pages};
-}
 
 static_assert(index_policy<chunk> && chunk_index_state<chunk::state>);
 
@@ -15225,44 +14922,45 @@ using index_policies = std::tuple<index::radix, index::hash_chain, index::chunk>
 
 }} // namespace kvcache
 
+// ---- kvcache/locking/mutex.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
+
+/// Any number of threads may use the cache. One mutex guards its metadata; pages are written and read outside of the
+/// lock.
+struct mutex {
+    using role = locking_role;
+    class state;
+};
+
+class mutex::state {
+public:
+    void lock() { mutex_.lock(); }
+    void unlock() noexcept { mutex_.unlock(); }
+
+    /// Unlocks, waits for a `notify`, and locks again. Requires: locked.
+    void wait() {
+        std::unique_lock held(mutex_, std::adopt_lock);
+        changed_.wait(held);
+        held.release();
+    }
+    void notify() noexcept { changed_.notify_all(); }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+};
+
+static_assert(locking_policy<mutex>);
+
+}}} // namespace kvcache::locking
+
 // ---- kvcache/locking/all.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every locking policy of the library, with its default options.
 using locking_policies = std::tuple<locking::none, locking::mutex>;
-
-}} // namespace kvcache
-
-// ---- kvcache/model/batch_slice.hpp --------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Which rows of a slice need logits.
-enum class logits_mode { none, last, all };
-
-/// Rows of one sequence in a batch: tokens at the lease's rows [row, row + tokens.size()), or at `rows`.
-template <class Lease>
-struct batch_slice {
-    const Lease* lease = nullptr;
-    std::size_t row = 0;
-    std::span<const token_id> tokens = {};
-    logits_mode wanted = logits_mode::last;
-    std::span<const std::size_t> rows = {};   ///< Rows of the lease, ascending, if they are not consecutive.
-    std::span<const std::size_t> limits = {}; ///< Last position that each token sees; empty: its own position.
-
-    /// Row of the lease for token `i`.
-    [[nodiscard]] std::size_t row_of(std::size_t i) const noexcept { return rows.empty() ? row + i : rows[i]; }
-    /// Position of token `i`.
-    [[nodiscard]] std::size_t position(std::size_t i) const { return lease->first() + row_of(i); }
-    /// Last position that token `i` sees.
-    [[nodiscard]] std::size_t limit(std::size_t i) const { return limits.empty() ? position(i) : limits[i]; }
-
-    /// Number of rows that need logits; they are the last ones.
-    [[nodiscard]] std::size_t wanted_rows() const noexcept {
-        return wanted == logits_mode::all ? tokens.size() : wanted == logits_mode::last && !tokens.empty() ? 1 : 0;
-    }
-};
 
 }} // namespace kvcache
 
@@ -15413,11 +15111,147 @@ inline result<void> model_config::check() const {
     return {};
 }
 
+/// Name of a weight in a Hugging Face checkpoint, and its shape.
+struct weight_name {
+    std::string name = {};
+    std::vector<std::size_t> shape = {}; ///< Outermost first; (out, in) for a matrix.
+
+    friend bool operator==(const weight_name&, const weight_name&) = default;
+};
+
+inline constexpr std::string_view embedding_name = "model.embed_tokens.weight"; ///< (vocabulary, hidden)
+inline constexpr std::string_view final_norm_name = "model.norm.weight";        ///< (hidden)
+inline constexpr std::string_view head_name = "lm_head.weight";                 ///< (vocabulary, hidden)
+
+/// Full name of a weight of layer `layer`: "model.layers.3.self_attn.q_proj.weight" for "self_attn.q_proj.weight".
+[[nodiscard]] inline std::string layer_weight_name(std::size_t layer, std::string_view part) {
+    return "model.layers." + std::to_string(layer) + "." + std::string(part);
+}
+
+/// Weights of layer `layer`, with the biases and norms of `config`. Requires: layer < config.layers.
+[[nodiscard]] inline std::vector<weight_name> layer_weights(const model_config& config, std::size_t layer) {
+    expects(layer < config.layers, "a layer is one of the model's");
+    const std::size_t hidden = config.hidden_size;
+    const std::size_t inner = config.intermediate_size;
+    const std::size_t query = config.heads * config.head_dim;
+    const std::size_t shared = config.kv_heads * config.head_dim;
+
+    std::vector<weight_name> weights;
+    const auto vector = [&](std::string_view part, std::size_t extent) {
+        weights.push_back({layer_weight_name(layer, part), {extent}});
+    };
+    const auto product = [&](const std::string& part, std::size_t out, std::size_t in, bool bias) {
+        weights.push_back({layer_weight_name(layer, part + ".weight"), {out, in}});
+        if (bias)
+            vector(part + ".bias", out);
+    };
+    vector("input_layernorm.weight", hidden);
+    product("self_attn.q_proj", query, hidden, config.qkv_bias);
+    product("self_attn.k_proj", shared, hidden, config.qkv_bias);
+    product("self_attn.v_proj", shared, hidden, config.qkv_bias);
+    if (config.qk_norm) {
+        vector("self_attn.q_norm.weight", config.head_dim);
+        vector("self_attn.k_norm.weight", config.head_dim);
+    }
+    product("self_attn.o_proj", hidden, query, config.output_bias);
+    vector("post_attention_layernorm.weight", hidden);
+    product("mlp.gate_proj", inner, hidden, config.mlp_bias);
+    product("mlp.up_proj", inner, hidden, config.mlp_bias);
+    product("mlp.down_proj", hidden, inner, config.mlp_bias);
+    return weights;
+}
+
+/// All weights of a model, in order of use; without lm_head if the head is tied.
+[[nodiscard]] inline std::vector<weight_name> weights_of(const model_config& config) {
+    std::vector<weight_name> weights;
+    weights.push_back({std::string(embedding_name), {config.vocabulary, config.hidden_size}});
+    for (std::size_t layer = 0; layer != config.layers; ++layer)
+        for (weight_name& weight : layer_weights(config, layer))
+            weights.push_back(std::move(weight));
+    weights.push_back({std::string(final_norm_name), {config.hidden_size}});
+    if (!config.tied_head)
+        weights.push_back({std::string(head_name), {config.vocabulary, config.hidden_size}});
+    return weights;
+}
+
 }} // namespace kvcache
 
-// ---- kvcache/core/shared_memory.hpp -------------------------------------------------------------------------------
+// ---- kvcache/core/memory_mapping.hpp ------------------------------------------------------------------------------
+
+#include <sys/mman.h>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// A mapped range of this process's addresses, unmapped on destruction. Movable; a move does not relocate the bytes.
+class address_range {
+public:
+    address_range() = default;
+    address_range(address_range&& other) noexcept
+        : begin_(std::exchange(other.begin_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    address_range& operator=(address_range&& other) noexcept {
+        std::swap(begin_, other.begin_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
+    ~address_range() {
+        if (begin_ != nullptr)
+            ::munmap(begin_, size_);
+    }
+
+    /// Maps `size` bytes with mmap. Returns an empty range and sets errno if mmap fails. Requires: size > 0.
+    [[nodiscard]] static address_range map(std::size_t size, int protection, int flags) noexcept {
+        address_range made;
+        void* const at = ::mmap(nullptr, size, protection, flags, -1, 0);
+        if (at != MAP_FAILED) {
+            made.begin_ = static_cast<std::byte*>(at);
+            made.size_ = size;
+        }
+        return made;
+    }
+
+    [[nodiscard]] bool empty() const noexcept { return begin_ == nullptr; }
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {begin_, size_}; }
+
+private:
+    std::byte* begin_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+namespace detail {
+
+/// The size in a line of /proc/self/smaps: 2048 of "AnonHugePages:   2048 kB".
+[[nodiscard]] inline std::size_t smaps_kilobytes(std::string_view line) {
+    const std::size_t digit = line.find_first_of("0123456789");
+    std::size_t number = 0;
+    if (digit != line.npos)
+        std::from_chars(line.data() + digit, line.data() + line.size(), number);
+    return number;
+}
+
+} // namespace detail
+
+/// The number of these bytes that are on huge pages now. An estimate: the system reports huge pages per mapping, not
+/// per address. Zero where there is no /proc. Cost: reads the list of all mappings, milliseconds.
+[[nodiscard]] inline std::size_t bytes_on_huge_pages(std::span<const std::byte> bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+    std::ifstream mappings("/proc/self/smaps");
+    std::size_t huge = 0, inside = 0; // of the current mapping: bytes of `bytes` inside it
+    for (std::string line; std::getline(mappings, line);) {
+        std::uintptr_t from = 0, to = 0;
+        const char* const end = line.data() + line.size();
+        const auto [dash, wrong] = std::from_chars(line.data(), end, from, 16);
+        if (wrong == std::errc() && dash != end && *dash == '-' &&
+            std::from_chars(dash + 1, end, to, 16).ec == std::errc()) {
+            const std::uintptr_t first = std::max(from, begin), last = std::min(to, begin + bytes.size());
+            inside = first < last ? last - first : 0;
+        } else if (line.starts_with("AnonHugePages:") || line.starts_with("FilePmdMapped:")) {
+            const std::size_t more = std::min(inside, detail::smaps_kilobytes(line) * 1024);
+            huge += more;
+            inside -= more;
+        }
+    }
+    return huge;
+}
 
 /// Reference-counted, uninitialized memory of `bytes`, aligned as alignment_for(bytes). A null `resource` means new and
 /// delete. Throws: what the resource throws.
@@ -15470,101 +15304,6 @@ struct block_shape {
     std::size_t bytes = 0;
 };
 
-/// Weights and bytes of one block of a format; a block of a float format is one number.
-[[nodiscard]] constexpr block_shape shape_of(block_format format) noexcept {
-    switch (format) {
-    case block_format::f32:
-        return {1, 4};
-    case block_format::f16:
-    case block_format::bf16:
-        return {1, 2};
-    case block_format::q4_0:
-    case block_format::iq4_nl:
-        return {32, 2 + 16};
-    case block_format::q4_1:
-        return {32, 2 + 2 + 16};
-    case block_format::q5_0:
-        return {32, 2 + 4 + 16};
-    case block_format::q5_1:
-        return {32, 2 + 2 + 4 + 16};
-    case block_format::q8_0:
-        return {32, 2 + 32};
-    case block_format::mxfp4:
-        return {32, 1 + 16};
-    case block_format::q2_k:
-        return {256, 16 + 64 + 2 + 2};
-    case block_format::q3_k:
-        return {256, 32 + 64 + 12 + 2};
-    case block_format::q4_k:
-        return {256, 2 + 2 + 12 + 128};
-    case block_format::q5_k:
-        return {256, 2 + 2 + 12 + 32 + 128};
-    case block_format::q6_k:
-        return {256, 128 + 64 + 16 + 2};
-    case block_format::iq4_xs:
-        return {256, 2 + 2 + 4 + 128};
-    }
-    return {};
-}
-
-/// Name in GGUF, such as "Q4_K".
-[[nodiscard]] constexpr std::string_view name_of(block_format format) noexcept {
-    switch (format) {
-    case block_format::f32:
-        return "F32";
-    case block_format::f16:
-        return "F16";
-    case block_format::bf16:
-        return "BF16";
-    case block_format::q4_0:
-        return "Q4_0";
-    case block_format::q4_1:
-        return "Q4_1";
-    case block_format::q5_0:
-        return "Q5_0";
-    case block_format::q5_1:
-        return "Q5_1";
-    case block_format::q8_0:
-        return "Q8_0";
-    case block_format::q2_k:
-        return "Q2_K";
-    case block_format::q3_k:
-        return "Q3_K";
-    case block_format::q4_k:
-        return "Q4_K";
-    case block_format::q5_k:
-        return "Q5_K";
-    case block_format::q6_k:
-        return "Q6_K";
-    case block_format::iq4_nl:
-        return "IQ4_NL";
-    case block_format::iq4_xs:
-        return "IQ4_XS";
-    case block_format::mxfp4:
-        return "MXFP4";
-    }
-    return "?";
-}
-
-/// The format with this type number in GGUF, or nothing if it is none of block_formats.
-[[nodiscard]] constexpr std::optional<block_format> block_format_of(std::uint32_t number) noexcept {
-    for (const block_format format : block_formats)
-        if (static_cast<std::uint32_t>(format) == number)
-            return format;
-    return std::nullopt;
-}
-
-/// Returns whether a format has integer codes and scales, rather than one float a weight.
-[[nodiscard]] constexpr bool is_quantized(block_format format) noexcept {
-    return shape_of(format).weights > 1;
-}
-
-}} // namespace kvcache
-
-// ---- kvcache/kernel/block_layout.hpp ------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
 /// Values of the 4-bit codes of IQ4_NL and IQ4_XS.
 inline constexpr std::array<std::int8_t, 16> iq4_values = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                            1,    13,   25,  38,  53,  69,  89,  113};
@@ -15572,7 +15311,7 @@ inline constexpr std::array<std::int8_t, 16> iq4_values = {-127, -104, -83, -65,
 /// Twice the values of the 4-bit floats of MXFP4 (E2M1): a sign, 2 exponent bits, 1 fraction bit.
 inline constexpr std::array<std::int8_t, 16> mxfp4_values = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-/// What a block of a quantised format consists of, and its place in a packed panel of 16 outputs (block_matrix).
+/// Layout of a block of a quantised format, and of its packed form in a panel of 16 outputs (block_matrix).
 ///
 /// A packed block of 16 outputs is: the scales (16, binary16; 16 bytes of exponents for MXFP4); the offsets, if any
 /// (16, binary16); for nested scales and each group, the scales (16, int8) and the offsets, if any (16, uint8); then
@@ -15585,7 +15324,7 @@ struct block_layout {
 
     std::uint8_t low_bits = 4;
     std::uint8_t high_bits = 0;
-    std::uint8_t zero = 0;   ///< The code of the level 0; for a table, what makes every level positive.
+    std::uint8_t zero = 0;   ///< The code of the level 0; for a table, a number that makes every level positive.
     std::uint8_t group = 32; ///< Weights that share a scale.
     bool nested = false;     ///< Groups have integer scales, times the scale of a block of 256.
     bool offset = false;     ///< Weights have an offset.
@@ -15616,42 +15355,72 @@ struct block_layout {
     }
 };
 
+namespace detail {
+
+/// The facts of a format. Gaps between the type numbers have the defaults.
+struct block_format_facts {
+    std::string_view name = "?";
+    block_shape shape = {};
+    block_layout layout = {};
+};
+
+/// Facts by type number.
+inline constexpr auto block_format_table = [] {
+    using enum block_format;
+    using values = block_layout::values;
+    std::array<block_format_facts, 40> of = {};
+    const auto set = [&](block_format format, std::string_view name, block_shape shape, block_layout layout = {}) {
+        of[static_cast<std::size_t>(format)] = {name, shape, layout};
+    };
+    set(f32, "F32", {1, 4});
+    set(f16, "F16", {1, 2});
+    set(bf16, "BF16", {1, 2});
+    set(q4_0, "Q4_0", {32, 2 + 16}, {.zero = 8});
+    set(q4_1, "Q4_1", {32, 2 + 2 + 16}, {.offset = true});
+    set(q5_0, "Q5_0", {32, 2 + 4 + 16}, {.high_bits = 1, .zero = 16});
+    set(q5_1, "Q5_1", {32, 2 + 2 + 4 + 16}, {.high_bits = 1, .offset = true});
+    set(q8_0, "Q8_0", {32, 2 + 32}, {.low_bits = 8, .zero = 128});
+    set(q2_k, "Q2_K", {256, 16 + 64 + 2 + 2}, {.low_bits = 2, .group = 16, .nested = true, .offset = true});
+    set(q3_k, "Q3_K", {256, 32 + 64 + 12 + 2}, {.low_bits = 2, .high_bits = 1, .zero = 4, .group = 16, .nested = true});
+    set(q4_k, "Q4_K", {256, 2 + 2 + 12 + 128}, {.nested = true, .offset = true});
+    set(q5_k, "Q5_K", {256, 2 + 2 + 12 + 32 + 128}, {.high_bits = 1, .nested = true, .offset = true});
+    set(q6_k, "Q6_K", {256, 128 + 64 + 16 + 2}, {.high_bits = 2, .zero = 32, .group = 16, .nested = true});
+    set(iq4_nl, "IQ4_NL", {32, 2 + 16}, {.zero = 127, .table = values::iq4});
+    set(iq4_xs, "IQ4_XS", {256, 2 + 2 + 4 + 128}, {.zero = 127, .nested = true, .table = values::iq4});
+    set(mxfp4, "MXFP4", {32, 1 + 16}, {.zero = 12, .table = values::mxfp4});
+    return of;
+}();
+
+} // namespace detail
+
+/// Weights and bytes of one block of a format; a block of a float format is one number.
+[[nodiscard]] constexpr block_shape shape_of(block_format format) noexcept {
+    return detail::block_format_table[static_cast<std::size_t>(format)].shape;
+}
+
+/// Name in GGUF, such as "Q4_K".
+[[nodiscard]] constexpr std::string_view name_of(block_format format) noexcept {
+    return detail::block_format_table[static_cast<std::size_t>(format)].name;
+}
+
 /// Layout of a quantised format.
 [[nodiscard]] constexpr block_layout layout_of(block_format format) noexcept {
-    using values = block_layout::values;
-    switch (format) {
-    case block_format::f32:
-    case block_format::f16:
-    case block_format::bf16:
-        break;
-    case block_format::q4_0:
-        return {.zero = 8};
-    case block_format::q4_1:
-        return {.offset = true};
-    case block_format::q5_0:
-        return {.high_bits = 1, .zero = 16};
-    case block_format::q5_1:
-        return {.high_bits = 1, .offset = true};
-    case block_format::q8_0:
-        return {.low_bits = 8, .zero = 128};
-    case block_format::q2_k:
-        return {.low_bits = 2, .group = 16, .nested = true, .offset = true};
-    case block_format::q3_k:
-        return {.low_bits = 2, .high_bits = 1, .zero = 4, .group = 16, .nested = true};
-    case block_format::q4_k:
-        return {.nested = true, .offset = true};
-    case block_format::q5_k:
-        return {.high_bits = 1, .nested = true, .offset = true};
-    case block_format::q6_k:
-        return {.high_bits = 2, .zero = 32, .group = 16, .nested = true};
-    case block_format::iq4_nl:
-        return {.zero = 127, .table = values::iq4};
-    case block_format::iq4_xs:
-        return {.zero = 127, .nested = true, .table = values::iq4};
-    case block_format::mxfp4:
-        return {.zero = 12, .table = values::mxfp4};
-    }
-    return {};
+    return detail::block_format_table[static_cast<std::size_t>(format)].layout;
+}
+
+static_assert(std::ranges::none_of(block_formats, [](block_format format) { return name_of(format) == "?"; }));
+
+/// The format with this type number in GGUF, or nothing if it is none of block_formats.
+[[nodiscard]] constexpr std::optional<block_format> block_format_of(std::uint32_t number) noexcept {
+    for (const block_format format : block_formats)
+        if (static_cast<std::uint32_t>(format) == number)
+            return format;
+    return std::nullopt;
+}
+
+/// Returns whether a format has integer codes and scales, rather than one float a weight.
+[[nodiscard]] constexpr bool is_quantized(block_format format) noexcept {
+    return shape_of(format).weights > 1;
 }
 
 }} // namespace kvcache
@@ -15862,11 +15631,34 @@ inline void read_q4_k_or_q5_k(block_bytes from, quant_block& to) noexcept {
     return to;
 }
 
-}} // namespace kvcache
-
-// ---- kvcache/kernel/block_packing.hpp -----------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
+/// Widens stored blocks to float32: exactly the numbers of the reference of GGUF (the Python package `gguf`), bit for
+/// bit on every target; a NaN stays NaN, with unspecified bits. blocks: (out.size() / weights, bytes) of
+/// shape_of(format), in file order at any alignment. Requires: `out` is whole blocks, and `blocks` is as many. Cost:
+/// scalar code, for loading and single rows; products read packed blocks.
+inline void dequantize(block_format format, std::span<const std::byte> blocks, std::span<float> out) {
+    const block_shape shape = shape_of(format);
+    expects(out.size() % shape.weights == 0 && blocks.size() == out.size() / shape.weights * shape.bytes,
+            "blocks and their weights are as many");
+    for (std::size_t i = 0; i < out.size(); i += shape.weights) {
+        const auto block = blocks.subspan(i / shape.weights * shape.bytes, shape.bytes);
+        switch (format) {
+        case block_format::f32:
+            out[i] = std::bit_cast<float>(load_little<std::uint32_t>(block, 0));
+            break;
+        case block_format::f16:
+            out[i] = widen(half{load_little<std::uint16_t>(block, 0)});
+            break;
+        case block_format::bf16:
+            out[i] = widen(bfloat16{load_little<std::uint16_t>(block, 0)});
+            break;
+        default: {
+            const quant_block parts = read_block(format, block);
+            for (std::size_t w = 0; w < shape.weights; ++w)
+                out[i + w] = parts.weight(w);
+        }
+        }
+    }
+}
 
 /// Bytes of a packed panel of 16 outputs. Requires: `inputs` is whole blocks.
 [[nodiscard]] constexpr std::size_t panel_bytes(block_format format, std::size_t inputs) noexcept {
@@ -15988,141 +15780,11 @@ inline void pack_panel(block_format format, std::span<const std::byte* const, 16
 
 }} // namespace kvcache
 
-// ---- kvcache/kernel/block_matrix.hpp ------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Adjacent outputs of a block_matrix with one format.
-struct block_part {
-    block_format format = block_format::q8_0;
-    std::size_t outputs = 0;
-
-    friend bool operator==(const block_part&, const block_part&) = default;
-};
-
-/// Some panels of one part: weights of the outputs [first, last), panel after panel.
-struct block_strip {
-    block_format format = block_format::q8_0;
-    const std::byte* data = nullptr;
-    std::size_t panel_bytes = 0;
-    std::size_t panels = 0;
-    std::size_t first = 0;
-    std::size_t last = 0;
-
-    [[nodiscard]] const std::byte* panel(std::size_t i) const noexcept { return data + i * panel_bytes; }
-};
-
-/// Weights of y = W x that stay in their quantised blocks, in about as many bytes as the file: nested scales become
-/// bytes, which adds up to 4 %, to Q2_K 19 %. Packed in panels of 16 outputs (block_layout) that do not depend on the
-/// processor; a panel has its blocks by ascending inputs. Parts, such as the queries, keys and values of an attention
-/// layer, may differ in format; each begins a panel. It views packed bytes and keeps their owner alive.
-class block_matrix {
-public:
-    static constexpr std::size_t panel_width = 16;
-
-    block_matrix() = default;
-
-    /// Views bytes_of() bytes that pack_panel() has packed, panel after panel. Requires: they begin on a cache line;
-    /// `inputs` is whole blocks of every part.
-    block_matrix(std::span<const block_part> parts, std::size_t inputs, std::shared_ptr<const std::byte> packed)
-        : inputs_(inputs), packed_(std::move(packed)) {
-        expects(reinterpret_cast<std::uintptr_t>(packed_.get()) % line_bytes == 0,
-                "packed weights begin on a cache line");
-        for (const block_part& part : parts) {
-            expects(is_quantized(part.format) && inputs % shape_of(part.format).weights == 0,
-                    "the rows of a block matrix are whole blocks");
-            parts_.push_back({part, outputs_, bytes_});
-            outputs_ += part.outputs;
-            bytes_ += panels_of(part) * panel_bytes(part.format, inputs);
-        }
-    }
-
-    /// Bytes of the packed weights.
-    [[nodiscard]] static std::size_t bytes_of(std::span<const block_part> parts, std::size_t inputs) noexcept {
-        std::size_t bytes = 0;
-        for (const block_part& part : parts)
-            bytes += panels_of(part) * panel_bytes(part.format, inputs);
-        return bytes;
-    }
-
-    [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
-    [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
-    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
-    [[nodiscard]] std::size_t parts() const noexcept { return parts_.size(); }
-    [[nodiscard]] const block_part& part(std::size_t i) const noexcept { return parts_[i].of; }
-
-    /// Number of strips of up to `wide` panels; a strip has panels of one part.
-    [[nodiscard]] std::size_t strips(std::size_t wide) const noexcept {
-        std::size_t all = 0;
-        for (const placed& part : parts_)
-            all += strips_of(part.of, wide);
-        return all;
-    }
-
-    /// Strip `index` of up to `wide` panels. Requires: index < strips(wide).
-    [[nodiscard]] block_strip strip(std::size_t index, std::size_t wide) const noexcept {
-        auto part = parts_.begin();
-        for (; index >= strips_of(part->of, wide); ++part)
-            index -= strips_of(part->of, wide);
-        const std::size_t bytes = panel_bytes(part->of.format, inputs_), panel = index * wide;
-        const std::size_t last = std::min((panel + wide) * panel_width, part->of.outputs);
-        return {.format = part->of.format,
-                .data = packed_.get() + part->offset + panel * bytes,
-                .panel_bytes = bytes,
-                .panels = std::min(wide, panels_of(part->of) - panel),
-                .first = part->first + panel * panel_width,
-                .last = part->first + last};
-    }
-
-    /// Weights of one output, dequantised: the bits of dequantize(). (inputs)
-    void row(std::size_t output, std::span<float> out) const {
-        expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
-        const block_strip at = strip_with(output);
-        const block_layout layout = layout_of(at.format);
-        for (std::size_t k = 0; k < inputs_; k += layout.weights()) {
-            const quant_block block =
-                unpack_block(layout, at.data + k / layout.weights() * layout.packed_bytes(), output - at.first);
-            for (std::size_t i = 0; i < layout.weights(); ++i)
-                out[k + i] = block.weight(i);
-        }
-    }
-
-private:
-    struct placed {
-        block_part of;
-        std::size_t first;  // output
-        std::size_t offset; // byte
-    };
-
-    [[nodiscard]] static std::size_t panels_of(const block_part& part) noexcept {
-        return (part.outputs + panel_width - 1) / panel_width;
-    }
-    [[nodiscard]] static std::size_t strips_of(const block_part& part, std::size_t wide) noexcept {
-        return (panels_of(part) + wide - 1) / wide;
-    }
-    [[nodiscard]] block_strip strip_with(std::size_t output) const noexcept {
-        std::size_t before = 0;
-        for (const placed& part : parts_) {
-            if (output < part.first + part.of.outputs)
-                return strip(before + (output - part.first) / panel_width, 1);
-            before += panels_of(part.of);
-        }
-        return {};
-    }
-
-    std::vector<placed> parts_;
-    std::size_t outputs_ = 0;
-    std::size_t inputs_ = 0;
-    std::size_t bytes_ = 0;
-    std::shared_ptr<const std::byte> packed_;
-};
-
-}} // namespace kvcache
-
 // ---- kvcache/kernel/block_codes.hpp -------------------------------------------------------------------------------
 
-/// Vectors of codes, levels and scales from packed blocks of 16 outputs (block_layout).
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+// Vectors of codes, levels and scales from packed blocks of 16 outputs (block_layout).
 
 /// A quad of codes of native_lanes outputs: the bytes of a lane belong to four adjacent inputs, lowest byte first.
 using code_quad = std::uint32_t __attribute__((vector_size(4 * native_lanes)));
@@ -16259,7 +15921,8 @@ template <class Byte>
         Byte bytes[native_lanes];
         std::memcpy(bytes, from + part * native_lanes, sizeof bytes);
         code_numbers numbers;
-        KVCACHE_UNROLL for (std::size_t lane = 0; lane < native_lanes; ++lane) numbers[lane] = bytes[lane];
+        KVCACHE_UNROLL for (std::size_t lane = 0; lane < native_lanes; ++lane) numbers[lane] =
+            std::int32_t{bytes[lane]};
         v.part[part] = native_floats(__builtin_convertvector(numbers, lane_floats));
     }
     return v;
@@ -16300,7 +15963,7 @@ public:
             whole_.offset = f32x16::load(reinterpret_cast<const half*>(block + 32));
     }
 
-    /// Those of group `g`. `offset` is undefined for a format without offsets. The products are exact.
+    /// Scales and offsets of group `g`. `offset` is undefined for a format without offsets. The products are exact.
     [[nodiscard]] KVCACHE_INLINE group_scales group(std::size_t g) const noexcept {
         if constexpr (!layout.nested)
             return whole_;
@@ -16319,113 +15982,61 @@ private:
     group_scales whole_;
 };
 
-}}} // namespace kvcache::detail
+// Dot products of quads of weights, 16 outputs at once, with four int8 activations. Sums of int32 are exact, so all
+// variants give the same results.
 
-// ---- kvcache/kernel/tile_sums.hpp ---------------------------------------------------------------------------------
+/// Running sums of native_lanes outputs.
+using dot_sums = code_numbers;
 
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+#if defined(__AVX512VNNI__)
 
-/// Accumulators of a tile. (rows, panels * 16), flat: GCC 12 does not keep nested arrays in registers.
-template <std::size_t Rows, std::size_t Panels>
-using tile_sums = native_floats[Rows * Panels * native_parts];
-
-// A separate function for the one tile of a matrix with fewer outputs than its vectors.
-[[gnu::noinline]] inline void copy_rows(const float* from, std::size_t from_stride, float* to, std::size_t to_stride,
-                                        std::size_t rows, std::size_t count) {
-    for (std::size_t r = 0; r < rows; ++r)
-        std::memcpy(to + r * to_stride, from + r * from_stride, count * sizeof(float));
-}
-
-/// Loads accumulators from rows of `stride` floats.
-template <std::size_t Rows, std::size_t Panels>
-KVCACHE_INLINE inline void load_whole(tile_sums<Rows, Panels>& sums, const float* from, std::size_t stride) {
-    KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v] =
-            native_floats::load_unaligned(from + v * native_lanes);
-        from += stride;
-        keep(from); // otherwise GCC computes all addresses first and runs out of registers
-    }
-}
-
-/// Stores accumulators to rows of `stride` floats.
-template <std::size_t Rows, std::size_t Panels>
-KVCACHE_INLINE inline void store_whole(const tile_sums<Rows, Panels>& sums, float* to, std::size_t stride) {
-    KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v]
-            .store_unaligned(to + v * native_lanes);
-        to += stride;
-        keep(to);
-    }
-}
-
-/// Sets accumulators to zero, or loads them from `y`, whose rows may end before the last panel does.
-template <std::size_t Rows, std::size_t Panels>
-KVCACHE_INLINE inline void begin_sums(tile_sums<Rows, Panels>& sums, const float* y, std::size_t stride,
-                                      std::size_t outputs, bool from_zero) {
-    if (from_zero) {
-        KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * Panels * native_parts; ++i) sums[i] = native_floats(0.0f);
-    } else if (outputs >= Panels * 16) {
-        load_whole<Rows, Panels>(sums, y, stride);
-    } else {
-        alignas(64) float whole[Rows * Panels * 16] = {};
-        copy_rows(y, stride, whole, Panels * 16, Rows, outputs);
-        load_whole<Rows, Panels>(sums, whole, Panels * 16);
-    }
-}
-
-/// Stores accumulators to `y`, whose rows may end before the last panel does.
-template <std::size_t Rows, std::size_t Panels>
-KVCACHE_INLINE inline void end_sums(const tile_sums<Rows, Panels>& sums, float* y, std::size_t stride,
-                                    std::size_t outputs) {
-    if (outputs >= Panels * 16) {
-        store_whole<Rows, Panels>(sums, y, stride);
-    } else {
-        alignas(64) float whole[Rows * Panels * 16];
-        store_whole<Rows, Panels>(sums, whole, Panels * 16);
-        copy_rows(whole, Panels * 16, y, stride, Rows, outputs);
-    }
-}
-
-}}} // namespace kvcache::detail
-
-// ---- kvcache/kernel/block_widen.hpp -------------------------------------------------------------------------------
-
-/// Weights of packed blocks as float32, in a buffer or in the chains of a single row.
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
-/// A dequantised weight, exactly: scale * level is exact, so fusing the offset rounds once, as it must.
+/// VNNI needs one unsigned operand: weights are their levels plus the `zero` of the layout, and `zero` times the sum of
+/// the activations is subtracted.
 template <block_format Format>
-[[nodiscard]] KVCACHE_INLINE inline native_floats weight_of(const native_floats& level, const native_floats& scale,
-                                                            const native_floats& offset) noexcept {
-    if constexpr (layout_of(Format).offset)
-        return fused(scale, level, offset);
-    else
-        return scale * level;
+[[nodiscard]] KVCACHE_INLINE inline code_quad operands_of(code_quad codes) noexcept {
+    return raised_levels_of<Format>(codes);
+}
+[[nodiscard]] constexpr std::int32_t zero_of_operands(block_layout layout) noexcept {
+    return layout.zero;
+}
+/// sums += four activations times a quad.
+KVCACHE_INLINE inline void add_dot(dot_sums& sums, const code_quad& weights, const std::int8_t* four) noexcept {
+    std::int32_t bytes;
+    std::memcpy(&bytes, four, sizeof bytes);
+    sums = reinterpret_cast<dot_sums>(_mm512_dpbusd_epi32(
+        reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(weights), _mm512_set1_epi32(bytes)));
 }
 
-/// Widens the inputs [k, k + inputs) of a panel: input by input, 16 outputs at to + i * step. Requires: k and `inputs`
-/// are multiples of 32.
+#else
+
 template <block_format Format>
-void widen_panel(const std::byte* panel, std::size_t k, std::size_t inputs, float* to, std::size_t step) {
-    constexpr block_layout layout = layout_of(Format);
-    for (const std::size_t end = k + inputs; k < end; k += 32) {
-        const std::byte* block = panel + k / layout.weights() * layout.packed_bytes();
-        const std::size_t index = k % layout.weights() / 32;
-        const std::byte* codes = block + layout.head_bytes() + index * layout.step_bytes();
-        const block_scales<Format> scales(block);
-        KVCACHE_UNROLL for (std::size_t half_step = 0; half_step < 2; ++half_step) {
-            const group_scales by = scales.group((index * 32 + half_step * 16) / layout.group);
-            KVCACHE_UNROLL for (std::size_t quad = half_step * 4; quad < half_step * 4 + 4; ++quad) {
-                KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
-                    const code_quad levels = levels_of<Format>(codes_of<Format>(codes, quad, part));
-                    KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i)
-                        weight_of<Format>(level_of<Format>(levels, i), by.scale.part[part], by.offset.part[part])
-                            .store_unaligned(to + i * step + part * native_lanes);
-                }
-                to += 4 * step;
-            }
-        }
-    }
+[[nodiscard]] KVCACHE_INLINE inline code_quad operands_of(code_quad codes) noexcept {
+    return levels_of<Format>(codes);
+}
+[[nodiscard]] constexpr std::int32_t zero_of_operands(block_layout) noexcept {
+    return 0;
+}
+KVCACHE_INLINE inline void add_dot(dot_sums& sums, const code_quad& weights, const std::int8_t* four) noexcept {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    std::int32_t bytes;
+    std::memcpy(&bytes, four, sizeof bytes);
+    // VPMADDUBSW needs one unsigned operand: the signs of the weights move to the activations. Pairs of products are at
+    // most 2 * 128 * 127, which fits int16.
+    const auto w = reinterpret_cast<__m256i>(weights);
+    const __m256i x = _mm256_sign_epi8(_mm256_set1_epi32(bytes), w);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), x);
+    sums += reinterpret_cast<dot_sums>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#else
+    for (unsigned i = 0; i < 4; ++i)
+        sums += (reinterpret_cast<code_numbers>(weights << (24 - 8 * i)) >> 24) * std::int32_t{four[i]};
+#endif
+}
+
+#endif
+
+/// The sums as float32, exactly.
+[[nodiscard]] KVCACHE_INLINE inline native_floats floats_of(const dot_sums& sums) noexcept {
+    return native_floats(__builtin_convertvector(sums, lane_floats));
 }
 
 /// Panels of a single row that are computed together: enough chains to hide the latency of a multiply-add, and no more.
@@ -16434,108 +16045,6 @@ inline constexpr std::size_t row_panels = native_lanes == 4 ? 1 : 4;
 /// How far ahead a single row prefetches, in bytes. If the next panels begin within `most_panels_ahead`, the same place
 /// in them is prefetched, since a short panel ends before `panel_ahead` is reached. Both were found by measuring.
 inline constexpr std::size_t panel_ahead = 4096, most_panels_ahead = 128 << 10;
-
-/// Weights of a group of inputs, for one row: the scales and offsets of Vectors vectors of outputs.
-template <block_format Format, std::size_t Vectors>
-class group_weights {
-    static constexpr block_layout layout = layout_of(Format);
-
-public:
-    KVCACHE_INLINE void set(std::size_t v, const native_floats& scale, const native_floats& offset) noexcept {
-        scale_[0][v] = scale;
-        if constexpr (layout.offset)
-            offset_[v] = offset;
-        KVCACHE_UNROLL for (std::size_t i = 1; i < scales; ++i) scale_[i][v] = scale * native_floats(1.0f / place(i));
-    }
-
-    /// What at() takes of quad `quad` of a step of 32 inputs, of one part of the 16 outputs.
-    [[nodiscard]] KVCACHE_INLINE static code_quad four(const std::byte* step, std::size_t quad,
-                                                       std::size_t part) noexcept {
-        if constexpr (!in_place)
-            return levels_of<Format>(codes_of<Format>(step, quad, part));
-        keep(step); // otherwise GCC holds what adjacent quads share, and runs out of registers
-        code_quad codes;
-        if constexpr (layout.table == block_layout::values::linear && layout.high_bits == 0)
-            codes = load_quad(step + quad * layout.low_bits / 8 * 64) >> quad * layout.low_bits % 8; // masked in at()
-        else
-            codes = raised_levels_of<Format>(codes_of<Format>(step, quad, part));
-        keep(codes);
-        return codes;
-    }
-
-    /// The weights of input `i` of four, of vector `v`.
-    [[nodiscard]] KVCACHE_INLINE native_floats at(code_quad four, std::size_t v, std::size_t i) const noexcept {
-#if defined(__AVX512BW__)
-        if constexpr (in_place) {
-            const auto raised = reinterpret_cast<__m512i>(four & mask << 8 * i);
-            native_floats level(_mm512_cvtepu32_ps(raised));
-            if constexpr (layout.zero > 0)
-                level = level - native_floats(layout.zero * place(i));
-            return weight_of<Format>(level, scale_[i][v], offset_[v]);
-        }
-#endif
-        return weight_of<Format>(level_of<Format>(four, i), scale_[0][v], offset_[v]);
-    }
-
-private:
-    // A byte is masked where it lies, and its place is a factor of the scale: (level * 2^8i) * (scale * 2^-8i) is
-    // exact, since a scale that is not zero is at least 2^-24. Those of MXFP4 are smaller. A shift or a shuffle would
-    // compete with multiply-adds for their ports.
-#if defined(__AVX512BW__)
-    static constexpr bool in_place = layout.table != block_layout::values::mxfp4;
-#else
-    static constexpr bool in_place = false;
-#endif
-    static constexpr std::size_t scales = in_place ? 4 : 1;
-    static constexpr std::uint32_t mask =
-        layout.table == block_layout::values::linear ? (1u << (layout.low_bits + layout.high_bits)) - 1 : 255u;
-    [[nodiscard]] static constexpr float place(std::size_t i) noexcept {
-        return static_cast<float>(std::uint32_t{1} << 8 * i);
-    }
-
-    native_floats scale_[scales][Vectors], offset_[Vectors];
-};
-
-/// Product of one row with Panels panels of a strip, from panel `panel` on: each output one chain of fused
-/// multiply-adds over ascending inputs. x: (inputs), y: (last - first) of the strip
-template <block_format Format, std::size_t Panels>
-void multiply_row(const float* x, const block_strip& strip, std::size_t panel, std::size_t inputs, float* y) {
-    constexpr block_layout layout = layout_of(Format);
-    constexpr std::size_t vectors = Panels * native_parts, quads = layout.group / 4;
-    tile_sums<1, Panels> sums;
-    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = native_floats(0.0f);
-    const std::byte* block = strip.panel(panel);
-    const std::size_t next = strip.panel_bytes;
-    const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
-    for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
-        for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
-            const std::byte* codes = block + layout.head_bytes() + step * layout.step_bytes();
-            KVCACHE_UNROLL for (std::size_t g = 0; g < 8 / quads; ++g) {
-                group_weights<Format, vectors> weights;
-                KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-                    const group_scales by = block_scales<Format>(block + p * next).group(step * 8 / quads + g);
-                    KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part)
-                        weights.set(p * native_parts + part, by.scale.part[part], by.offset.part[part]);
-                }
-                KVCACHE_UNROLL for (std::size_t quad = g * quads; quad < (g + 1) * quads; ++quad) {
-                    code_quad four[vectors];
-                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) four[v] =
-                        weights.four(codes + v / native_parts * next, quad, v % native_parts);
-                    KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i) {
-                        const native_floats a(x[quad * 4 + i]);
-                        KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v)
-                            accumulate(sums[v], a, weights.at(four[v], v, i));
-                    }
-                }
-            }
-            for (std::size_t p = 0; p < Panels; ++p)
-                for (std::size_t line = 0; line < layout.step_bytes(); line += 64)
-                    prefetch_soon(codes + p * next, ahead + line);
-            x += 32;
-        }
-    }
-    end_sums<1, Panels>(sums, y + panel * 16, 0, strip.last - strip.first - panel * 16);
-}
 
 /// Calls body<Format>() with the quantised format.
 template <class Body>
@@ -16576,6 +16085,137 @@ inline void with_format(block_format format, Body body) {
 }
 
 }}} // namespace kvcache::detail
+
+// ---- kvcache/kernel/block_matrix.hpp ------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Adjacent outputs of a block_matrix with one format.
+struct block_part {
+    block_format format = block_format::q8_0;
+    std::size_t outputs = 0;
+
+    friend bool operator==(const block_part&, const block_part&) = default;
+};
+
+/// Some panels of one part: weights of the outputs [first, last), panel after panel.
+struct block_strip {
+    block_format format = block_format::q8_0;
+    const std::byte* data = nullptr;
+    std::size_t panel_bytes = 0;
+    std::size_t panels = 0;
+    std::size_t first = 0;
+    std::size_t last = 0;
+
+    [[nodiscard]] const std::byte* panel(std::size_t i) const noexcept { return data + i * panel_bytes; }
+};
+
+/// Weights of y = W x that stay in their quantised blocks, in about as many bytes as the file: nested scales become
+/// bytes, which adds up to 4 %, to Q2_K 19 %. Packed in panels of 16 outputs (block_layout) that do not depend on the
+/// processor; a panel has its blocks by ascending inputs. Parts, such as the queries, keys and values of an attention
+/// layer, may differ in format; each begins a panel. It views packed bytes and keeps their owner alive.
+class block_matrix {
+public:
+    static constexpr std::size_t panel_width = 16;
+
+    block_matrix() = default;
+
+    /// Views bytes_of() bytes that pack_panel() has packed, panel after panel. Requires: they begin on a cache line;
+    /// `inputs` is whole blocks of every part.
+    block_matrix(std::span<const block_part> parts, std::size_t inputs, std::shared_ptr<const std::byte> packed)
+        : inputs_(inputs), packed_(std::move(packed)) {
+        expects(reinterpret_cast<std::uintptr_t>(packed_.get()) % line_bytes == 0,
+                "packed weights begin on a cache line");
+        for (const block_part& part : parts) {
+            expects(is_quantized(part.format) && inputs % shape_of(part.format).weights == 0,
+                    "the rows of a block matrix are whole blocks");
+            parts_.push_back({part, outputs_, bytes_});
+            outputs_ += part.outputs;
+            bytes_ += panels_of(part) * panel_bytes(part.format, inputs);
+        }
+    }
+
+    /// Bytes of the packed weights.
+    [[nodiscard]] static std::size_t bytes_of(std::span<const block_part> parts, std::size_t inputs) noexcept {
+        std::size_t bytes = 0;
+        for (const block_part& part : parts)
+            bytes += panels_of(part) * panel_bytes(part.format, inputs);
+        return bytes;
+    }
+
+    [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
+    [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+    [[nodiscard]] std::size_t parts() const noexcept { return parts_.size(); }
+    [[nodiscard]] const block_part& part(std::size_t i) const noexcept { return parts_[i].of; }
+
+    /// Number of strips of up to `wide` panels; a strip has panels of one part.
+    [[nodiscard]] std::size_t strips(std::size_t wide) const noexcept {
+        std::size_t all = 0;
+        for (const placed& part : parts_)
+            all += strips_of(part.of, wide);
+        return all;
+    }
+
+    /// Strip `index` of up to `wide` panels. Requires: index < strips(wide).
+    [[nodiscard]] block_strip strip(std::size_t index, std::size_t wide) const noexcept {
+        auto part = parts_.begin();
+        for (; index >= strips_of(part->of, wide); ++part)
+            index -= strips_of(part->of, wide);
+        const std::size_t bytes = panel_bytes(part->of.format, inputs_), panel = index * wide;
+        const std::size_t last = std::min((panel + wide) * panel_width, part->of.outputs);
+        return {.format = part->of.format,
+                .data = packed_.get() + part->offset + panel * bytes,
+                .panel_bytes = bytes,
+                .panels = std::min(wide, panels_of(part->of) - panel),
+                .first = part->first + panel * panel_width,
+                .last = part->first + last};
+    }
+
+    /// Weights of one output, dequantised: the bits of dequantize(). (inputs)
+    void row(std::size_t output, std::span<float> out) const {
+        expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
+        const block_strip at = strip_with(output);
+        const block_layout layout = layout_of(at.format);
+        for (std::size_t k = 0; k < inputs_; k += layout.weights()) {
+            const quant_block block =
+                unpack_block(layout, at.data + k / layout.weights() * layout.packed_bytes(), output - at.first);
+            for (std::size_t i = 0; i < layout.weights(); ++i)
+                out[k + i] = block.weight(i);
+        }
+    }
+
+private:
+    struct placed {
+        block_part of;
+        std::size_t first;  // output
+        std::size_t offset; // byte
+    };
+
+    [[nodiscard]] static std::size_t panels_of(const block_part& part) noexcept {
+        return (part.outputs + panel_width - 1) / panel_width;
+    }
+    [[nodiscard]] static std::size_t strips_of(const block_part& part, std::size_t wide) noexcept {
+        return (panels_of(part) + wide - 1) / wide;
+    }
+    [[nodiscard]] block_strip strip_with(std::size_t output) const noexcept {
+        std::size_t before = 0;
+        for (const placed& part : parts_) {
+            if (output < part.first + part.of.outputs)
+                return strip(before + (output - part.first) / panel_width, 1);
+            before += panels_of(part.of);
+        }
+        return {};
+    }
+
+    std::vector<placed> parts_;
+    std::size_t outputs_ = 0;
+    std::size_t inputs_ = 0;
+    std::size_t bytes_ = 0;
+    std::shared_ptr<const std::byte> packed_;
+};
+
+}} // namespace kvcache
 
 // ---- kvcache/kernel/packed_matrix.hpp -----------------------------------------------------------------------------
 
@@ -16666,100 +16306,7 @@ private:
 
 }} // namespace kvcache
 
-// ---- kvcache/kernel/gemm_microkernel.hpp --------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
-// Register blocking: a tile of `rows` x `vectors` accumulators, two columns and a broadcast.
-// The maximum number of rows that run as a single tile.
-inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 9 : 6;
-
-// The minimum number of rows of a tile when more rows are split evenly into several tiles.
-inline constexpr std::size_t fewest_rows = (tallest_tile + 1) / 2;
-
-// Strips processed together for few rows: enough chains to fill the FMA pipes, few enough to stay in registers.
-[[nodiscard]] constexpr std::size_t strips_at_once(std::size_t rows) {
-    if (native_lanes == 16)
-        return rows == 1 ? 3 : rows <= 4 ? 2 : 1;
-    if (rows == 1)
-        return native_lanes == 8 ? 6 : 4;
-    return rows == 2 ? 3 : rows == 3 ? 2 : 1;
-}
-
-// Inputs of a block, so that its weights stay in the L1 and L2 caches, and rows of a block, so that their slice stays
-// in the L2 cache. More rows where multiply-adds are twice as fast, since each block reads all weights.
-inline constexpr std::size_t block_inputs = 640;
-inline constexpr std::size_t block_rows = native_lanes == 16 ? 128 : 132;
-
-// Prefetch distance for weights with few rows on AVX-512, in bytes of a strip: about the memory latency.
-inline constexpr std::size_t far_ahead = 1536;
-
-// Computes a tile of Rows x Strips * Width * 16 outputs, each its own chain of fused multiply-adds over ascending
-// inputs, started at zero or continued. The weights of strip s, Width panels wide, begin at w + s * strip. The tile
-// decides only which chains run together, never the order within one.
-// More than six parameters: it is called for each register tile, with other pointers each time; a struct of them is
-// passed in memory, where each call would write and read it.
-template <std::size_t Rows, std::size_t Strips, std::size_t Width, weight_format Weight>
-inline void gemm_microkernel(const float* x, std::size_t x_stride, const Weight* w, std::size_t strip,
-                             std::size_t inputs, float* y, std::size_t y_stride, std::size_t outputs, bool begin) {
-    constexpr std::size_t panels = Strips * Width;
-    // Columns of weights kept in registers across all rows. Usually one; more where GCC would otherwise keep so many
-    // broadcasts that the 32 registers of AVX-512 overflow.
-    constexpr std::size_t columns_held = native_lanes == 16 && Rows * panels + Rows + 1 > 32 ? panels : 1;
-    tile_sums<Rows, panels> sums;
-    begin_sums<Rows, panels>(sums, y, y_stride, outputs, begin);
-    for (std::size_t r = 0; r < Rows; ++r) // outputs of the next tile
-        prefetch_to_write(y, (Rows + r) * y_stride);
-    const auto step = [&](std::size_t k) KVCACHE_INLINE {
-        KVCACHE_UNROLL for (std::size_t group = 0; group < panels / columns_held; ++group) {
-            native_floats columns[columns_held * native_parts];
-            KVCACHE_UNROLL for (std::size_t p = 0; p < columns_held; ++p) {
-                const std::size_t panel = group * columns_held + p;
-                f32x16 column = f32x16::load(w + panel / Width * strip + (k * Width + panel % Width) * 16);
-                KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
-                    if constexpr (Rows > 1)
-                        keep(column.part[part]);
-                    columns[p * native_parts + part] = column.part[part];
-                }
-            }
-            KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-                const native_floats a(x[r * x_stride + k]);
-                KVCACHE_UNROLL for (std::size_t c = 0; c < columns_held * native_parts; ++c) {
-                    native_floats& sum = sums[(r * panels + group * columns_held) * native_parts + c];
-                    sum = fused(a, columns[c], sum);
-                }
-            }
-        }
-    };
-    std::size_t k = 0;
-    // A single row of float32 is not faster with prefetching.
-    if constexpr (native_lanes == 16 && (Rows > 1 || !std::same_as<Weight, float>))
-        for (; k + 2 <= inputs; k += 2) {
-            constexpr std::size_t line = line_bytes / sizeof(Weight), lines = 2 * Width * 16 / line;
-            KVCACHE_UNROLL for (std::size_t i = 0; i < Strips * lines; ++i)
-                prefetch_soon(w + i / lines * strip, k * Width * 16 + far_ahead / sizeof(Weight) + i % lines * line);
-            step(k);
-            step(k + 1);
-        }
-    for (; k < inputs; ++k)
-        step(k);
-    end_sums<Rows, panels>(sums, y, y_stride, outputs);
-}
-
-// Calls body<N>() with N = n, for n in [Least, Most].
-template <std::size_t Most, std::size_t Least = 1, class Body>
-inline void with_rows(std::size_t n, Body body) {
-    if constexpr (Most > Least)
-        if (n < Most)
-            return with_rows<Most - 1, Least>(n, body);
-    body.template operator()<Most>();
-}
-
-} // namespace detail
-
-}} // namespace kvcache
-
-// ---- kvcache/kernel/pack_b.hpp ------------------------------------------------------------------------------------
+// ---- kvcache/kernel/gemm_packing.hpp ------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -16836,11 +16383,7 @@ inline void pack_b(std::span<const std::byte* const> rows, std::size_t inputs, W
     }
 }
 
-}} // namespace kvcache
-
-// ---- kvcache/kernel/pack_a.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+namespace detail {
 
 // Rows of a tile among many rows, and the stride of an input in a packed tile of fewer rows. A tile is as wide as a
 // strip. With AVX-512 8 x 48 instead of 12 x 32: 11 loads for 24 multiply-adds instead of 14, which matters where two
@@ -16950,9 +16493,155 @@ inline void pack_a(const Number* x, std::size_t x_stride, std::size_t rows, std:
 
 }} // namespace kvcache
 
-// ---- kvcache/kernel/gemm_macrokernel.hpp --------------------------------------------------------------------------
+// ---- kvcache/kernel/gemm_microkernel.hpp --------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// Accumulators of a tile. (rows, panels * 16), flat: GCC 12 does not keep nested arrays in registers.
+template <std::size_t Rows, std::size_t Panels>
+using tile_sums = native_floats[Rows * Panels * native_parts];
+
+// A separate function for the one tile of a matrix with fewer outputs than its vectors.
+[[gnu::noinline]] inline void copy_rows(const float* from, std::size_t from_stride, float* to, std::size_t to_stride,
+                                        std::size_t rows, std::size_t count) {
+    for (std::size_t r = 0; r < rows; ++r)
+        std::memcpy(to + r * to_stride, from + r * from_stride, count * sizeof(float));
+}
+
+/// Loads accumulators from rows of `stride` floats.
+template <std::size_t Rows, std::size_t Panels>
+KVCACHE_INLINE inline void load_whole(tile_sums<Rows, Panels>& sums, const float* from, std::size_t stride) {
+    KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v] =
+            native_floats::load_unaligned(from + v * native_lanes);
+        from += stride;
+        keep(from); // otherwise GCC computes all addresses first and runs out of registers
+    }
+}
+
+/// Stores accumulators to rows of `stride` floats.
+template <std::size_t Rows, std::size_t Panels>
+KVCACHE_INLINE inline void store_whole(const tile_sums<Rows, Panels>& sums, float* to, std::size_t stride) {
+    KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v]
+            .store_unaligned(to + v * native_lanes);
+        to += stride;
+        keep(to);
+    }
+}
+
+/// Sets accumulators to zero, or loads them from `y`, whose rows may end before the last panel does.
+template <std::size_t Rows, std::size_t Panels>
+KVCACHE_INLINE inline void begin_sums(tile_sums<Rows, Panels>& sums, const float* y, std::size_t stride,
+                                      std::size_t outputs, bool from_zero) {
+    if (from_zero) {
+        KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * Panels * native_parts; ++i) sums[i] = native_floats(0.0f);
+    } else if (outputs >= Panels * 16) {
+        load_whole<Rows, Panels>(sums, y, stride);
+    } else {
+        alignas(64) float whole[Rows * Panels * 16] = {};
+        copy_rows(y, stride, whole, Panels * 16, Rows, outputs);
+        load_whole<Rows, Panels>(sums, whole, Panels * 16);
+    }
+}
+
+/// Stores accumulators to `y`, whose rows may end before the last panel does.
+template <std::size_t Rows, std::size_t Panels>
+KVCACHE_INLINE inline void end_sums(const tile_sums<Rows, Panels>& sums, float* y, std::size_t stride,
+                                    std::size_t outputs) {
+    if (outputs >= Panels * 16) {
+        store_whole<Rows, Panels>(sums, y, stride);
+    } else {
+        alignas(64) float whole[Rows * Panels * 16];
+        store_whole<Rows, Panels>(sums, whole, Panels * 16);
+        copy_rows(whole, Panels * 16, y, stride, Rows, outputs);
+    }
+}
+
+// Register blocking: a tile of `rows` x `vectors` accumulators, two columns and a broadcast.
+// The maximum number of rows that run as a single tile.
+inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 9 : 6;
+
+// The minimum number of rows of a tile when more rows are split evenly into several tiles.
+inline constexpr std::size_t fewest_rows = (tallest_tile + 1) / 2;
+
+// Strips processed together for few rows: enough chains to fill the FMA pipes, few enough to stay in registers.
+[[nodiscard]] constexpr std::size_t strips_at_once(std::size_t rows) {
+    if (native_lanes == 16)
+        return rows == 1 ? 3 : rows <= 4 ? 2 : 1;
+    if (rows == 1)
+        return native_lanes == 8 ? 6 : 4;
+    return rows == 2 ? 3 : rows == 3 ? 2 : 1;
+}
+
+// Inputs of a block, so that its weights stay in the L1 and L2 caches, and rows of a block, so that their slice stays
+// in the L2 cache. More rows where multiply-adds are twice as fast, since each block reads all weights.
+inline constexpr std::size_t block_inputs = 640;
+inline constexpr std::size_t block_rows = native_lanes == 16 ? 128 : 132;
+
+// Prefetch distance for weights with few rows on AVX-512, in bytes of a strip: about the memory latency.
+inline constexpr std::size_t far_ahead = 1536;
+
+// Computes a tile of Rows x Strips * Width * 16 outputs, each its own chain of fused multiply-adds over ascending
+// inputs, started at zero or continued. The weights of strip s, Width panels wide, begin at w + s * strip. The tile
+// decides only which chains run together, never the order within one.
+template <std::size_t Rows, std::size_t Strips, std::size_t Width, weight_format Weight>
+// Called for each register tile with other pointers, which a struct would pass in memory.
+// NOLINTNEXTLINE(readability-function-size)
+inline void gemm_microkernel(const float* x, std::size_t x_stride, const Weight* w, std::size_t strip,
+                             std::size_t inputs, float* y, std::size_t y_stride, std::size_t outputs, bool begin) {
+    constexpr std::size_t panels = Strips * Width;
+    // Columns of weights kept in registers across all rows. Usually one; more where GCC would otherwise keep so many
+    // broadcasts that the 32 registers of AVX-512 overflow.
+    constexpr std::size_t columns_held = native_lanes == 16 && Rows * panels + Rows + 1 > 32 ? panels : 1;
+    tile_sums<Rows, panels> sums;
+    begin_sums<Rows, panels>(sums, y, y_stride, outputs, begin);
+    for (std::size_t r = 0; r < Rows; ++r) // outputs of the next tile
+        prefetch_to_write(y, (Rows + r) * y_stride);
+    const auto step = [&](std::size_t k) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t group = 0; group < panels / columns_held; ++group) {
+            native_floats columns[columns_held * native_parts];
+            KVCACHE_UNROLL for (std::size_t p = 0; p < columns_held; ++p) {
+                const std::size_t panel = group * columns_held + p;
+                f32x16 column = f32x16::load(w + panel / Width * strip + (k * Width + panel % Width) * 16);
+                KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
+                    if constexpr (Rows > 1)
+                        keep(column.part[part]);
+                    columns[p * native_parts + part] = column.part[part];
+                }
+            }
+            KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                const native_floats a(x[r * x_stride + k]);
+                KVCACHE_UNROLL for (std::size_t c = 0; c < columns_held * native_parts; ++c) {
+                    native_floats& sum = sums[(r * panels + group * columns_held) * native_parts + c];
+                    sum = fused(a, columns[c], sum);
+                }
+            }
+        }
+    };
+    std::size_t k = 0;
+    // A single row of float32 is not faster with prefetching.
+    if constexpr (native_lanes == 16 && (Rows > 1 || !std::same_as<Weight, float>))
+        for (; k + 2 <= inputs; k += 2) {
+            constexpr std::size_t line = line_bytes / sizeof(Weight), lines = 2 * Width * 16 / line;
+            KVCACHE_UNROLL for (std::size_t i = 0; i < Strips * lines; ++i)
+                prefetch_soon(w + i / lines * strip, k * Width * 16 + far_ahead / sizeof(Weight) + i % lines * line);
+            step(k);
+            step(k + 1);
+        }
+    for (; k < inputs; ++k)
+        step(k);
+    end_sums<Rows, panels>(sums, y, y_stride, outputs);
+}
+
+// Calls body<N>() with N = n, for n in [Least, Most].
+template <std::size_t Most, std::size_t Least = 1, class Body>
+inline void with_rows(std::size_t n, Body body) {
+    if constexpr (Most > Least)
+        if (n < Most)
+            return with_rows<Most - 1, Least>(n, body);
+    body.template operator()<Most>();
+}
 
 // Inputs between two prefetch points of a tile: fewer where multiply-adds are twice as wide.
 inline constexpr std::size_t asked_every = native_lanes == 16 ? 4 : 16;
@@ -16972,9 +16661,9 @@ struct bytes_ahead {
 // AVX-512 they are prefetched four inputs ahead. Weights other than float32 are widened and also written to `wide`,
 // from which later rows read them. Not inlined: inside a larger function GCC runs out of registers. Requires: `inputs`
 // is a multiple of 4.
-// More than six parameters: it is called for each register tile; the pointers and strides that its loops use are passed
-// in registers, and a struct of them would be passed in memory.
 template <std::size_t Rows, std::size_t Panels, weight_format Weight>
+// Called for each register tile: what its loops use is passed in registers, and a struct would be passed in memory.
+// NOLINTNEXTLINE(readability-function-size)
 [[gnu::noinline]] inline void packed_microkernel(const float* x, const Weight* w, [[maybe_unused]] float* wide,
                                                  std::size_t inputs, float* y, std::size_t y_stride,
                                                  std::size_t outputs, bool begin, bytes_ahead ahead) {
@@ -17020,6 +16709,14 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
     }
     end_sums<Rows, Panels>(sums, y, y_stride, outputs);
 }
+
+}}} // namespace kvcache::detail
+
+// ---- kvcache/kernel/gemm.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+namespace detail {
 
 // Outputs [first, last) of a strip.
 struct strip_outputs {
@@ -17223,14 +16920,6 @@ private:
     const rows_out& y_;
 };
 
-} // namespace detail
-
-}} // namespace kvcache
-
-// ---- kvcache/kernel/gemm_packed_rows.hpp --------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
 // The blocks of rows of a GEMM: multiples of a whole tile, since short tiles leave the FMA pipes idle.
 class row_blocks {
 public:
@@ -17286,13 +16975,191 @@ void gemm_of_packed_rows(const rows_in& x, const Matrix& w, const row_blocks& ro
     }
 }
 
-}}} // namespace kvcache::detail
+} // namespace detail
+
+/// GEMM y = x W^T with packed weights. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
+/// Each output is one chain of fused multiply-adds over ascending inputs, so its bits depend neither on the number of
+/// rows nor on threads nor on the vector width. Blocking follows Goto & van de Geijn 2008: a block of rows stays in the
+/// L2 cache while the strips of weights stream past it.
+/// Cost: rows * inputs * outputs multiply-adds, near the machine's peak from some tens of rows on. With few rows,
+/// reading the weights dominates.
+template <weight_format Weight>
+void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, thread_pool& threads) {
+    const detail::gemm_macrokernel<packed_matrix<Weight>> block(x, w, y);
+    const std::size_t work = x.rows * w.inputs() * w.outputs();
+    if (x.rows == 0)
+        return;
+    const std::size_t strips = w.strips();
+    if (x.rows <= detail::tallest_tile) {
+        const std::size_t at_once = detail::strips_at_once(x.rows);
+        threads.parallel_for_strided((strips + at_once - 1) / at_once, 1, work,
+                                     [&](std::size_t begin, std::size_t end) {
+                                         block.run_few(begin * at_once, std::min(end * at_once, strips));
+                                     });
+        return;
+    }
+    const detail::row_blocks rows(x.rows);
+    detail::gemm_of_packed_rows(x, w, rows, block, threads);
+    if (const std::size_t k = w.inputs() / 4 * 4; k < w.inputs() || k == 0)
+        threads.parallel_for_strided(rows.count() * strips, 1, work, [&](std::size_t begin, std::size_t end) {
+            detail::row_blocks::each(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+                block.run_rest(rows.of(b), strip, last, k);
+            });
+        });
+}
+
+#if KVCACHE_COMPILED
+extern template void gemm(const rows_in&, const packed_matrix<float>&, const rows_out&, thread_pool&);
+extern template void gemm(const rows_in&, const packed_matrix<bfloat16>&, const rows_out&, thread_pool&);
+extern template void gemm(const rows_in&, const packed_matrix<half>&, const rows_out&, thread_pool&);
+#endif
+
+}} // namespace kvcache
 
 // ---- kvcache/kernel/block_gemm.hpp --------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
+
+// Weights of packed blocks as float32, in a buffer or in the chains of a single row.
+
+/// A dequantised weight, exactly: scale * level is exact, so fusing the offset rounds once, as it must.
+template <block_format Format>
+[[nodiscard]] KVCACHE_INLINE inline native_floats weight_of(const native_floats& level, const native_floats& scale,
+                                                            const native_floats& offset) noexcept {
+    if constexpr (layout_of(Format).offset)
+        return fused(scale, level, offset);
+    else
+        return scale * level;
+}
+
+/// Widens the inputs [k, k + inputs) of a panel: input by input, 16 outputs at to + i * step. Requires: k and `inputs`
+/// are multiples of 32.
+template <block_format Format>
+void widen_panel(const std::byte* panel, std::size_t k, std::size_t inputs, float* to, std::size_t step) {
+    constexpr block_layout layout = layout_of(Format);
+    for (const std::size_t end = k + inputs; k < end; k += 32) {
+        const std::byte* block = panel + k / layout.weights() * layout.packed_bytes();
+        const std::size_t index = k % layout.weights() / 32;
+        const std::byte* codes = block + layout.head_bytes() + index * layout.step_bytes();
+        const block_scales<Format> scales(block);
+        KVCACHE_UNROLL for (std::size_t half_step = 0; half_step < 2; ++half_step) {
+            const group_scales by = scales.group((index * 32 + half_step * 16) / layout.group);
+            KVCACHE_UNROLL for (std::size_t quad = half_step * 4; quad < half_step * 4 + 4; ++quad) {
+                KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
+                    const code_quad levels = levels_of<Format>(codes_of<Format>(codes, quad, part));
+                    KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i)
+                        weight_of<Format>(level_of<Format>(levels, i), by.scale.part[part], by.offset.part[part])
+                            .store_unaligned(to + i * step + part * native_lanes);
+                }
+                to += 4 * step;
+            }
+        }
+    }
+}
+
+/// Weights of a group of inputs, for one row: the scales and offsets of Vectors vectors of outputs.
+template <block_format Format, std::size_t Vectors>
+class group_weights {
+    static constexpr block_layout layout = layout_of(Format);
+
+public:
+    KVCACHE_INLINE void set(std::size_t v, const native_floats& scale, const native_floats& offset) noexcept {
+        scale_[0][v] = scale;
+        if constexpr (layout.offset)
+            offset_[v] = offset;
+        KVCACHE_UNROLL for (std::size_t i = 1; i < scales; ++i) scale_[i][v] = scale * native_floats(1.0f / place(i));
+    }
+
+    /// Codes of quad `quad` of a step of 32 inputs, of one part of the 16 outputs, in the form that at() takes.
+    [[nodiscard]] KVCACHE_INLINE static code_quad four(const std::byte* step, std::size_t quad,
+                                                       std::size_t part) noexcept {
+        if constexpr (!in_place)
+            return levels_of<Format>(codes_of<Format>(step, quad, part));
+        keep(step); // otherwise GCC holds the bytes that adjacent quads share, and runs out of registers
+        code_quad codes;
+        if constexpr (layout.table == block_layout::values::linear && layout.high_bits == 0)
+            codes = load_quad(step + quad * layout.low_bits / 8 * 64) >> quad * layout.low_bits % 8; // masked in at()
+        else
+            codes = raised_levels_of<Format>(codes_of<Format>(step, quad, part));
+        keep(codes);
+        return codes;
+    }
+
+    /// The weights of input `i` of four, of vector `v`.
+    [[nodiscard]] KVCACHE_INLINE native_floats at(code_quad four, std::size_t v, std::size_t i) const noexcept {
+#if defined(__AVX512BW__)
+        if constexpr (in_place) {
+            const auto raised = reinterpret_cast<__m512i>(four & mask << 8 * i);
+            native_floats level(_mm512_cvtepu32_ps(raised));
+            if constexpr (layout.zero > 0)
+                level = level - native_floats(layout.zero * place(i));
+            return weight_of<Format>(level, scale_[i][v], offset_[v]);
+        }
+#endif
+        return weight_of<Format>(level_of<Format>(four, i), scale_[0][v], offset_[v]);
+    }
+
+private:
+    // A byte is masked where it lies, and its place is a factor of the scale: (level * 2^8i) * (scale * 2^-8i) is
+    // exact, since a scale that is not zero is at least 2^-24. Scales of MXFP4 are smaller. A shift or a shuffle would
+    // compete with multiply-adds for their ports.
+#if defined(__AVX512BW__)
+    static constexpr bool in_place = layout.table != block_layout::values::mxfp4;
+#else
+    static constexpr bool in_place = false;
+#endif
+    static constexpr std::size_t scales = in_place ? 4 : 1;
+    static constexpr std::uint32_t mask =
+        layout.table == block_layout::values::linear ? (1u << (layout.low_bits + layout.high_bits)) - 1 : 255u;
+    [[nodiscard]] static constexpr float place(std::size_t i) noexcept {
+        return static_cast<float>(std::uint32_t{1} << 8 * i);
+    }
+
+    native_floats scale_[scales][Vectors], offset_[Vectors];
+};
+
+/// Product of one row with Panels panels of a strip, from panel `panel` on: each output one chain of fused
+/// multiply-adds over ascending inputs. x: (inputs), y: (last - first) of the strip
+template <block_format Format, std::size_t Panels>
+void multiply_row(const float* x, const block_strip& strip, std::size_t panel, std::size_t inputs, float* y) {
+    constexpr block_layout layout = layout_of(Format);
+    constexpr std::size_t vectors = Panels * native_parts, quads = layout.group / 4;
+    tile_sums<1, Panels> sums;
+    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = native_floats(0.0f);
+    const std::byte* block = strip.panel(panel);
+    const std::size_t next = strip.panel_bytes;
+    const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
+    for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
+        for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
+            const std::byte* codes = block + layout.head_bytes() + step * layout.step_bytes();
+            KVCACHE_UNROLL for (std::size_t g = 0; g < 8 / quads; ++g) {
+                group_weights<Format, vectors> weights;
+                KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                    const group_scales by = block_scales<Format>(block + p * next).group(step * 8 / quads + g);
+                    KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part)
+                        weights.set(p * native_parts + part, by.scale.part[part], by.offset.part[part]);
+                }
+                KVCACHE_UNROLL for (std::size_t quad = g * quads; quad < (g + 1) * quads; ++quad) {
+                    code_quad four[vectors];
+                    KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) four[v] =
+                        weights.four(codes + v / native_parts * next, quad, v % native_parts);
+                    KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i) {
+                        const native_floats a(x[quad * 4 + i]);
+                        KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v)
+                            accumulate(sums[v], a, weights.at(four[v], v, i));
+                    }
+                }
+            }
+            for (std::size_t p = 0; p < Panels; ++p)
+                for (std::size_t line = 0; line < layout.step_bytes(); line += 64)
+                    prefetch_soon(codes + p * next, ahead + line);
+            x += 32;
+        }
+    }
+    end_sums<1, Panels>(sums, y + panel * 16, 0, strip.last - strip.first - panel * 16);
+}
 
 /// Widens the inputs [k, k + inputs) of a strip as a strip of packed_matrix. (inputs, panels * 16)
 KVCACHE_LAZY inline void widen_strip(const block_strip& strip, std::size_t k, std::size_t inputs, float* to) {
@@ -17395,69 +17262,7 @@ extern template void gemm<>(const rows_in&, const block_matrix&, const rows_out&
 
 }} // namespace kvcache
 
-// ---- kvcache/kernel/block_dot.hpp ---------------------------------------------------------------------------------
-
-/// Dot products of quads of weights, 16 outputs at once, with four int8 activations. Sums of int32 are exact, so all
-/// variants give the same results.
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
-/// Running sums of native_lanes outputs.
-using dot_sums = code_numbers;
-
-#if defined(__AVX512VNNI__)
-
-/// VNNI needs one unsigned operand: weights are their levels plus the `zero` of the layout, and `zero` times the sum of
-/// the activations is subtracted.
-template <block_format Format>
-[[nodiscard]] KVCACHE_INLINE inline code_quad operands_of(code_quad codes) noexcept {
-    return raised_levels_of<Format>(codes);
-}
-[[nodiscard]] constexpr std::int32_t zero_of_operands(block_layout layout) noexcept {
-    return layout.zero;
-}
-/// sums += four activations times a quad.
-KVCACHE_INLINE inline void add_dot(dot_sums& sums, const code_quad& weights, const std::int8_t* four) noexcept {
-    std::int32_t bytes;
-    std::memcpy(&bytes, four, sizeof bytes);
-    sums = reinterpret_cast<dot_sums>(_mm512_dpbusd_epi32(
-        reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(weights), _mm512_set1_epi32(bytes)));
-}
-
-#else
-
-template <block_format Format>
-[[nodiscard]] KVCACHE_INLINE inline code_quad operands_of(code_quad codes) noexcept {
-    return levels_of<Format>(codes);
-}
-[[nodiscard]] constexpr std::int32_t zero_of_operands(block_layout) noexcept {
-    return 0;
-}
-KVCACHE_INLINE inline void add_dot(dot_sums& sums, const code_quad& weights, const std::int8_t* four) noexcept {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    std::int32_t bytes;
-    std::memcpy(&bytes, four, sizeof bytes);
-    // VPMADDUBSW needs one unsigned operand: the signs of the weights move to the activations. Pairs of products are at
-    // most 2 * 128 * 127, which fits int16.
-    const auto w = reinterpret_cast<__m256i>(weights);
-    const __m256i x = _mm256_sign_epi8(_mm256_set1_epi32(bytes), w);
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), x);
-    sums += reinterpret_cast<dot_sums>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-#else
-    for (unsigned i = 0; i < 4; ++i)
-        sums += (reinterpret_cast<code_numbers>(weights << (24 - 8 * i)) >> 24) * std::int32_t{four[i]};
-#endif
-}
-
-#endif
-
-/// The sums as float32, exactly.
-[[nodiscard]] KVCACHE_INLINE inline native_floats floats_of(const dot_sums& sums) noexcept {
-    return native_floats(__builtin_convertvector(sums, lane_floats));
-}
-
-}}} // namespace kvcache::detail
-
-// ---- kvcache/kernel/int8_block_rows.hpp ---------------------------------------------------------------------------
+// ---- kvcache/kernel/block_int8_gemm.hpp ---------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -17582,16 +17387,12 @@ private:
     sums of_32_, of_16_;
 };
 
-}} // namespace kvcache
+namespace detail {
 
-// ---- kvcache/kernel/block_int8_gemm.hpp ---------------------------------------------------------------------------
-
-/// Products of packed blocks with int8 activations. For each group of weights with one scale, by ascending inputs:
-/// y = fma(sum, scale * s, y), where `sum` is the exact integer sum of the products of levels, `scale` the exact scale
-/// of the weights, and s the scale of the activations; then, for formats with offsets, y = fma(offset, s * t, y), where
-/// t is the sum of the levels of the activations. This order is the same on every target and for every number of rows.
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+// Products of packed blocks with int8 activations. For each group of weights with one scale, by ascending inputs:
+// y = fma(sum, scale * s, y), where `sum` is the exact integer sum of the products of levels, `scale` the exact scale
+// of the weights, and s the scale of the activations; then, for formats with offsets, y = fma(offset, s * t, y), where
+// t is the sum of the levels of the activations. This order is the same on every target and for every number of rows.
 
 /// Inputs of a block, so that its unpacked panel stays in the L1 cache.
 inline constexpr std::size_t unpacked_inputs = 640;
@@ -17631,7 +17432,7 @@ void unpack_panel(const std::byte* panel, std::size_t k, std::size_t inputs, unp
     }
 }
 
-/// What the integer sums of a tile begin at: the sums of its activations times -zero_of_operands(). (groups, rows)
+/// Initial values of the integer sums of a tile: the sums of its activations times -zero_of_operands(). (groups, rows)
 class sums_begin {
 public:
     void set(const std::int32_t* sums, std::size_t count, std::int32_t zero) noexcept {
@@ -17655,8 +17456,8 @@ private:
 
 /// Products of the first `inputs` of a tile of Rows rows with an unpacked panel, written to y or added. y: (Rows,
 /// outputs)
-/// More than six parameters: it is called for each register tile, as packed_microkernel() is.
 template <std::size_t Rows, std::size_t Group, bool Offset>
+// NOLINTNEXTLINE(readability-function-size): it is called for each register tile, as packed_microkernel() is.
 [[gnu::noinline]] void multiply_tile(const int8_block_rows::tile& x, const std::int32_t* begin, const unpacked_panel& w,
                                      std::size_t inputs, const rows_out& y, std::size_t outputs, bool first) {
     constexpr std::size_t vectors = Rows * native_parts;
@@ -17744,12 +17545,6 @@ void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip,
     }
     end_sums<1, Panels>(totals, y + panel * 16, 0, strip.last - strip.first - panel * 16);
 }
-
-}}} // namespace kvcache::detail
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-namespace detail {
 
 /// Panels that are unpacked together, so that the sums of a tile are prepared once for all of them.
 inline constexpr std::size_t int8_strip_panels = 4;
@@ -17860,53 +17655,11 @@ extern template void gemm<>(const rows_in&, const block_matrix&, const rows_out&
 
 }} // namespace kvcache
 
-// ---- kvcache/kernel/gemm.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// GEMM y = x W^T with packed weights. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
-/// Each output is one chain of fused multiply-adds over ascending inputs, so its bits depend neither on the number of
-/// rows nor on threads nor on the vector width. Blocking follows Goto & van de Geijn 2008: a block of rows stays in the
-/// L2 cache while the strips of weights stream past it.
-/// Cost: rows * inputs * outputs multiply-adds, near the machine's peak from some tens of rows on. With few rows,
-/// reading the weights dominates.
-template <weight_format Weight>
-void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, thread_pool& threads) {
-    const detail::gemm_macrokernel<packed_matrix<Weight>> block(x, w, y);
-    const std::size_t work = x.rows * w.inputs() * w.outputs();
-    if (x.rows == 0)
-        return;
-    const std::size_t strips = w.strips();
-    if (x.rows <= detail::tallest_tile) {
-        const std::size_t at_once = detail::strips_at_once(x.rows);
-        threads.parallel_for_strided((strips + at_once - 1) / at_once, 1, work,
-                                     [&](std::size_t begin, std::size_t end) {
-                                         block.run_few(begin * at_once, std::min(end * at_once, strips));
-                                     });
-        return;
-    }
-    const detail::row_blocks rows(x.rows);
-    detail::gemm_of_packed_rows(x, w, rows, block, threads);
-    if (const std::size_t k = w.inputs() / 4 * 4; k < w.inputs() || k == 0)
-        threads.parallel_for_strided(rows.count() * strips, 1, work, [&](std::size_t begin, std::size_t end) {
-            detail::row_blocks::each(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
-                block.run_rest(rows.of(b), strip, last, k);
-            });
-        });
-}
-
-#if KVCACHE_COMPILED
-extern template void gemm(const rows_in&, const packed_matrix<float>&, const rows_out&, thread_pool&);
-extern template void gemm(const rows_in&, const packed_matrix<bfloat16>&, const rows_out&, thread_pool&);
-extern template void gemm(const rows_in&, const packed_matrix<half>&, const rows_out&, thread_pool&);
-#endif
-
-}} // namespace kvcache
-
 // ---- kvcache/kernel/int8_dot.hpp ----------------------------------------------------------------------------------
 
-/// Dot products of four bytes for 16 outputs at once. Sums of int32 are exact, so all variants give the same results.
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+// Dot products of four bytes for 16 outputs at once. Sums of int32 are exact, so all variants give the same results.
 
 #if defined(__AVX512VNNI__)
 
@@ -18073,13 +17826,8 @@ inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
 }
 #endif
 
-}}} // namespace kvcache::detail
-
-// ---- kvcache/kernel/int8_words.hpp --------------------------------------------------------------------------------
-
-/// Int8 GEMM of many rows on machines without a byte dot product but with one of pairs of int16: weights are widened
-/// once for all rows, and rows are packed.
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+// Int8 GEMM of many rows on machines without a byte dot product but with one of pairs of int16: weights are widened
+// once for all rows, and rows are packed.
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 #define KVCACHE_INT8_WORDS
@@ -18184,7 +17932,118 @@ template <std::size_t Rows>
 
 }}} // namespace kvcache::detail
 
-// ---- kvcache/kernel/int8_rows.hpp ---------------------------------------------------------------------------------
+// ---- kvcache/kernel/int8_matrix.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Weights of y = W x as int8 with one scale for each output: w = q * scale, |q| <= 127. Packed in panels of 16
+/// outputs; a panel has its inputs in ascending groups of four, with 16 x 4 weights for each group, the layout of the
+/// dot-product instructions of x86 (VNNI) and ARM. (outputs / 16, inputs / 4, 16, 4), padded with zeros. Copies share
+/// the weights.
+class int8_matrix {
+public:
+    static constexpr std::size_t panel_width = 16;
+    static constexpr std::size_t most_inputs = 65536; ///< So that no int32 sum of byte products overflows.
+
+    int8_matrix() = default;
+
+    /// Bytes of a matrix with its scales and sums: a multiple of a cache line.
+    [[nodiscard]] static constexpr std::size_t bytes_of(std::size_t outputs, std::size_t inputs) noexcept {
+        return panels_of(outputs) * (panel_bytes_of(inputs) + panel_width * (sizeof(float) + sizeof(std::int32_t)));
+    }
+
+    /// A matrix of zeros in its own memory. Requires: inputs <= most_inputs.
+    int8_matrix(std::size_t outputs, std::size_t inputs)
+        : int8_matrix(outputs, inputs, shared_memory(bytes_of(outputs, inputs), nullptr)) {}
+
+    /// A matrix of zeros in bytes_of() bytes that begin on a cache line; it keeps them alive. Small matrices in one
+    /// allocation get huge pages, which separate allocations would not.
+    int8_matrix(std::size_t outputs, std::size_t inputs, std::shared_ptr<std::byte> memory)
+        : outputs_(outputs),
+          inputs_(inputs),
+          levels_(reinterpret_cast<std::int8_t*>(memory.get())),
+          scales_(reinterpret_cast<float*>(levels_ + panels() * panel_bytes())),
+          sums_(reinterpret_cast<std::int32_t*>(scales_ + panels() * panel_width)),
+          memory_(std::move(memory)) {
+        expects(inputs <= most_inputs, "an int8 matrix has at most 65536 inputs");
+        expects(reinterpret_cast<std::uintptr_t>(memory_.get()) % line_bytes == 0,
+                "packed weights begin on a cache line");
+        std::memset(memory_.get(), 0, bytes());
+    }
+
+    /// Quantizes the weights of one output to the nearest of 255 levels, ties to even. (inputs) The error of a weight
+    /// is at most half a step, max |weight| / 254. With an infinite or NaN weight the scale is NaN and every level
+    /// zero. Several threads may set different outputs.
+    void set_row(std::size_t output, std::span<const float> weights) {
+        expects(output < outputs_ && weights.size() == inputs_, "a packed row is one output's weights");
+        float largest = 0.0f;
+        bool finite = true;
+        for (const float w : weights) {
+            largest = std::max(largest, std::fabs(w));
+            finite = finite && std::isfinite(w);
+        }
+        const float scale = finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
+        std::int8_t* to = levels_ + output / panel_width * panel_bytes() + output % panel_width * inputs_together;
+        std::int32_t sum = 0;
+        for (std::size_t k = 0; k < inputs_; ++k) {
+            const float level = scale > 0.0f ? std::nearbyint(weights[k] / scale) : 0.0f;
+            const auto q = static_cast<std::int8_t>(std::clamp(level, -127.0f, 127.0f));
+            to[k / inputs_together * panel_width * inputs_together + k % inputs_together] = q;
+            sum += q;
+        }
+        scales_[output] = scale;
+        sums_[output] = sum;
+    }
+
+    /// Dequantizes the weights of one output. (inputs)
+    void row(std::size_t output, std::span<float> out) const {
+        expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
+        const std::int8_t* from = panel(output / panel_width) + output % panel_width * inputs_together;
+        for (std::size_t k = 0; k < inputs_; ++k) {
+            const std::size_t group = k / inputs_together * panel_width * inputs_together;
+            out[k] = static_cast<float>(from[group + k % inputs_together]) * scales_[output];
+        }
+    }
+
+    [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
+    [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
+    [[nodiscard]] std::size_t panels() const noexcept { return panels_of(outputs_); }
+    /// Groups of four inputs.
+    [[nodiscard]] std::size_t fours() const noexcept { return fours_of(inputs_); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_of(outputs_, inputs_); }
+
+    /// Weights of outputs [16 * index, 16 * index + 16). (inputs / 4, 16, 4)
+    [[nodiscard]] const std::int8_t* panel(std::size_t index) const noexcept { return levels_ + index * panel_bytes(); }
+    /// Scales from output 16 * index on. (16)
+    [[nodiscard]] const float* scales(std::size_t index) const noexcept { return scales_ + index * panel_width; }
+    /// Sums of each output's levels, from output 16 * index on. (16)
+    [[nodiscard]] const std::int32_t* sums(std::size_t index) const noexcept { return sums_ + index * panel_width; }
+
+private:
+    static constexpr std::size_t inputs_together = 4;
+
+    [[nodiscard]] static constexpr std::size_t panels_of(std::size_t outputs) noexcept {
+        return (outputs + panel_width - 1) / panel_width;
+    }
+    [[nodiscard]] static constexpr std::size_t fours_of(std::size_t inputs) noexcept {
+        return (inputs + inputs_together - 1) / inputs_together;
+    }
+    [[nodiscard]] static constexpr std::size_t panel_bytes_of(std::size_t inputs) noexcept {
+        return fours_of(inputs) * inputs_together * panel_width;
+    }
+    [[nodiscard]] std::size_t panel_bytes() const noexcept { return panel_bytes_of(inputs_); }
+
+    std::size_t outputs_ = 0;
+    std::size_t inputs_ = 0;
+    std::int8_t* levels_ = nullptr; // (panels, fours, 16, 4), followed by:
+    float* scales_ = nullptr;       // (panels, 16)
+    std::int32_t* sums_ = nullptr;  // (panels, 16)
+    std::shared_ptr<std::byte> memory_;
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/kernel/int8_gemm.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -18275,117 +18134,6 @@ private:
     std::size_t stride_ = 0;
     aligned_vector<number> numbers_;
     aligned_vector<float> scales_;
-};
-
-}} // namespace kvcache
-
-// ---- kvcache/kernel/int8_gemm.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Weights of y = W x as int8 with one scale for each output: w = q * scale, |q| <= 127. Packed in panels of 16
-/// outputs; a panel has its inputs in ascending groups of four, with 16 x 4 weights for each group, the layout of the
-/// dot-product instructions of x86 (VNNI) and ARM. (outputs / 16, inputs / 4, 16, 4), padded with zeros. Copies share
-/// the weights.
-class int8_matrix {
-public:
-    static constexpr std::size_t panel_width = 16;
-    static constexpr std::size_t most_inputs = 65536; ///< So that no int32 sum of byte products overflows.
-
-    int8_matrix() = default;
-
-    /// Bytes of a matrix with its scales and sums: a multiple of a cache line.
-    [[nodiscard]] static constexpr std::size_t bytes_of(std::size_t outputs, std::size_t inputs) noexcept {
-        return panels_of(outputs) * (panel_bytes_of(inputs) + panel_width * (sizeof(float) + sizeof(std::int32_t)));
-    }
-
-    /// A matrix of zeros in its own memory. Requires: inputs <= most_inputs.
-    int8_matrix(std::size_t outputs, std::size_t inputs)
-        : int8_matrix(outputs, inputs, shared_memory(bytes_of(outputs, inputs), nullptr)) {}
-
-    /// A matrix of zeros in bytes_of() bytes that begin on a cache line; it keeps them alive. Small matrices in one
-    /// allocation get huge pages, which separate allocations would not.
-    int8_matrix(std::size_t outputs, std::size_t inputs, std::shared_ptr<std::byte> memory)
-        : outputs_(outputs),
-          inputs_(inputs),
-          levels_(reinterpret_cast<std::int8_t*>(memory.get())),
-          scales_(reinterpret_cast<float*>(levels_ + panels() * panel_bytes())),
-          sums_(reinterpret_cast<std::int32_t*>(scales_ + panels() * panel_width)),
-          memory_(std::move(memory)) {
-        expects(inputs <= most_inputs, "an int8 matrix has at most 65536 inputs");
-        expects(reinterpret_cast<std::uintptr_t>(memory_.get()) % line_bytes == 0,
-                "packed weights begin on a cache line");
-        std::memset(memory_.get(), 0, bytes());
-    }
-
-    /// Quantizes the weights of one output to the nearest of 255 levels, ties to even. (inputs) The error of a weight
-    /// is at most half a step, max |weight| / 254. With an infinite or NaN weight the scale is NaN and every level
-    /// zero. Several threads may set different outputs.
-    void set_row(std::size_t output, std::span<const float> weights) {
-        expects(output < outputs_ && weights.size() == inputs_, "a packed row is one output's weights");
-        float largest = 0.0f;
-        bool finite = true;
-        for (const float w : weights) {
-            largest = std::max(largest, std::fabs(w));
-            finite = finite && std::isfinite(w);
-        }
-        const float scale = finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
-        std::int8_t* to = levels_ + output / panel_width * panel_bytes() + output % panel_width * inputs_together;
-        std::int32_t sum = 0;
-        for (std::size_t k = 0; k < inputs_; ++k) {
-            const float level = scale > 0.0f ? std::nearbyint(weights[k] / scale) : 0.0f;
-            const auto q = static_cast<std::int8_t>(std::clamp(level, -127.0f, 127.0f));
-            to[k / inputs_together * panel_width * inputs_together + k % inputs_together] = q;
-            sum += q;
-        }
-        scales_[output] = scale;
-        sums_[output] = sum;
-    }
-
-    /// Dequantizes the weights of one output. (inputs)
-    void row(std::size_t output, std::span<float> out) const {
-        expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
-        const std::int8_t* from = panel(output / panel_width) + output % panel_width * inputs_together;
-        for (std::size_t k = 0; k < inputs_; ++k)
-            out[k] =
-                static_cast<float>(from[k / inputs_together * panel_width * inputs_together + k % inputs_together]) *
-                scales_[output];
-    }
-
-    [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
-    [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
-    [[nodiscard]] std::size_t panels() const noexcept { return panels_of(outputs_); }
-    /// Groups of four inputs.
-    [[nodiscard]] std::size_t fours() const noexcept { return fours_of(inputs_); }
-    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_of(outputs_, inputs_); }
-
-    /// Weights of outputs [16 * index, 16 * index + 16). (inputs / 4, 16, 4)
-    [[nodiscard]] const std::int8_t* panel(std::size_t index) const noexcept { return levels_ + index * panel_bytes(); }
-    /// Scales from output 16 * index on. (16)
-    [[nodiscard]] const float* scales(std::size_t index) const noexcept { return scales_ + index * panel_width; }
-    /// Sums of each output's levels, from output 16 * index on. (16)
-    [[nodiscard]] const std::int32_t* sums(std::size_t index) const noexcept { return sums_ + index * panel_width; }
-
-private:
-    static constexpr std::size_t inputs_together = 4;
-
-    [[nodiscard]] static constexpr std::size_t panels_of(std::size_t outputs) noexcept {
-        return (outputs + panel_width - 1) / panel_width;
-    }
-    [[nodiscard]] static constexpr std::size_t fours_of(std::size_t inputs) noexcept {
-        return (inputs + inputs_together - 1) / inputs_together;
-    }
-    [[nodiscard]] static constexpr std::size_t panel_bytes_of(std::size_t inputs) noexcept {
-        return fours_of(inputs) * inputs_together * panel_width;
-    }
-    [[nodiscard]] std::size_t panel_bytes() const noexcept { return panel_bytes_of(inputs_); }
-
-    std::size_t outputs_ = 0;
-    std::size_t inputs_ = 0;
-    std::int8_t* levels_ = nullptr; // (panels, fours, 16, 4), followed by:
-    float* scales_ = nullptr;       // (panels, 16)
-    std::int32_t* sums_ = nullptr;  // (panels, 16)
-    std::shared_ptr<std::byte> memory_;
 };
 
 namespace detail {
@@ -18554,41 +18302,6 @@ inline void gemm(const rows_in& x, const int8_matrix& w, const rows_out& y, Thre
 
 }} // namespace kvcache
 
-// ---- kvcache/kernel/dequantize.hpp --------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Widens stored blocks to float32: exactly the numbers of the reference of GGUF (the Python package `gguf`), bit for
-/// bit on every target; a NaN stays NaN, with unspecified bits. blocks: (out.size() / weights, bytes) of
-/// shape_of(format), in file order at any alignment. Requires: `out` is whole blocks, and `blocks` is as many. Cost:
-/// scalar code, for loading and single rows; products read packed blocks.
-inline void dequantize(block_format format, std::span<const std::byte> blocks, std::span<float> out) {
-    const block_shape shape = shape_of(format);
-    expects(out.size() % shape.weights == 0 && blocks.size() == out.size() / shape.weights * shape.bytes,
-            "blocks and their weights are as many");
-    for (std::size_t i = 0; i < out.size(); i += shape.weights) {
-        const auto block = blocks.subspan(i / shape.weights * shape.bytes, shape.bytes);
-        switch (format) {
-        case block_format::f32:
-            out[i] = std::bit_cast<float>(load_little<std::uint32_t>(block, 0));
-            break;
-        case block_format::f16:
-            out[i] = widen(half{load_little<std::uint16_t>(block, 0)});
-            break;
-        case block_format::bf16:
-            out[i] = widen(bfloat16{load_little<std::uint16_t>(block, 0)});
-            break;
-        default: {
-            const quant_block parts = read_block(format, block);
-            for (std::size_t w = 0; w < shape.weights; ++w)
-                out[i + w] = parts.weight(w);
-        }
-        }
-    }
-}
-
-}} // namespace kvcache
-
 // ---- kvcache/model/tensor_view.hpp --------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -18741,7 +18454,7 @@ private:
 
 }} // namespace kvcache
 
-// ---- kvcache/model/packing.hpp ------------------------------------------------------------------------------------
+// ---- kvcache/model/linear.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -18887,12 +18600,6 @@ inline void pack_rows(std::span<const tensor_view> parts, const matrix_format& f
         return pack(reinterpret_cast<bfloat16*>(to));
     }
 }
-
-}} // namespace kvcache
-
-// ---- kvcache/model/linear.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Memory of a linear map's quantized activations, reused from one product to the next.
 struct linear_scratch {
@@ -19042,75 +18749,6 @@ private:
     bool int8_activations_ = false;
     std::vector<float> bias_;
 };
-
-}} // namespace kvcache
-
-// ---- kvcache/model/weight_names.hpp -------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Name of a weight in a Hugging Face checkpoint, and its shape.
-struct weight_name {
-    std::string name = {};
-    std::vector<std::size_t> shape = {}; ///< Outermost first; (out, in) for a matrix.
-
-    friend bool operator==(const weight_name&, const weight_name&) = default;
-};
-
-inline constexpr std::string_view embedding_name = "model.embed_tokens.weight"; ///< (vocabulary, hidden)
-inline constexpr std::string_view final_norm_name = "model.norm.weight";        ///< (hidden)
-inline constexpr std::string_view head_name = "lm_head.weight";                 ///< (vocabulary, hidden)
-
-/// Full name of a weight of layer `layer`: "model.layers.3.self_attn.q_proj.weight" for "self_attn.q_proj.weight".
-[[nodiscard]] inline std::string layer_weight_name(std::size_t layer, std::string_view part) {
-    return "model.layers." + std::to_string(layer) + "." + std::string(part);
-}
-
-/// Weights of layer `layer`, with the biases and norms of `config`. Requires: layer < config.layers.
-[[nodiscard]] inline std::vector<weight_name> layer_weights(const model_config& config, std::size_t layer) {
-    expects(layer < config.layers, "a layer is one of the model's");
-    const std::size_t hidden = config.hidden_size;
-    const std::size_t inner = config.intermediate_size;
-    const std::size_t query = config.heads * config.head_dim;
-    const std::size_t shared = config.kv_heads * config.head_dim;
-
-    std::vector<weight_name> weights;
-    const auto vector = [&](std::string_view part, std::size_t extent) {
-        weights.push_back({layer_weight_name(layer, part), {extent}});
-    };
-    const auto product = [&](const std::string& part, std::size_t out, std::size_t in, bool bias) {
-        weights.push_back({layer_weight_name(layer, part + ".weight"), {out, in}});
-        if (bias)
-            vector(part + ".bias", out);
-    };
-    vector("input_layernorm.weight", hidden);
-    product("self_attn.q_proj", query, hidden, config.qkv_bias);
-    product("self_attn.k_proj", shared, hidden, config.qkv_bias);
-    product("self_attn.v_proj", shared, hidden, config.qkv_bias);
-    if (config.qk_norm) {
-        vector("self_attn.q_norm.weight", config.head_dim);
-        vector("self_attn.k_norm.weight", config.head_dim);
-    }
-    product("self_attn.o_proj", hidden, query, config.output_bias);
-    vector("post_attention_layernorm.weight", hidden);
-    product("mlp.gate_proj", inner, hidden, config.mlp_bias);
-    product("mlp.up_proj", inner, hidden, config.mlp_bias);
-    product("mlp.down_proj", hidden, inner, config.mlp_bias);
-    return weights;
-}
-
-/// All weights of a model, in order of use; without lm_head if the head is tied.
-[[nodiscard]] inline std::vector<weight_name> weights_of(const model_config& config) {
-    std::vector<weight_name> weights;
-    weights.push_back({std::string(embedding_name), {config.vocabulary, config.hidden_size}});
-    for (std::size_t layer = 0; layer != config.layers; ++layer)
-        for (weight_name& weight : layer_weights(config, layer))
-            weights.push_back(std::move(weight));
-    weights.push_back({std::string(final_norm_name), {config.hidden_size}});
-    if (!config.tied_head)
-        weights.push_back({std::string(head_name), {config.vocabulary, config.hidden_size}});
-    return weights;
-}
 
 }} // namespace kvcache
 
@@ -19469,9 +19107,61 @@ template <weight_source Source, class Progress>
 
 }} // namespace kvcache
 
-// ---- kvcache/model/transformer.hpp --------------------------------------------------------------------------------
+// ---- kvcache/model/forward_pass.hpp -------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Which rows of a slice need logits.
+enum class logits_mode { none, last, all };
+
+/// Rows of one sequence in a batch: tokens at the lease's rows [row, row + tokens.size()), or at `rows`.
+template <class Lease>
+struct batch_slice {
+    const Lease* lease = nullptr;
+    std::size_t row = 0;
+    std::span<const token_id> tokens = {};
+    logits_mode wanted = logits_mode::last;
+    std::span<const std::size_t> rows = {};   ///< Rows of the lease, ascending, if they are not consecutive.
+    std::span<const std::size_t> limits = {}; ///< Last position that each token sees; empty: its own position.
+
+    /// Row of the lease for token `i`.
+    [[nodiscard]] std::size_t row_of(std::size_t i) const noexcept { return rows.empty() ? row + i : rows[i]; }
+    /// Position of token `i`.
+    [[nodiscard]] std::size_t position(std::size_t i) const { return lease->first() + row_of(i); }
+    /// Last position that token `i` sees.
+    [[nodiscard]] std::size_t limit(std::size_t i) const { return limits.empty() ? position(i) : limits[i]; }
+
+    /// Number of rows that need logits; they are the last ones.
+    [[nodiscard]] std::size_t wanted_rows() const noexcept {
+        return wanted == logits_mode::all ? tokens.size() : wanted == logits_mode::last && !tokens.empty() ? 1 : 0;
+    }
+};
+
+/// Activations of a batch between two steps of a pass. The row stride avoids cache-set conflicts. (rows, columns)
+class activations {
+public:
+    explicit activations(std::size_t columns) : columns_(columns), stride_(row_stride(columns)) {}
+
+    /// Ensures memory for `rows` rows, whose content is undefined. Allocates only if it grows.
+    void make_room(std::size_t rows) {
+        if (numbers_.size() < rows * stride_)
+            numbers_ = aligned_vector<float>(rows * stride_);
+    }
+
+    [[nodiscard]] std::size_t columns() const noexcept { return columns_; }
+    [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
+
+    [[nodiscard]] std::span<float> row(std::size_t i) { return {numbers_.data() + i * stride_, columns_}; }
+
+    /// The first rows, as input or output of a GEMM.
+    [[nodiscard]] rows_in in(std::size_t rows) const { return {numbers_.data(), rows, stride_}; }
+    [[nodiscard]] rows_out out() { return {numbers_.data(), stride_}; }
+
+private:
+    std::size_t columns_;
+    std::size_t stride_;
+    aligned_vector<float> numbers_;
+};
 
 /// Attention of a forward pass on the CPU, planned once for all layers.
 template <class Lease>
@@ -19523,32 +19213,6 @@ private:
     std::vector<attention_part> parts_;
     std::vector<std::size_t> limits_; // last visible positions, for slices whose rows are not consecutive
     decltype(over(std::declval<source>())) attention_;
-};
-
-/// Activations of a batch between two steps of a pass. The row stride avoids cache-set conflicts. (rows, columns)
-class activations {
-public:
-    explicit activations(std::size_t columns) : columns_(columns), stride_(row_stride(columns)) {}
-
-    /// Ensures memory for `rows` rows, whose content is undefined. Allocates only if it grows.
-    void make_room(std::size_t rows) {
-        if (numbers_.size() < rows * stride_)
-            numbers_ = aligned_vector<float>(rows * stride_);
-    }
-
-    [[nodiscard]] std::size_t columns() const noexcept { return columns_; }
-    [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
-
-    [[nodiscard]] std::span<float> row(std::size_t i) { return {numbers_.data() + i * stride_, columns_}; }
-
-    /// The first rows, as input or output of a GEMM.
-    [[nodiscard]] rows_in in(std::size_t rows) const { return {numbers_.data(), rows, stride_}; }
-    [[nodiscard]] rows_out out() { return {numbers_.data(), stride_}; }
-
-private:
-    std::size_t columns_;
-    std::size_t stride_;
-    aligned_vector<float> numbers_;
 };
 
 /// Parts of a model that a forward pass reads.
@@ -19745,6 +19409,12 @@ private:
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 
+}} // namespace kvcache
+
+// ---- kvcache/model/transformer.hpp --------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
 /// Returns the RoPE of a configuration, with its scaling applied to the frequencies (formulas at rope_config).
 /// Requires: the configuration is checked.
 [[nodiscard]] inline rope make_rope(const rope_config& config, std::size_t head_dim) {
@@ -19817,7 +19487,7 @@ public:
     [[nodiscard]] const rope& rotation() const noexcept { return rope_; }
 
     /// Bytes of the weights that every token reads: all matrices but the embedding.
-    [[nodiscard]] std::size_t weight_bytes() const noexcept {
+    [[nodiscard]] std::size_t weight_bytes() const {
         std::size_t bytes = weights_.head.bytes();
         for (const block_weights& layer : weights_.layers)
             for (const linear* map : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
@@ -19909,46 +19579,42 @@ struct event_counts {
 /// Counts events. Cost: one to three additions per event.
 struct counting {
     using role = observer_role;
-    class state;
-    [[nodiscard]] state open() const;
-};
 
-class counting::state {
-public:
-    void on(const event& what) noexcept {
-        switch (what.kind) {
-        case event_kind::matched:
-            ++counts_.lookups;
-            counts_.tokens_looked_up += what.of;
-            counts_.tokens_found += what.tokens;
-            break;
-        case event_kind::stored:
-            counts_.tokens_stored += what.tokens;
-            break;
-        case event_kind::published:
-            counts_.pages_published += what.pages;
-            break;
-        case event_kind::copied:
-            counts_.pages_copied += what.pages;
-            break;
-        case event_kind::evicted:
-            counts_.pages_evicted += what.pages;
-            break;
-        case event_kind::refused:
-            ++counts_.refusals;
-            break;
+    class state {
+    public:
+        void on(const event& what) noexcept {
+            switch (what.kind) {
+            case event_kind::matched:
+                ++counts_.lookups;
+                counts_.tokens_looked_up += what.of;
+                counts_.tokens_found += what.tokens;
+                break;
+            case event_kind::stored:
+                counts_.tokens_stored += what.tokens;
+                break;
+            case event_kind::published:
+                counts_.pages_published += what.pages;
+                break;
+            case event_kind::copied:
+                counts_.pages_copied += what.pages;
+                break;
+            case event_kind::evicted:
+                counts_.pages_evicted += what.pages;
+                break;
+            case event_kind::refused:
+                ++counts_.refusals;
+                break;
+            }
         }
-    }
 
-    [[nodiscard]] const event_counts& counts() const noexcept { return counts_; }
+        [[nodiscard]] const event_counts& counts() const noexcept { return counts_; }
 
-private:
-    event_counts counts_;
+    private:
+        event_counts counts_;
+    };
+
+    [[nodiscard]] state open() const { return {}; }
 };
-
-inline counting::state counting::open() const {
-    return {};
-}
 
 static_assert(observer_policy<counting>);
 
@@ -20125,45 +19791,41 @@ private:
 struct metrics {
     using role = observer_role;
     exposition::labels labels = {}; ///< Labels of every sample: {{"model", "llama"}}.
-    class state;
-    [[nodiscard]] state open() const;
+
+    class state {
+    public:
+        explicit state(exposition::labels labels) : labels_(std::move(labels)) {}
+
+        void on(const event& what) noexcept { counting_.on(what); }
+
+        [[nodiscard]] const event_counts& counts() const noexcept { return counting_.counts(); }
+        [[nodiscard]] const exposition::labels& labels() const noexcept { return labels_; }
+
+        /// Returns the counters in Prometheus' text format. Requires: the label names are valid.
+        [[nodiscard]] std::string text() const {
+            const event_counts& now = counts();
+            exposition to(labels_);
+            to.counter("kvcache_lookups_total", "Prompts looked up.", now.lookups);
+            to.counter("kvcache_tokens_looked_up_total", "Tokens of the prompts looked up.", now.tokens_looked_up);
+            to.counter("kvcache_tokens_found_total", "Tokens of them that were known.", now.tokens_found);
+            to.counter("kvcache_tokens_stored_total", "Tokens committed.", now.tokens_stored);
+            to.counter("kvcache_pages_published_total", "Full pages made known.", now.pages_published);
+            to.counter("kvcache_pages_copied_total", "Shared pages copied before a write.", now.pages_copied);
+            to.counter("kvcache_pages_evicted_total", "Pages that left to make room.", now.pages_evicted);
+            to.counter("kvcache_refusals_total", "Reservations that failed for want of pages.", now.refusals);
+            const double share = static_cast<double>(now.tokens_found) / static_cast<double>(now.tokens_looked_up);
+            if (now.tokens_looked_up > 0)
+                to.gauge("kvcache_hit_ratio", "Tokens found, of those looked up, since the start.", share);
+            return std::move(to).text();
+        }
+
+    private:
+        exposition::labels labels_;
+        counting::state counting_;
+    };
+
+    [[nodiscard]] state open() const { return state(labels); }
 };
-
-class metrics::state {
-public:
-    explicit state(exposition::labels labels) : labels_(std::move(labels)) {}
-
-    void on(const event& what) noexcept { counting_.on(what); }
-
-    [[nodiscard]] const event_counts& counts() const noexcept { return counting_.counts(); }
-    [[nodiscard]] const exposition::labels& labels() const noexcept { return labels_; }
-
-    /// Returns the counters in Prometheus' text format. Requires: the label names are valid.
-    [[nodiscard]] std::string text() const {
-        const event_counts& now = counts();
-        exposition to(labels_);
-        to.counter("kvcache_lookups_total", "Prompts looked up.", now.lookups);
-        to.counter("kvcache_tokens_looked_up_total", "Tokens of the prompts looked up.", now.tokens_looked_up);
-        to.counter("kvcache_tokens_found_total", "Tokens of them that were known.", now.tokens_found);
-        to.counter("kvcache_tokens_stored_total", "Tokens committed.", now.tokens_stored);
-        to.counter("kvcache_pages_published_total", "Full pages made known.", now.pages_published);
-        to.counter("kvcache_pages_copied_total", "Shared pages copied before a write.", now.pages_copied);
-        to.counter("kvcache_pages_evicted_total", "Pages that left to make room.", now.pages_evicted);
-        to.counter("kvcache_refusals_total", "Reservations that failed for want of pages.", now.refusals);
-        const double share = static_cast<double>(now.tokens_found) / static_cast<double>(now.tokens_looked_up);
-        if (now.tokens_looked_up > 0)
-            to.gauge("kvcache_hit_ratio", "Tokens found, of those looked up, since the start.", share);
-        return std::move(to).text();
-    }
-
-private:
-    exposition::labels labels_;
-    counting::state counting_;
-};
-
-inline metrics::state metrics::open() const {
-    return state(labels);
-}
 
 static_assert(observer_policy<metrics>);
 
@@ -20337,27 +19999,23 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 struct chunk_boundary {
     using role = recompute_role;
     std::size_t rows = 16; ///< Tokens before each boundary.
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
+
+    class state : public exact_prefix::state {
+    public:
+        explicit state(std::size_t rows) : rows_(rows) {}
+
+        void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
+            for (const reused_span& run : runs)
+                for (std::size_t left = std::min(rows_, run.count); left > 0; --left)
+                    positions.push_back(run.first + run.count - left);
+        }
+
+    private:
+        std::size_t rows_;
+    };
+
+    [[nodiscard]] state open(page_shape) const { return state(rows); }
 };
-
-class chunk_boundary::state : public exact_prefix::state {
-public:
-    explicit state(std::size_t rows) : rows_(rows) {}
-
-    void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
-        for (const reused_span& run : runs)
-            for (std::size_t left = std::min(rows_, run.count); left > 0; --left)
-                positions.push_back(run.first + run.count - left);
-    }
-
-private:
-    std::size_t rows_;
-};
-
-inline chunk_boundary::state chunk_boundary::open(page_shape) const {
-    return state(rows);
-}
 
 static_assert(recompute_policy<chunk_boundary> && chunk_recompute_state<chunk_boundary::state>);
 
@@ -20374,31 +20032,27 @@ struct chunk_head {
     using role = recompute_role;
     std::size_t rows = 32;    ///< Minimum number of tokens of each span.
     bool page_aligned = true; ///< Continues to the end of the last token's page.
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
 
-class chunk_head::state : public exact_prefix::state {
-public:
-    state(std::size_t rows, std::size_t page) : rows_(rows), page_(page) {}
+    class state : public exact_prefix::state {
+    public:
+        state(std::size_t rows, std::size_t page) : rows_(rows), page_(page) {}
 
-    void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
-        for (const reused_span& run : runs) {
-            const std::size_t behind = (run.row + rows_ + page_ - 1) / page_ * page_; // first page kept
-            const std::size_t count = rows_ == 0 ? 0 : std::min(run.count, behind - run.row);
-            for (std::size_t i = 0; i < count; ++i)
-                positions.push_back(run.first + i);
+        void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
+            for (const reused_span& run : runs) {
+                const std::size_t behind = (run.row + rows_ + page_ - 1) / page_ * page_; // first page kept
+                const std::size_t count = rows_ == 0 ? 0 : std::min(run.count, behind - run.row);
+                for (std::size_t i = 0; i < count; ++i)
+                    positions.push_back(run.first + i);
+            }
         }
-    }
 
-private:
-    std::size_t rows_;
-    std::size_t page_; // granularity to which rows are rounded up
+    private:
+        std::size_t rows_;
+        std::size_t page_; // granularity to which rows are rounded up
+    };
+
+    [[nodiscard]] state open(page_shape shape) const { return {rows, page_aligned ? shape.tokens : 1}; }
 };
-
-inline chunk_head::state chunk_head::open(page_shape shape) const {
-    return {rows, page_aligned ? shape.tokens : 1};
-}
 
 static_assert(recompute_policy<chunk_head> && chunk_recompute_state<chunk_head::state>);
 
@@ -20411,22 +20065,18 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 /// Recomputes every inexact token: bit-identical to reusing no chunk, and as slow. For comparisons.
 struct full {
     using role = recompute_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
 
-class full::state : public exact_prefix::state {
-public:
-    void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
-        for (const reused_span& run : runs)
-            for (std::size_t i = 0; i < run.count; ++i)
-                positions.push_back(run.first + i);
-    }
-};
+    class state : public exact_prefix::state {
+    public:
+        void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
+            for (const reused_span& run : runs)
+                for (std::size_t i = 0; i < run.count; ++i)
+                    positions.push_back(run.first + i);
+        }
+    };
 
-inline full::state full::open(page_shape) const {
-    return {};
-}
+    [[nodiscard]] state open(page_shape) const { return {}; }
+};
 
 static_assert(recompute_policy<full> && chunk_recompute_state<full::state>);
 
@@ -20506,18 +20156,14 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 /// precedes them. Approximate; the cheapest policy and the least accurate.
 struct none {
     using role = recompute_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
 
-class none::state : public exact_prefix::state {
-public:
-    void select(std::span<const reused_span>, std::vector<std::size_t>&) const {}
-};
+    class state : public exact_prefix::state {
+    public:
+        void select(std::span<const reused_span>, std::vector<std::size_t>&) const {}
+    };
 
-inline none::state none::open(page_shape) const {
-    return {};
-}
+    [[nodiscard]] state open(page_shape) const { return {}; }
+};
 
 static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
 
@@ -20593,9 +20239,7 @@ private:
     std::unordered_map<std::int32_t, std::size_t> places_;
 };
 
-}} // namespace kvcache
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+namespace detail {
 
 /// Checks one row of logits, (vocabulary). Errors: malformed, if one is NaN or infinite. Cost: O(vocabulary).
 KVCACHE_LAZY [[nodiscard]] inline result<void> check_finite(std::span<const float> logits) {
@@ -20604,9 +20248,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<void> check_finite(std::span<const floa
     return error{error_code::malformed, "logits", "the model gave a logit that is not finite; its weights are damaged"};
 }
 
-}}} // namespace kvcache::detail
-
-namespace kvcache { inline namespace KVCACHE_ABI {
+} // namespace detail
 
 /// A value to add to the logit of a token.
 struct token_bias {
@@ -20777,19 +20419,19 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Conditions that end an answer.
 struct stop_criteria {
-    std::size_t max_tokens = 256;    ///< Maximum tokens; the positions of the model are a further limit.
-    std::vector<token_id> stop = {}; ///< Each ends the answer, and is its last token.
+    std::size_t max_tokens = 256;           ///< Maximum tokens; the positions of the model are a further limit.
+    std::vector<token_id> stop_tokens = {}; ///< Each ends the answer, and is its last token.
 };
 
-/// Draws the tokens of an answer and detects its end. The caller runs each token but the last. Requires: `draw` and
-/// `until` outlive it.
+/// Draws the tokens of an answer and detects its end. The caller runs each token but the last. Requires: `sampling` and
+/// `stop` outlive it.
 class decode_state {
 public:
     /// Of a prompt for which the model has `positions` positions in all.
-    decode_state(const sampler& draw, const stop_criteria& until, std::span<const token_id> prompt,
+    decode_state(const sampler& sampling, const stop_criteria& stop, std::span<const token_id> prompt,
                  std::size_t positions)
-        : draw_(draw), until_(until), most_(std::min(until.max_tokens, positions - prompt.size() + 1)) {
-        if (draw.penalises())
+        : sampling_(sampling), stop_(stop), most_(std::min(stop.max_tokens, positions - prompt.size() + 1)) {
+        if (sampling.penalises())
             counts_ = token_counts(prompt);
     }
 
@@ -20803,16 +20445,16 @@ public:
     KVCACHE_LAZY [[nodiscard]] result<token_id> next(std::span<const float> logits) {
         if (auto finite = detail::check_finite(logits); !finite)
             return finite.error();
-        const token_id token = draw_.draw(logits, drawn_++, counts_);
-        if (draw_.penalises())
+        const token_id token = sampling_.draw(logits, drawn_++, counts_);
+        if (sampling_.penalises())
             counts_.add(token);
-        stopped_ = std::ranges::find(until_.stop, token) != until_.stop.end();
+        stopped_ = std::ranges::find(stop_.stop_tokens, token) != stop_.stop_tokens.end();
         return token;
     }
 
 private:
-    const sampler& draw_;
-    const stop_criteria& until_;
+    const sampler& sampling_;
+    const stop_criteria& stop_;
     std::size_t most_;
     std::size_t drawn_ = 0;
     bool stopped_ = false;
@@ -21138,13 +20780,13 @@ namespace detail {
 template <class Cache, class Model>
 class beam_search {
 public:
-    beam_search(pipeline<Cache, Model>& pipeline, std::span<const token_id> prompt, const stop_criteria& until,
+    beam_search(pipeline<Cache, Model>& pipeline, std::span<const token_id> prompt, const stop_criteria& stop,
                 const beam_options& how)
         : pipeline_(pipeline),
-          until_(until),
+          stop_(stop),
           how_(how),
           prompt_(prompt.size()),
-          most_(std::min(until.max_tokens, pipeline.max_positions() - prompt.size() + 1)) {}
+          most_(std::min(stop.max_tokens, pipeline.max_positions() - prompt.size() + 1)) {}
 
     [[nodiscard]] result<std::vector<beam_answer>> run(std::span<const token_id> prompt,
                                                        typename Cache::sequence sequence, matrix logits) {
@@ -21193,14 +20835,14 @@ private:
             if (auto finite = detail::check_finite(row); !finite)
                 return finite.error();
             const log_probabilities scores(row);
-            for (const token_score& each : scores.top(how_.beams + until_.stop.size()))
+            for (const token_score& each : scores.top(how_.beams + stop_.stop_tokens.size()))
                 all.push_back({i, each.token, beams_[i].sum + scores.precise(each.token)});
         }
         std::ranges::stable_sort(all, [](const step& a, const step& b) { return a.sum > b.sum; });
         for (const step& each : all) {
             if (made.size() == how_.beams)
                 break;
-            if (std::ranges::find(until_.stop, each.token) == until_.stop.end()) {
+            if (std::ranges::find(stop_.stop_tokens, each.token) == stop_.stop_tokens.end()) {
                 made.push_back(each);
                 continue;
             }
@@ -21246,7 +20888,7 @@ private:
     }
 
     pipeline<Cache, Model>& pipeline_;
-    const stop_criteria& until_;
+    const stop_criteria& stop_;
     const beam_options& how_;
     std::size_t prompt_;
     std::size_t most_;
@@ -21263,13 +20905,13 @@ private:
 /// their common prefix.
 template <class Cache, class Model>
 [[nodiscard]] result<beam_answers> search_beams(pipeline<Cache, Model>& pipeline, std::span<const token_id> prompt,
-                                                const stop_criteria& until, const beam_options& how) {
+                                                const stop_criteria& stop, const beam_options& how) {
     expects(how.beams > 0 && how.best > 0, "a search follows at least one answer, and gives one");
     auto begun = pipeline.prefill(prompt);
     if (!begun)
         return begun.error();
     beam_answers made{.reused = begun->reused, .prefilled = begun->prefilled};
-    auto found = detail::beam_search<Cache, Model>(pipeline, prompt, until, how)
+    auto found = detail::beam_search<Cache, Model>(pipeline, prompt, stop, how)
                      .run(prompt, std::move(begun->sequence), std::move(begun->logits));
     if (!found)
         return found.error();
@@ -21715,12 +21357,12 @@ private:
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Forward passes over selected rows of a lease; the rows between them are kept. Rows run in ascending order, at most
-/// `split` per pass. Each row sees the rows before it.
+/// `max_batch_tokens` per pass. Each row sees the rows before it.
 template <class Lease, class Model>
 class selective_prefill {
 public:
-    selective_prefill(const Model& model, thread_pool& threads, std::size_t split)
-        : model_(model), split_(split), pass_(model.template make_forward_pass<Lease>(threads)) {}
+    selective_prefill(const Model& model, thread_pool& threads, std::size_t max_batch_tokens)
+        : model_(model), max_batch_tokens_(max_batch_tokens), pass_(model.template make_forward_pass<Lease>(threads)) {}
 
     /// Returns rows times layers computed so far.
     [[nodiscard]] std::size_t layer_rows() const noexcept { return layer_rows_; }
@@ -21736,7 +21378,7 @@ public:
         limits_.clear();
         for (std::size_t j = 0; bottom_right && j < rows_.size(); ++j)
             limits_.push_back(lease.first() + tokens.size() - rows_.size() + j);
-        const std::size_t most = bottom_right ? rows_.size() : split_;
+        const std::size_t most = bottom_right ? rows_.size() : max_batch_tokens_;
         for (std::size_t at = 0; at < rows_.size(); at += most) {
             const bool last = at + most >= rows_.size();
             begin(lease, tokens, at, most, last ? logits_mode::last : logits_mode::none);
@@ -21769,8 +21411,8 @@ public:
             if (all || !lease.opened().keeps(row))
                 rows_.push_back(row);
         std::vector<float> made;
-        for (std::size_t at = 0; at < rows_.size(); at += split_) {
-            begin(lease, tokens, at, split_, logits_mode::none);
+        for (std::size_t at = 0; at < rows_.size(); at += max_batch_tokens_) {
+            begin(lease, tokens, at, max_batch_tokens_, logits_mode::none);
             for (std::size_t i = 0; i < layer; ++i)
                 pass_.forward(model_.layers()[i]);
             pass_.project(model_.layers()[layer]);
@@ -21832,7 +21474,7 @@ private:
     }
 
     const Model& model_;
-    std::size_t split_;
+    std::size_t max_batch_tokens_;
     decltype(std::declval<const Model&>().template make_forward_pass<Lease>(std::declval<thread_pool&>())) pass_;
     std::size_t layer_rows_ = 0;
     batch_slice<Lease> part_;
@@ -21892,9 +21534,9 @@ public:
     /// Options of a chunk pipeline.
     struct options {
         index::chunking split = {};
-        bool store = true;         ///< Store the chunks of tokens that were computed exactly.
-        std::size_t rows = 256;    ///< Maximum rows of one forward pass.
-        bool bottom_right = false; ///< Use the mask of CacheBlend: recomputed tokens see later ones.
+        bool store = true;                  ///< Store the chunks of tokens that were computed exactly.
+        std::size_t max_batch_tokens = 256; ///< Maximum rows of one forward pass.
+        bool bottom_right = false;          ///< Use the mask of CacheBlend: recomputed tokens see later ones.
     };
 
     chunk_pipeline(Cache& cache, const Model& model, thread_pool& threads, options how)
@@ -21902,8 +21544,8 @@ public:
           chunks_(cache),
           model_(model),
           how_(std::move(how)),
-          exact_(cache, model, threads, how_.rows),
-          prefilling_(model, threads, how_.rows) {}
+          exact_(cache, model, threads, how_.max_batch_tokens),
+          prefilling_(model, threads, how_.max_batch_tokens) {}
 
     /// The exact pipeline underneath, for decoding.
     [[nodiscard]] pipeline<Cache, Model>& exact() noexcept { return exact_; }
@@ -22131,11 +21773,11 @@ template <class Cache, class Model, class Say>
 /// Requires: the sequence holds the whole prompt, and the last row of its logits is that of the last prompt token.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& pipeline, prefill_result<Cache> begun,
-                                             const sampler& draw, const stop_criteria& until, Say say) {
+                                             const sampler& sampling, const stop_criteria& stop, Say say) {
     answer<Cache> made{std::move(begun)};
     auto& prompt = made.prompt;
     const auto stopped = decode_loop(pipeline, prompt.sequence, prompt.logits.bottomRows(1),
-                                     decode_state(draw, until, prompt.sequence.tokens(), pipeline.max_positions()),
+                                     decode_state(sampling, stop, prompt.sequence.tokens(), pipeline.max_positions()),
                                      made.ids, std::move(say));
     if (!stopped)
         return stopped.error();
@@ -22147,12 +21789,12 @@ template <class Cache, class Model, class Say>
 /// pipeline::prefill.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& pipeline, std::span<const token_id> prompt,
-                                             const sampler& draw, const stop_criteria& until, Say say,
+                                             const sampler& sampling, const stop_criteria& stop, Say say,
                                              logits_mode wanted = logits_mode::last) {
     auto begun = pipeline.prefill(prompt, wanted == logits_mode::none ? logits_mode::last : wanted);
     if (!begun)
         return begun.error();
-    return generate(pipeline, std::move(*begun), draw, until, std::move(say));
+    return generate(pipeline, std::move(*begun), sampling, stop, std::move(say));
 }
 
 }} // namespace kvcache
@@ -22182,7 +21824,7 @@ struct spliced_answer : timed_answer {
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<spliced_answer<Cache>> generate(chunk_pipeline<Cache, Model>& pipeline,
                                                      std::span<const token_id> prompt, reuse_mode mode,
-                                                     const sampler& draw, const stop_criteria& until, Say say) {
+                                                     const sampler& sampling, const stop_criteria& stop, Say say) {
     const auto began = std::chrono::steady_clock::now();
     const auto seconds = [&] {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -22199,7 +21841,7 @@ template <class Cache, class Model, class Say>
     };
     const auto stopped = decode_loop(
         pipeline.exact(), made.prompt.sequence, made.prompt.logits,
-        decode_state(draw, until, made.prompt.sequence.tokens(), pipeline.exact().max_positions()), made.ids, timed);
+        decode_state(sampling, stop, made.prompt.sequence.tokens(), pipeline.exact().max_positions()), made.ids, timed);
     if (!stopped)
         return stopped.error();
     made.stopped = *stopped;
@@ -22244,7 +21886,7 @@ enum class finish_reason {
 template <class Cache>
 struct engine_answer {
     std::vector<token_id> ids = {};
-    finish_reason why = finish_reason::cancelled;
+    kvcache::finish_reason finish_reason = kvcache::finish_reason::cancelled;
     std::optional<typename Cache::sequence> sequence = {}; ///< The tokens of prompt and answer that have run.
 };
 
@@ -22268,8 +21910,8 @@ struct engine_request {
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
-    sampler draw = {}; ///< Answer c draws with choice + c.
-    stop_criteria until = {};
+    sampler sampling = {}; ///< Answer c draws with choice + c.
+    stop_criteria stop = {};
     std::size_t choices = 1;
     std::size_t draft = 0; ///< Maximum tokens drafted by prompt lookup; drafts do not change the result.
     std::optional<std::size_t> log_probabilities = {}; ///< If set, log-probabilities are reported, with this number
@@ -22279,14 +21921,14 @@ struct engine_request {
     bool score_prompt = false;
     std::optional<std::chrono::steady_clock::time_point> deadline = {};
     std::function<token_action(const generated_token&)> on_token = {};
-    std::function<void(engine_outcome<Cache>&&)> done = {}; ///< Called exactly once.
+    std::function<void(engine_outcome<Cache>&&)> on_finish = {}; ///< Called exactly once.
 };
 
 /// Limits of an engine.
 struct engine_limits {
-    std::size_t rows = 256;    ///< Maximum rows of a forward pass.
-    std::size_t lanes = 64;    ///< Maximum answers generated at once.
-    std::size_t waiting = 256; ///< Maximum queued requests; further ones are refused.
+    std::size_t max_batch_tokens = 256; ///< Maximum rows of a forward pass.
+    std::size_t max_sequences = 64;     ///< Maximum answers generated at once.
+    std::size_t waiting = 256;          ///< Maximum queued requests; further ones are refused.
 };
 
 /// Counters of an engine.
@@ -22468,16 +22110,14 @@ namespace kvcache { inline namespace KVCACHE_ABI {
     return {};
 }
 
-}} // namespace kvcache
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+namespace detail {
 
 /// An answer being generated: its tokens, and the sequence that holds the first of them.
 template <class Cache>
 struct engine_slot {
     std::vector<token_id> tokens = {}; // prompt, then the answer so far
     std::optional<typename Cache::sequence> sequence = {};
-    sampler draw = {};
+    sampler sampling = {};
     token_counts counts = {};
     std::optional<finish_reason> ended = {};
 
@@ -22504,34 +22144,34 @@ struct engine_job {
     request_id id = {};
     engine_request<Cache> request = {};
     std::size_t most = 0; // maximum tokens of an answer
-    std::vector<engine_slot<Cache>> lanes = {};
+    std::vector<engine_slot<Cache>> slots = {};
     engine_outcome<Cache> outcome = {};
     bool counted = false;                             // `reused` is recorded
     typename tier_prefetch<Cache>::ticket ahead = {}; // the prefetch it waits for
 
     engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
         : id(name), request(std::move(asked)) {
-        most = std::min(request.until.max_tokens, max_positions - request.prompt.size() + 1);
-        lanes.resize(request.choices);
+        most = std::min(request.stop.max_tokens, max_positions - request.prompt.size() + 1);
+        slots.resize(request.choices);
         if (request.score_prompt && !request.prompt.empty())
             outcome.prompt.push_back({.token = request.prompt.front()});
-        for (auto& lane : lanes) {
-            lane.tokens = request.prompt;
-            lane.draw = request.draw;
-            lane.draw.choice += static_cast<std::uint64_t>(&lane - lanes.data());
-            if (request.draw.penalises())
-                lane.counts = token_counts(request.prompt);
+        for (auto& slot : slots) {
+            slot.tokens = request.prompt;
+            slot.sampling = request.sampling;
+            slot.sampling.choice += static_cast<std::uint64_t>(&slot - slots.data());
+            if (request.sampling.penalises())
+                slot.counts = token_counts(request.prompt);
         }
     }
 
-    [[nodiscard]] std::size_t generated(const engine_slot<Cache>& lane) const {
-        return lane.tokens.size() - request.prompt.size();
+    [[nodiscard]] std::size_t generated(const engine_slot<Cache>& slot) const {
+        return slot.tokens.size() - request.prompt.size();
     }
     [[nodiscard]] bool over() const {
-        return std::ranges::all_of(lanes, [](const auto& lane) { return lane.ended.has_value(); });
+        return std::ranges::all_of(slots, [](const auto& slot) { return slot.ended.has_value(); });
     }
     /// Returns whether an answer takes its prompt from the first answer, once that has run it.
-    [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && generated(lanes[choice]) == 0; }
+    [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && generated(slots[choice]) == 0; }
 
     /// Whether an answer runs the prompt to score it.
     [[nodiscard]] bool scores_prompt(std::size_t choice) const {
@@ -22553,9 +22193,9 @@ struct engine_job {
     }
 
     void end(finish_reason why) {
-        for (auto& lane : lanes)
-            if (!lane.ended)
-                lane.ended = why;
+        for (auto& slot : slots)
+            if (!slot.ended)
+                slot.ended = why;
     }
     void fail(error reason) {
         end(finish_reason::failed);
@@ -22564,54 +22204,54 @@ struct engine_job {
     }
 
     /// Drafts the next tokens of a slot, at most `room`.
-    void draft(engine_slot<Cache>& lane, std::size_t room) const {
-        lane.drafted.clear();
-        const std::size_t left = most - generated(lane); // the last of them is never run
+    void draft(engine_slot<Cache>& slot, std::size_t room) const {
+        slot.drafted.clear();
+        const std::size_t left = most - generated(slot); // the last of them is never run
         if (request.draft == 0 || left < 2)
             return;
-        const auto guess = prompt_lookup(lane.tokens, std::min({request.draft, room, left - 1}));
+        const auto guess = prompt_lookup(slot.tokens, std::min({request.draft, room, left - 1}));
         if (guess.empty())
             return;
-        lane.drafted.push_back(lane.tokens.back());
-        lane.drafted.insert(lane.drafted.end(), guess.begin(), guess.end());
+        slot.drafted.push_back(slot.tokens.back());
+        slot.drafted.insert(slot.drafted.end(), guess.begin(), guess.end());
     }
 
     /// Handles the logits of a slot after its rows have run. Row `first` of `logits` is the first one requested for
     /// the slot.
     void sample(std::size_t choice, const matrix& logits, std::size_t first) {
-        auto& lane = lanes[choice];
-        const std::size_t drafts = lane.drafted.empty() ? 0 : lane.drafted.size() - 1;
-        const std::vector<token_id> guess = std::exchange(lane.drafted, {});
-        if (lane.held() < lane.tokens.size())
+        auto& slot = slots[choice];
+        const std::size_t drafts = slot.drafted.empty() ? 0 : slot.drafted.size() - 1;
+        const std::vector<token_id> guess = std::exchange(slot.drafted, {});
+        if (slot.held() < slot.tokens.size())
             return; // the prompt continues in a later step
         outcome.drafted += drafts;
         for (std::size_t i = 0; i <= drafts; ++i) {
             say(choice, row_of(logits, first + i));
-            if (lane.ended || i == drafts || lane.tokens.back() != guess[i + 1])
+            if (slot.ended || i == drafts || slot.tokens.back() != guess[i + 1])
                 break;
             ++outcome.accepted;
         }
-        if (lane.held() >= lane.tokens.size() && generated(lane) > 0)
-            lane.sequence->truncate(lane.tokens.size() - 1);
+        if (slot.held() >= slot.tokens.size() && generated(slot) > 0)
+            slot.sequence->truncate(slot.tokens.size() - 1);
     }
 
     /// Delivers the outcome of a request that has ended.
     void tell() {
-        for (auto& lane : lanes) {
-            if (lane.held() > lane.tokens.size())
-                lane.sequence->truncate(lane.tokens.size()); // drafted tokens of a cancelled step
-            const auto answer = std::span(std::as_const(lane.tokens)).subspan(request.prompt.size());
-            outcome.answers.push_back({{answer.begin(), answer.end()}, *lane.ended, std::move(lane.sequence)});
+        for (auto& slot : slots) {
+            if (slot.held() > slot.tokens.size())
+                slot.sequence->truncate(slot.tokens.size()); // drafted tokens of a cancelled step
+            const auto answer = std::span(std::as_const(slot.tokens)).subspan(request.prompt.size());
+            outcome.answers.push_back({{answer.begin(), answer.end()}, *slot.ended, std::move(slot.sequence)});
         }
-        if (request.done)
-            request.done(std::move(outcome));
+        if (request.on_finish)
+            request.on_finish(std::move(outcome));
     }
 
     /// Forks the other answers from the first one, which has run the prompt, and draws their first token.
     void follow(const matrix& logits, std::size_t row) {
-        for (std::size_t choice = 1; choice < lanes.size(); ++choice)
-            if (follows(choice) && !lanes[choice].ended) {
-                lanes[choice].sequence = lanes[0].sequence->fork(request.prompt.size());
+        for (std::size_t choice = 1; choice < slots.size(); ++choice)
+            if (follows(choice) && !slots[choice].ended) {
+                slots[choice].sequence = slots[0].sequence->fork(request.prompt.size());
                 say(choice, row_of(logits, row));
             }
     }
@@ -22625,34 +22265,35 @@ private:
 
     // Draws the next token of a slot and reports it to `on_token`.
     void say(std::size_t choice, std::span<const float> logits) {
-        auto& lane = lanes[choice];
-        if (generated(lane) == most) {
-            lane.ended = finish_reason::length;
+        auto& slot = slots[choice];
+        if (generated(slot) == most) {
+            slot.ended = finish_reason::length;
             return;
         }
         if (auto finite = detail::check_finite(logits); !finite) {
             fail(finite.error());
             return;
         }
-        generated_token token{.choice = choice, .index = generated(lane)};
-        token.token = lane.draw.draw(logits, token.index, lane.counts);
-        if (lane.draw.penalises())
-            lane.counts.add(token.token);
+        generated_token token{.choice = choice, .index = generated(slot)};
+        token.token = slot.sampling.draw(logits, token.index, slot.counts);
+        if (slot.sampling.penalises())
+            slot.counts.add(token.token);
         if (request.log_probabilities)
             score(token, logits);
-        lane.tokens.push_back(token.token);
+        slot.tokens.push_back(token.token);
         const token_action action = request.on_token ? request.on_token(token) : token_action::go_on;
         if (action == token_action::cancel)
             end(finish_reason::cancelled);
         else if (action == token_action::enough ||
-                 std::ranges::find(request.until.stop, token.token) != request.until.stop.end())
-            lane.ended = finish_reason::stopped;
-        else if (generated(lane) == most)
-            lane.ended = finish_reason::length;
+                 std::ranges::find(request.stop.stop_tokens, token.token) != request.stop.stop_tokens.end())
+            slot.ended = finish_reason::stopped;
+        else if (generated(slot) == most)
+            slot.ended = finish_reason::length;
     }
 };
 
-}}} // namespace kvcache::detail
+}
+}} // namespace kvcache::detail
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
@@ -22669,7 +22310,9 @@ public:
     [[nodiscard]] job_list& running() noexcept { return running_; }
     /// Requests that were preempted and wait.
     [[nodiscard]] job_list& preempted() noexcept { return made_way_; }
-    [[nodiscard]] std::size_t page_tokens() const noexcept { return cache_.shape().tokens; }
+    [[nodiscard]] std::size_t page_tokens() const { return cache_.shape().tokens; }
+    /// Requires: requests of this tenant can run over the cache.
+    void require_tenant(const tenant& of) const { static_cast<void>(cache_.core().number_of(of)); }
     void set_relief(std::function<bool()> relief) { relief_ = std::move(relief); }
 
     /// Runs one step. If pages are short it first reclaims idle sessions, then preempts the youngest request.
@@ -22693,7 +22336,7 @@ public:
     }
 
 private:
-    using lane = engine_slot<Cache>;
+    using slot = engine_slot<Cache>;
     struct part {
         job* of = nullptr;
         std::size_t choice = 0;
@@ -22705,25 +22348,25 @@ private:
         parts_.clear();
         batch_.clear();
         std::size_t left = rows_;
-        const auto lanes_do = [&](auto&& body) {
+        const auto each_answer = [&](auto&& body) {
             for (std::size_t i = 0; i < running_.size(); ++i) {
                 job& each = *running_[(i + turn_) % running_.size()];
-                for (std::size_t c = 0; c < each.lanes.size(); ++c)
-                    if (each.lanes[c].active() && each.lanes[c].pending() == 1)
+                for (std::size_t c = 0; c < each.slots.size(); ++c)
+                    if (each.slots[c].active() && each.slots[c].pending() == 1)
                         body(each, c);
             }
         };
         // A quarter of the rows is reserved for prompts, so that decoding cannot starve them.
         const bool prompts = std::ranges::any_of(running_, [](const auto& each) {
-            return std::ranges::any_of(each->lanes, [](const lane& l) { return !l.ended && l.pending() > 1; });
+            return std::ranges::any_of(each->slots, [](const slot& l) { return !l.ended && l.pending() > 1; });
         });
         std::size_t for_answers = prompts ? left - std::max<std::size_t>(1, left / 4) : left, answers = 0;
-        lanes_do([&](job&, std::size_t) { ++answers; });
-        lanes_do([&](job& each, std::size_t c) {
+        each_answer([&](job&, std::size_t) { ++answers; });
+        each_answer([&](job& each, std::size_t c) {
             if (for_answers == 0)
                 return;
             --answers;
-            lane& one = each.lanes[c];
+            slot& one = each.slots[c];
             const std::size_t spare = for_answers - 1 > answers ? for_answers - 1 - answers : 0;
             one.rows = 1;
             each.draft(one, std::min(spare, model_.max_positions() - one.tokens.size()));
@@ -22734,8 +22377,8 @@ private:
         });
         ++turn_;
         for (auto& each : running_)
-            for (std::size_t c = 0; c < each->lanes.size() && left > 0; ++c) {
-                lane& one = each->lanes[c];
+            for (std::size_t c = 0; c < each->slots.size() && left > 0; ++c) {
+                slot& one = each->slots[c];
                 if (one.ended || each->follows(c) || (!one.sequence && !start(*each, c)) ||
                     (one.pending() == 1 && in_batch(one)))
                     continue;
@@ -22748,7 +22391,7 @@ private:
     }
 
     void add(job& each, std::size_t choice, std::size_t wanted) {
-        lane& one = each.lanes[choice];
+        slot& one = each.slots[choice];
         one.run_rows = one.run().size();
         parts_.push_back({&each, choice, wanted});
         batch_.push_back({&*one.sequence, one.run(),
@@ -22757,14 +22400,14 @@ private:
                                         : logits_mode::all});
     }
 
-    [[nodiscard]] bool in_batch(const lane& one) const {
+    [[nodiscard]] bool in_batch(const slot& one) const {
         return std::ranges::any_of(batch_, [&](const auto& each) { return each.sequence == &*one.sequence; });
     }
 
     // Gives a slot the longest available prefix of its tokens: from the request's own sequence, the cache, or another
     // slot. Returns false while another slot is computing a longer one.
     [[nodiscard]] bool start(job& each, std::size_t choice) {
-        lane& one = each.lanes[choice];
+        slot& one = each.slots[choice];
         if (each.scores_prompt(choice)) { // which takes the logits of all its rows
             one.sequence = cache_.open(each.request.tenant);
             each.request.known.reset();
@@ -22776,10 +22419,10 @@ private:
         auto& given = each.request.known;
         const bool own = given && given->size() >= found.size() && given->size() < one.tokens.size();
         const std::size_t known = own ? given->size() : found.size();
-        const lane* nearest = nullptr;
+        const slot* nearest = nullptr;
         std::size_t held = known, coming = known; // tokens in common
         for (const auto& other : running_)
-            for (const lane& its : other->lanes) {
+            for (const slot& its : other->slots) {
                 if (other->request.tenant != each.request.tenant)
                     break;
                 if (&its == &one || !its.active())
@@ -22814,7 +22457,7 @@ private:
 
     // Returns how many tokens `one` can take from `its`: their common prefix, without the last token of `one`, which
     // always runs.
-    [[nodiscard]] std::size_t in_common(const lane& its, const lane& one) const {
+    [[nodiscard]] std::size_t in_common(const slot& its, const slot& one) const {
         const auto same = std::ranges::mismatch(its.tokens, one.tokens);
         return shared(std::min({static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1,
                                 its.sequence->cacheable_limit()}));
@@ -22837,7 +22480,7 @@ private:
     void hand_out() {
         std::size_t row = 0;
         for (const part& one : parts_) {
-            lane& heard = one.of->lanes[one.choice];
+            slot& heard = one.of->slots[one.choice];
             const std::size_t before = heard.held() - heard.run_rows;
             const std::size_t prompt = one.of->request.prompt.size();
             one.of->outcome.prefilled += std::min(heard.held(), prompt) - std::min(before, prompt);
@@ -22857,18 +22500,18 @@ private:
     // Preempts the youngest request: it gives back its pages and waits. If it is alone, it fails.
     void preempt(error reason) {
         const auto youngest = std::ranges::max_element(running_, {}, [](const auto& each) {
-            return std::ranges::any_of(each->lanes, &lane::active) ? index(each->id) + 1 : 0;
+            return std::ranges::any_of(each->slots, &slot::active) ? index(each->id) + 1 : 0;
         });
         const auto holders = std::ranges::count_if(
-            running_, [](const auto& each) { return std::ranges::any_of(each->lanes, &lane::active); });
+            running_, [](const auto& each) { return std::ranges::any_of(each->slots, &slot::active); });
         expects(youngest != running_.end(), "a step that failed had requests");
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*youngest)->fail(std::move(reason));
-            for (lane& one : (*youngest)->lanes)
+            for (slot& one : (*youngest)->slots)
                 one.sequence.reset();
             return;
         }
-        for (lane& one : (*youngest)->lanes)
+        for (slot& one : (*youngest)->slots)
             if (!one.ended)
                 one.sequence.reset();
         made_way_.push_back(std::move(*youngest));
@@ -22890,7 +22533,9 @@ private:
     std::size_t turn_ = 0;
 };
 
-}}} // namespace kvcache::detail
+} // namespace detail
+
+}} // namespace kvcache
 
 // ---- kvcache/session/engine.hpp -----------------------------------------------------------------------------------
 
@@ -22913,11 +22558,15 @@ public:
     using request = engine_request<Cache>;
 
     engine(Cache& cache, const Model& model, pipeline<Cache, Model>& pipeline, engine_limits limits = {})
-        : model_(model), limits_(limits), schedule_(cache, model, pipeline, limits.rows), ahead_(cache, [this] {
+        : model_(model),
+          limits_(limits),
+          schedule_(cache, model, pipeline, limits.max_batch_tokens),
+          ahead_(cache, [this] {
               const std::lock_guard guard(lock_);
               arrived_.notify_one();
           }) {
-        require(limits.rows > 1 && limits.lanes > 0, "an engine has a row for an answer and one for a prompt");
+        require(limits.max_batch_tokens > 1 && limits.max_sequences > 0,
+                "an engine has a row for an answer and one for a prompt");
         set_relief({});
     }
 
@@ -22936,7 +22585,8 @@ public:
     }
 
     /// Queues a request. Errors: out_of_range for a request that can never run; out_of_memory if the queue is full;
-    /// cancelled after close. `done` is not called after an error.
+    /// cancelled after close. `done` is not called after an error. Requires: the request names a tenant of the cache,
+    /// if the cache has tenants.
     [[nodiscard]] result<request_id> submit(request asked) {
         if (auto valid = check(asked); !valid)
             return valid.error();
@@ -23019,6 +22669,7 @@ private:
         const auto refuse = [](const char* field, std::string words) {
             return error{error_code::out_of_range, field, std::move(words)};
         };
+        schedule_.require_tenant(asked.tenant);
         if (auto valid = detail::check_tokens(asked.prompt, model_.vocabulary(), "prompt"); !valid)
             return valid;
         if (asked.prompt.size() > model_.max_positions())
@@ -23028,9 +22679,9 @@ private:
             (asked.known->size() >= asked.prompt.size() ||
              !std::ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
             return refuse("known", "a known sequence holds the first tokens of the prompt, and not all");
-        if (asked.choices == 0 || asked.choices > limits_.lanes)
-            return refuse("n", "1 to " + std::to_string(limits_.lanes) + " answers can be had");
-        return asked.draw.check(model_.vocabulary());
+        if (asked.choices == 0 || asked.choices > limits_.max_sequences)
+            return refuse("n", "1 to " + std::to_string(limits_.max_sequences) + " answers can be had");
+        return asked.sampling.check(model_.vocabulary());
     }
 
     // Takes in new requests, cancellations and expired deadlines.
@@ -23059,7 +22710,7 @@ private:
             (each.request.known && each.request.known->size() / page == wanted / page))
             return;
         try {
-            each.ahead = ahead_.ask(each.lanes.front().tokens, each.request.tenant);
+            each.ahead = ahead_.ask(each.slots.front().tokens, each.request.tenant);
         } catch (const std::exception&) { // without memory or a thread the prompt is computed
             each.ahead = nullptr;
         }
@@ -23068,16 +22719,16 @@ private:
     // Admits queued requests while there are free answer slots. A preempted request waits until another request ends.
     // A request that waits for the tier is overtaken.
     void admit() {
-        std::size_t lanes = 0;
+        std::size_t slots = 0;
         for (const auto& each : schedule_.running())
-            lanes += each->lanes.size();
+            slots += each->slots.size();
         for (auto next = queue_.begin();
-             next != queue_.end() && !crowded_ && lanes + (*next)->lanes.size() <= limits_.lanes;) {
+             next != queue_.end() && !crowded_ && slots + (*next)->slots.size() <= limits_.max_sequences;) {
             if (!tier_prefetch<Cache>::over((*next)->ahead) && !(*next)->over()) {
                 ++next;
                 continue;
             }
-            lanes += (*next)->lanes.size();
+            slots += (*next)->slots.size();
             schedule_.running().push_back(std::move(*next));
             next = queue_.erase(next);
         }
@@ -23129,7 +22780,7 @@ private:
                 stats_.prefilled += each->outcome.prefilled;
                 stats_.drafted += each->outcome.drafted;
                 stats_.accepted += each->outcome.accepted;
-                for (const auto& one : each->lanes)
+                for (const auto& one : each->slots)
                     stats_.generated += each->generated(one);
             }
         }
@@ -23175,14 +22826,14 @@ class answers_together {
 public:
     using ending = std::optional<result<timed_answer>>;
 
-    answers_together(chunk_pipeline<Cache, Model>& pipeline, const sampler& draw, const stop_criteria& until)
-        : pipeline_(pipeline), draw_(draw), until_(until), began_(std::chrono::steady_clock::now()) {}
+    answers_together(chunk_pipeline<Cache, Model>& pipeline, const sampler& sampling, const stop_criteria& stop)
+        : pipeline_(pipeline), sampling_(sampling), stop_(stop), began_(std::chrono::steady_clock::now()) {}
 
     /// Prefills a prompt; its answer is written to `to`. Returns false, with nothing changed, if pages are short and
     /// other answers of the batch hold pages.
     [[nodiscard]] bool prefill(std::size_t prompt, std::span<const token_id> tokens, reuse_mode mode, ending& to) {
         auto filled = pipeline_.prefill(tokens, mode);
-        if (!filled && filled.error().code == error_code::out_of_memory && !lanes_.empty())
+        if (!filled && filled.error().code == error_code::out_of_memory && !slots_.empty())
             return false;
         if (!filled) {
             to.emplace(filled.error());
@@ -23190,9 +22841,9 @@ public:
         }
         timed_answer made;
         made.counts = filled->counts;
-        lanes_.push_back({prompt, to, std::move(filled->sequence), std::move(made),
-                          decode_state(draw_, until_, tokens, pipeline_.exact().max_positions())});
-        lane& one = lanes_.back();
+        slots_.push_back({prompt, to, std::move(filled->sequence), std::move(made),
+                          decode_state(sampling_, stop_, tokens, pipeline_.exact().max_positions())});
+        slot& one = slots_.back();
         if (!one.under_way.over())
             say(one, row_of(std::as_const(filled->logits), 0));
         deliver_finished();
@@ -23203,19 +22854,19 @@ public:
     /// were short.
     [[nodiscard]] std::vector<std::size_t> run() {
         std::vector<std::size_t> again;
-        for (std::vector<batch_entry<Cache>> batch; !lanes_.empty(); batch.clear()) {
-            for (lane& one : lanes_)
+        for (std::vector<batch_entry<Cache>> batch; !slots_.empty(); batch.clear()) {
+            for (slot& one : slots_)
                 batch.push_back({&one.sequence, {&one.made.ids.back(), 1}, logits_mode::last});
             const auto ran = pipeline_.exact().extend(batch, logits_);
             if (ran) {
                 std::size_t row = 0;
-                for (lane& one : lanes_)
+                for (slot& one : slots_)
                     say(one, row_of(std::as_const(logits_), row++));
-            } else if (ran.error().code == error_code::out_of_memory && lanes_.size() > 1) {
-                again.push_back(lanes_.back().prompt);
-                lanes_.pop_back();
+            } else if (ran.error().code == error_code::out_of_memory && slots_.size() > 1) {
+                again.push_back(slots_.back().prompt);
+                slots_.pop_back();
             } else {
-                for (lane& one : lanes_)
+                for (slot& one : slots_)
                     one.failed = ran.error();
             }
             deliver_finished();
@@ -23224,7 +22875,7 @@ public:
     }
 
 private:
-    struct lane {
+    struct slot {
         std::size_t prompt;
         ending& to;
         typename Cache::sequence sequence;
@@ -23233,7 +22884,7 @@ private:
         std::optional<error> failed = {};
     };
 
-    void say(lane& one, std::span<const float> logits) {
+    void say(slot& one, std::span<const float> logits) {
         const auto token = one.under_way.next(logits);
         if (!token) {
             one.failed = token.error();
@@ -23247,7 +22898,7 @@ private:
 
     // Delivers the answers that have ended.
     void deliver_finished() {
-        lanes_.remove_if([](lane& one) {
+        slots_.remove_if([](slot& one) {
             if (!one.failed && !one.under_way.over())
                 return false;
             one.made.stopped = one.under_way.stopped();
@@ -23260,32 +22911,32 @@ private:
     }
 
     chunk_pipeline<Cache, Model>& pipeline_;
-    const sampler& draw_;
-    const stop_criteria& until_;
+    const sampler& sampling_;
+    const stop_criteria& stop_;
     std::chrono::steady_clock::time_point began_;
-    std::list<lane> lanes_;
+    std::list<slot> slots_;
     matrix logits_;
 };
 
 } // namespace detail
 
-/// Answers prompts, at most `lanes` at a time. Prompts with a common prefix are grouped and compute it once. The
-/// answers are decoded in shared forward passes, each with the bits and tokens that it has alone. When pages are
+/// Answers prompts, at most `max_sequences` at a time. Prompts with a common prefix are grouped and compute it once.
+/// The answers are decoded in shared forward passes, each with the bits and tokens that it has alone. When pages are
 /// short the last answer of a batch is preempted and computed later; a finished answer holds no pages. Times count
 /// from the start of the prompt's batch. Errors, each in its prompt's result: those of chunk_pipeline::prefill.
-/// Requires: lanes > 0.
+/// Requires: max_sequences > 0.
 template <class Cache, class Model>
-[[nodiscard]] timed_answers generate_many(chunk_pipeline<Cache, Model>& pipeline,
-                                          std::span<const std::vector<token_id>> prompts, reuse_mode mode,
-                                          const sampler& draw, const stop_criteria& until, std::size_t lanes) {
-    expects(lanes > 0, "an answer needs a lane");
+[[nodiscard]] timed_answers
+generate_many(chunk_pipeline<Cache, Model>& pipeline, std::span<const std::vector<token_id>> prompts, reuse_mode mode,
+              const sampler& sampling, const stop_criteria& stop, std::size_t max_sequences) {
+    expects(max_sequences > 0, "an answer needs a sequence");
     std::vector<std::size_t> left(prompts.size()); // in reverse order: the back is the next prompt
     std::iota(left.rbegin(), left.rend(), std::size_t{0});
     std::stable_sort(left.rbegin(), left.rend(), [&](std::size_t a, std::size_t b) { return prompts[a] < prompts[b]; });
     std::vector<std::optional<result<timed_answer>>> made(prompts.size());
     while (!left.empty()) {
-        detail::answers_together<Cache, Model> batch(pipeline, draw, until);
-        for (std::size_t taken = 0; taken < lanes && !left.empty(); ++taken) {
+        detail::answers_together<Cache, Model> batch(pipeline, sampling, stop);
+        for (std::size_t taken = 0; taken < max_sequences && !left.empty(); ++taken) {
             if (!batch.prefill(left.back(), prompts[left.back()], mode, made[left.back()]))
                 break;
             left.pop_back();
@@ -23304,8 +22955,8 @@ template <class Cache, class Model>
 template <class Cache, class Model>
 [[nodiscard]] timed_answers generate_batch(chunk_pipeline<Cache, Model>& pipeline,
                                            std::span<const std::vector<token_id>> prompts, reuse_mode mode,
-                                           const sampler& draw, const stop_criteria& until) {
-    return generate_many(pipeline, prompts, mode, draw, until, std::max<std::size_t>(prompts.size(), 1));
+                                           const sampler& sampling, const stop_criteria& stop) {
+    return generate_many(pipeline, prompts, mode, sampling, stop, std::max<std::size_t>(prompts.size(), 1));
 }
 
 }} // namespace kvcache
@@ -23730,7 +23381,7 @@ private:
 
 }} // namespace kvcache
 
-// ---- kvcache/core/mapped_file.hpp ---------------------------------------------------------------------------------
+// ---- kvcache/core/file.hpp ----------------------------------------------------------------------------------------
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -23860,15 +23511,6 @@ private:
     std::size_t size_ = 0;
 };
 
-}} // namespace kvcache
-
-// ---- kvcache/core/write_file.hpp ----------------------------------------------------------------------------------
-
-#include <fcntl.h>
-#include <unistd.h>
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
 namespace detail {
 
 /// An open file descriptor, closed at the end of the scope.
@@ -23938,6 +23580,25 @@ KVCACHE_LAZY [[nodiscard]] inline result<void> write_file(const std::filesystem:
         static_cast<void>(::fsync(folder.number));
     return {};
 }
+
+namespace detail {
+
+/// Formats a name from a file for an error: at most 80 bytes, control characters as '?', never empty.
+KVCACHE_LAZY [[nodiscard]] inline std::string shown(std::string_view name) {
+    if (name.empty())
+        return "\"\"";
+    constexpr std::size_t most = 80;
+    std::size_t length = std::min(name.size(), most);
+    while (length < name.size() && length != 0 && (static_cast<unsigned char>(name[length]) & 0xC0) == 0x80)
+        --length; // never inside a UTF-8 sequence
+    std::string text(name.substr(0, length));
+    for (char& c : text)
+        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)
+            c = '?';
+    return length < name.size() ? text + "..." : text;
+}
+
+} // namespace detail
 
 }} // namespace kvcache
 
@@ -24756,7 +24417,7 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The state of an unfinished answer: its sampler and its position.
 struct generation_state {
-    sampler draw = {};
+    sampler sampling = {};
     std::uint64_t next = 0;             ///< The place in the answer of the token that is drawn next.
     std::vector<token_id> pending = {}; ///< Tokens that were drawn and have not run: the last one, or none.
 };
@@ -24765,9 +24426,9 @@ struct generation_state {
 KVCACHE_LAZY [[nodiscard]] inline std::vector<std::byte> bytes_of(const generation_state& state) {
     std::vector<std::byte> made(40 + 4 * state.pending.size());
     const std::span<std::byte> to = made;
-    store_little(to, 0, std::bit_cast<std::uint32_t>(state.draw.temperature));
-    store_little(to, 8, state.draw.seed);
-    store_little(to, 16, state.draw.choice);
+    store_little(to, 0, std::bit_cast<std::uint32_t>(state.sampling.temperature));
+    store_little(to, 8, state.sampling.seed);
+    store_little(to, 16, state.sampling.choice);
     store_little(to, 24, state.next);
     store_little<std::uint64_t>(to, 32, state.pending.size());
     for (std::size_t i = 0; i < state.pending.size(); ++i)
@@ -24781,9 +24442,9 @@ KVCACHE_LAZY [[nodiscard]] inline result<generation_state> generation_state_of(s
     if (bytes.size() < 40 || (bytes.size() - 40) % 4 != 0 || load_little<std::uint32_t>(bytes, 4) != 0 ||
         load_little<std::uint64_t>(bytes, 32) != (bytes.size() - 40) / 4)
         return broken;
-    generation_state made{.draw = {.temperature = std::bit_cast<float>(load_little<std::uint32_t>(bytes, 0)),
-                                   .seed = load_little<std::uint64_t>(bytes, 8),
-                                   .choice = load_little<std::uint64_t>(bytes, 16)},
+    generation_state made{.sampling = {.temperature = std::bit_cast<float>(load_little<std::uint32_t>(bytes, 0)),
+                                       .seed = load_little<std::uint64_t>(bytes, 8),
+                                       .choice = load_little<std::uint64_t>(bytes, 16)},
                           .next = load_little<std::uint64_t>(bytes, 24)};
     for (std::size_t at = 40; at < bytes.size(); at += 4)
         made.pending.push_back(token_id{static_cast<std::int32_t>(load_little<std::uint32_t>(bytes, at))});
@@ -24931,7 +24592,7 @@ template <class Cache>
 /// `most` bytes; those of read_snapshot.
 template <class Cache>
 [[nodiscard]] result<restored<Cache>> load_snapshot(Cache& cache, std::istream& from, std::size_t most,
-                                                    std::string_view secret = {}) {
+                                                    std::string_view secret = {}, const tenant& of = {}) {
     std::vector<std::byte> bytes;
     std::vector<char> piece(std::size_t{1} << 16);
     while (from.read(piece.data(), static_cast<std::streamsize>(piece.size())), from.gcount() > 0) {
@@ -24943,7 +24604,7 @@ template <class Cache>
     }
     if (from.bad())
         return error{error_code::io, "stream", "the stream could not be read"};
-    return read_snapshot(cache, bytes, secret);
+    return read_snapshot(cache, bytes, secret, of);
 }
 
 }} // namespace kvcache
@@ -25181,49 +24842,6 @@ static_assert(storage_policy<external>);
 
 }}} // namespace kvcache::storage
 
-// ---- kvcache/core/address_range.hpp -------------------------------------------------------------------------------
-
-#include <sys/mman.h>
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// A mapped range of this process's addresses, unmapped on destruction. Movable; a move does not relocate the bytes.
-class address_range {
-public:
-    address_range() = default;
-    address_range(address_range&& other) noexcept
-        : begin_(std::exchange(other.begin_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-    address_range& operator=(address_range&& other) noexcept {
-        std::swap(begin_, other.begin_);
-        std::swap(size_, other.size_);
-        return *this;
-    }
-    ~address_range() {
-        if (begin_ != nullptr)
-            ::munmap(begin_, size_);
-    }
-
-    /// Maps `size` bytes with mmap. Returns an empty range and sets errno if mmap fails. Requires: size > 0.
-    [[nodiscard]] static address_range map(std::size_t size, int protection, int flags) noexcept {
-        address_range made;
-        void* const at = ::mmap(nullptr, size, protection, flags, -1, 0);
-        if (at != MAP_FAILED) {
-            made.begin_ = static_cast<std::byte*>(at);
-            made.size_ = size;
-        }
-        return made;
-    }
-
-    [[nodiscard]] bool empty() const noexcept { return begin_ == nullptr; }
-    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {begin_, size_}; }
-
-private:
-    std::byte* begin_ = nullptr;
-    std::size_t size_ = 0;
-};
-
-}} // namespace kvcache
-
 // ---- kvcache/storage/huge_pages.hpp -------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
@@ -25242,63 +24860,61 @@ struct huge_pages {
         ordinary,  ///< Ordinary memory: the system has no huge pages, or the capacity is smaller than one.
         none,      ///< No memory: every page is refused.
     };
-    class state;
-    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
-};
 
-class huge_pages::state {
-public:
-    state(bool from_pool, std::size_t pages, std::size_t page_bytes)
-        : page_bytes_(page_bytes), stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes) {
-        if (pages == 0 || stride_ == 0 || pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_)
-            return;
-        take(from_pool, (pages * stride_ + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
-    }
-
-    /// Returns false if there is no memory at all.
-    [[nodiscard]] bool acquire(page_id) const noexcept { return backing_ != backing::none; }
-    void release(page_id) noexcept {}
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
-        return memory_.bytes().subspan(begin_ + index_of(page) * stride_, page_bytes_);
-    }
-
-    /// The kind of memory that backs the pages.
-    [[nodiscard]] huge_pages::backing backing() const noexcept { return backing_; }
-
-private:
-    using backing_type = huge_pages::backing;
-
-    void take(bool from_pool, std::size_t size) {
-        constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
-#if defined(MAP_HUGETLB)
-        // Without MAP_NORESERVE, the system reserves the pages now or fails now.
-        if (from_pool)
-            memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
-        if (!memory_.empty()) {
-            backing_ = backing_type::set_aside;
-            return;
+    class state {
+    public:
+        state(bool from_pool, std::size_t pages, std::size_t page_bytes)
+            : page_bytes_(page_bytes), stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes) {
+            if (pages == 0 || stride_ == 0 || pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_)
+                return;
+            take(from_pool, (pages * stride_ + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
         }
+
+        /// Returns false if there is no memory at all.
+        [[nodiscard]] bool acquire(page_id) const noexcept { return backing_ != backing::none; }
+        void release(page_id) noexcept {}
+        [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
+            return memory_.bytes().subspan(begin_ + index_of(page) * stride_, page_bytes_);
+        }
+
+        /// The kind of memory that backs the pages.
+        [[nodiscard]] huge_pages::backing backing() const noexcept { return backing_; }
+
+    private:
+        using backing_type = huge_pages::backing;
+
+        void take(bool from_pool, std::size_t size) {
+            constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
+#if defined(MAP_HUGETLB)
+            // Without MAP_NORESERVE, the system reserves the pages now or fails now.
+            if (from_pool)
+                memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
+            if (!memory_.empty()) {
+                backing_ = backing_type::set_aside;
+                return;
+            }
 #endif
-        // One extra huge page, so that the first page can begin on a boundary.
-        memory_ = address_range::map(size + huge_page_bytes, readable, own | MAP_NORESERVE);
-        if (memory_.empty())
-            return;
-        const auto at = reinterpret_cast<std::uintptr_t>(memory_.bytes().data());
-        begin_ = (huge_page_bytes - at % huge_page_bytes) % huge_page_bytes;
-        backing_ =
-            want_huge_pages(memory_.bytes().data() + begin_, size) ? backing_type::advised : backing_type::ordinary;
+            // One extra huge page, so that the first page can begin on a boundary.
+            memory_ = address_range::map(size + huge_page_bytes, readable, own | MAP_NORESERVE);
+            if (memory_.empty())
+                return;
+            const auto at = reinterpret_cast<std::uintptr_t>(memory_.bytes().data());
+            begin_ = (huge_page_bytes - at % huge_page_bytes) % huge_page_bytes;
+            backing_ =
+                want_huge_pages(memory_.bytes().data() + begin_, size) ? backing_type::advised : backing_type::ordinary;
+        }
+
+        std::size_t page_bytes_;
+        std::size_t stride_; // distance between pages, in bytes
+        address_range memory_;
+        std::size_t begin_ = 0; // offset of the first page
+        backing_type backing_ = backing_type::none;
+    };
+
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
+        return {set_aside, pages, page_bytes};
     }
-
-    std::size_t page_bytes_;
-    std::size_t stride_; // distance between pages, in bytes
-    address_range memory_;
-    std::size_t begin_ = 0; // offset of the first page
-    backing_type backing_ = backing_type::none;
 };
-
-inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_bytes) const {
-    return {set_aside, pages, page_bytes};
-}
 
 /// The name of a backing.
 [[nodiscard]] constexpr const char* to_string(huge_pages::backing what) noexcept {
@@ -25335,132 +24951,131 @@ struct mapped {
     std::filesystem::path file = {}; ///< An unused file name; empty: a new file in the temporary directory.
     bool unlink = true;              ///< Unlinks the file at once, so that nothing remains even after a crash.
     std::size_t growth = std::size_t{64} << 20; ///< Bytes that the file grows by, at least.
-    class state;
-    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
+
+    class state {
+    public:
+        state(const mapped& how, std::size_t pages, std::size_t page_bytes)
+            : page_bytes_(page_bytes),
+              stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
+              file_(how.file) {
+            const auto system_page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+            const auto whole = [&](std::size_t bytes) { return (bytes + system_page - 1) / system_page * system_page; };
+            if (pages == 0 || stride_ == 0)
+                return;
+            if (pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_) {
+                reason_ = error{error_code::out_of_range, "pages", "the pages are past what can be addressed"};
+                return;
+            }
+            growth_ = whole(std::max({how.growth, stride_, std::size_t{1}}));
+            create(how.unlink);
+            if (!reason_) {
+                memory_ =
+                    address_range::map(whole(pages * stride_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+                if (memory_.empty())
+                    reason_ = failure("cannot be given addresses", errno);
+            }
+        }
+
+        state(state&& other) noexcept
+            : page_bytes_(other.page_bytes_),
+              stride_(other.stride_),
+              growth_(other.growth_),
+              usable_(std::exchange(other.usable_, 0)),
+              descriptor_(std::exchange(other.descriptor_, -1)),
+              file_(std::move(other.file_)),
+              memory_(std::move(other.memory_)),
+              reason_(std::move(other.reason_)) {}
+        state& operator=(state&& other) noexcept {
+            std::swap(page_bytes_, other.page_bytes_);
+            std::swap(stride_, other.stride_);
+            std::swap(growth_, other.growth_);
+            std::swap(usable_, other.usable_);
+            std::swap(descriptor_, other.descriptor_);
+            std::swap(file_, other.file_);
+            std::swap(memory_, other.memory_);
+            std::swap(reason_, other.reason_);
+            return *this;
+        }
+        ~state() {
+            if (descriptor_ >= 0)
+                ::close(descriptor_);
+        }
+
+        /// Returns false if the file cannot grow to hold the page; `status` then gives the reason. A later call tries
+        /// again.
+        [[nodiscard]] bool acquire(page_id page) {
+            const std::size_t end = (index_of(page) + std::size_t{1}) * stride_;
+            return end <= usable_ || grow(end);
+        }
+        void release(page_id) noexcept {}
+        [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
+            return memory_.bytes().subspan(index_of(page) * stride_, page_bytes_);
+        }
+
+        /// The reason why the last page was refused, if it was. Errors: io, out_of_range.
+        [[nodiscard]] result<void> status() const { return reason_ ? result<void>(*reason_) : result<void>(); }
+        /// The file's name, which no longer exists if `unlink` is set.
+        [[nodiscard]] const std::filesystem::path& file() const noexcept { return file_; }
+        /// The size of the file in bytes.
+        [[nodiscard]] std::size_t size() const noexcept { return usable_; }
+
+    private:
+        void create(bool nameless) {
+            if (file_.empty()) {
+                std::error_code none;
+                const auto folder = std::filesystem::temp_directory_path(none);
+                std::string name = ((none ? std::filesystem::path("/tmp") : folder) / "kvcache-XXXXXX").string();
+                descriptor_ = ::mkstemp(name.data());
+                file_ = std::move(name);
+            } else {
+                descriptor_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+            }
+            if (descriptor_ < 0)
+                reason_ = failure("cannot be created", errno);
+            else if (nameless && ::unlink(file_.c_str()) != 0)
+                reason_ = failure("cannot be unlinked", errno);
+        }
+
+        // Disk space is allocated before it is mapped: otherwise a write would die on a full disk (SIGBUS).
+        [[nodiscard]] bool grow(std::size_t end) {
+            if (descriptor_ < 0 || memory_.empty())
+                return false;
+            const std::size_t all = memory_.bytes().size();
+            const std::size_t wanted = std::min(all, (end + growth_ - 1) / growth_ * growth_);
+            const std::size_t more = wanted - usable_;
+            if (const int why =
+                    ::posix_fallocate(descriptor_, static_cast<::off_t>(usable_), static_cast<::off_t>(more));
+                why != 0) {
+                reason_ = failure("cannot grow", why);
+                return false;
+            }
+            if (::mmap(memory_.bytes().data() + usable_, more, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                       descriptor_, static_cast<::off_t>(usable_)) == MAP_FAILED) {
+                reason_ = failure("cannot be mapped", errno);
+                return false;
+            }
+            usable_ = wanted;
+            reason_.reset();
+            return true;
+        }
+
+        [[nodiscard]] error failure(const char* what, int why) const {
+            return {error_code::io, file_.filename().string(),
+                    file_.string() + " " + what + ": " + std::generic_category().message(why)};
+        }
+
+        std::size_t page_bytes_;
+        std::size_t stride_; // distance between pages, in bytes
+        std::size_t growth_ = 1;
+        std::size_t usable_ = 0; // bytes of the file, all mapped
+        int descriptor_ = -1;
+        std::filesystem::path file_;
+        address_range memory_;
+        std::optional<error> reason_;
+    };
+
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const { return {*this, pages, page_bytes}; }
 };
-
-class mapped::state {
-public:
-    state(const mapped& how, std::size_t pages, std::size_t page_bytes)
-        : page_bytes_(page_bytes), stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes), file_(how.file) {
-        const auto system_page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-        const auto whole = [&](std::size_t bytes) { return (bytes + system_page - 1) / system_page * system_page; };
-        if (pages == 0 || stride_ == 0)
-            return;
-        if (pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_) {
-            reason_ = error{error_code::out_of_range, "pages", "the pages are past what can be addressed"};
-            return;
-        }
-        growth_ = whole(std::max({how.growth, stride_, std::size_t{1}}));
-        create(how.unlink);
-        if (!reason_) {
-            memory_ =
-                address_range::map(whole(pages * stride_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
-            if (memory_.empty())
-                reason_ = failure("cannot be given addresses", errno);
-        }
-    }
-
-    state(state&& other) noexcept
-        : page_bytes_(other.page_bytes_),
-          stride_(other.stride_),
-          growth_(other.growth_),
-          usable_(std::exchange(other.usable_, 0)),
-          descriptor_(std::exchange(other.descriptor_, -1)),
-          file_(std::move(other.file_)),
-          memory_(std::move(other.memory_)),
-          reason_(std::move(other.reason_)) {}
-    state& operator=(state&& other) noexcept {
-        std::swap(page_bytes_, other.page_bytes_);
-        std::swap(stride_, other.stride_);
-        std::swap(growth_, other.growth_);
-        std::swap(usable_, other.usable_);
-        std::swap(descriptor_, other.descriptor_);
-        std::swap(file_, other.file_);
-        std::swap(memory_, other.memory_);
-        std::swap(reason_, other.reason_);
-        return *this;
-    }
-    ~state() {
-        if (descriptor_ >= 0)
-            ::close(descriptor_);
-    }
-
-    /// Returns false if the file cannot grow to hold the page; `status` then gives the reason. A later call tries
-    /// again.
-    [[nodiscard]] bool acquire(page_id page) {
-        const std::size_t end = (index_of(page) + std::size_t{1}) * stride_;
-        return end <= usable_ || grow(end);
-    }
-    void release(page_id) noexcept {}
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
-        return memory_.bytes().subspan(index_of(page) * stride_, page_bytes_);
-    }
-
-    /// The reason why the last page was refused, if it was. Errors: io, out_of_range.
-    [[nodiscard]] result<void> status() const { return reason_ ? result<void>(*reason_) : result<void>(); }
-    /// The file's name, which no longer exists if `unlink` is set.
-    [[nodiscard]] const std::filesystem::path& file() const noexcept { return file_; }
-    /// The size of the file in bytes.
-    [[nodiscard]] std::size_t size() const noexcept { return usable_; }
-
-private:
-    void create(bool nameless) {
-        if (file_.empty()) {
-            std::error_code none;
-            const auto folder = std::filesystem::temp_directory_path(none);
-            std::string name = ((none ? std::filesystem::path("/tmp") : folder) / "kvcache-XXXXXX").string();
-            descriptor_ = ::mkstemp(name.data());
-            file_ = std::move(name);
-        } else {
-            descriptor_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-        }
-        if (descriptor_ < 0)
-            reason_ = failure("cannot be created", errno);
-        else if (nameless && ::unlink(file_.c_str()) != 0)
-            reason_ = failure("cannot be unlinked", errno);
-    }
-
-    // Disk space is allocated before it is mapped: otherwise a write would die on a full disk (SIGBUS).
-    [[nodiscard]] bool grow(std::size_t end) {
-        if (descriptor_ < 0 || memory_.empty())
-            return false;
-        const std::size_t all = memory_.bytes().size();
-        const std::size_t wanted = std::min(all, (end + growth_ - 1) / growth_ * growth_);
-        const std::size_t more = wanted - usable_;
-        if (const int why = ::posix_fallocate(descriptor_, static_cast<::off_t>(usable_), static_cast<::off_t>(more));
-            why != 0) {
-            reason_ = failure("cannot grow", why);
-            return false;
-        }
-        if (::mmap(memory_.bytes().data() + usable_, more, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor_,
-                   static_cast<::off_t>(usable_)) == MAP_FAILED) {
-            reason_ = failure("cannot be mapped", errno);
-            return false;
-        }
-        usable_ = wanted;
-        reason_.reset();
-        return true;
-    }
-
-    [[nodiscard]] error failure(const char* what, int why) const {
-        return {error_code::io, file_.filename().string(),
-                file_.string() + " " + what + ": " + std::generic_category().message(why)};
-    }
-
-    std::size_t page_bytes_;
-    std::size_t stride_; // distance between pages, in bytes
-    std::size_t growth_ = 1;
-    std::size_t usable_ = 0; // bytes of the file, all mapped
-    int descriptor_ = -1;
-    std::filesystem::path file_;
-    address_range memory_;
-    std::optional<error> reason_;
-};
-
-inline mapped::state mapped::open(std::size_t pages, std::size_t page_bytes) const {
-    return {*this, pages, page_bytes};
-}
 
 static_assert(storage_policy<mapped>);
 
@@ -25574,6 +25189,18 @@ template <tier_state Tier>
             ++there;
         return there;
     }
+}
+
+/// Reads one record of a tier that reads runs.
+template <class Tier, class Use>
+[[nodiscard]] result<bool> read_one(Tier& tier, const sha256_digest& name, Use&& use) {
+    const auto given = tier.read_run(std::span(&name, 1), [&](std::size_t, std::span<const std::byte> bytes) {
+        use(bytes);
+        return true;
+    });
+    if (!given)
+        return given.error();
+    return *given == 1;
 }
 
 /// Reads records in order until one is absent or `use(index, bytes)` returns false. Returns the number of records
@@ -26086,100 +25713,94 @@ struct memory {
     std::size_t records = 1024;                ///< Maximum number of records.
     Eviction eviction = {};                    ///< Selects the record to evict when room is needed.
     std::size_t parallel_reads = 2;            ///< Threads that read one long prompt.
-    class state;
-    [[nodiscard]] state open() const;
-};
 
-template <eviction_policy Eviction>
-class memory<Eviction>::state {
-public:
-    explicit state(const memory& how) : held_(std::make_unique<held>(how)) {}
+    class state {
+    public:
+        explicit state(const memory& how) : held_(std::make_unique<held>(how)) {}
 
-    template <class Use>
-    [[nodiscard]] result<bool> read(const sha256_digest& name, Use&& use) {
-        std::shared_ptr<const std::vector<std::byte>> found;
-        {
-            const std::lock_guard guard(held_->lock);
-            const auto at = held_->content.find(name);
-            ++(at == held_->content.end() ? held_->counts.misses : held_->counts.hits);
-            if (at == held_->content.end())
-                return false;
-            held_->ranks.touch(name);
-            found = at->second;
+        template <class Use>
+        [[nodiscard]] result<bool> read(const sha256_digest& name, Use&& use) {
+            std::shared_ptr<const std::vector<std::byte>> found;
+            {
+                const std::lock_guard guard(held_->lock);
+                const auto at = held_->content.find(name);
+                ++(at == held_->content.end() ? held_->counts.misses : held_->counts.hits);
+                if (at == held_->content.end())
+                    return false;
+                held_->ranks.touch(name);
+                found = at->second;
+            }
+            use(std::span<const std::byte>(*found));
+            return true;
         }
-        use(std::span<const std::byte>(*found));
-        return true;
-    }
 
-    [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
-        const std::size_t size = total_bytes(pieces);
-        const std::lock_guard guard(held_->lock);
-        if (!held_->ranks.fits(size) || held_->ranks.contains(entry.name)) {
-            ++held_->counts.dropped;
+        [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
+            const std::size_t size = total_bytes(pieces);
+            const std::lock_guard guard(held_->lock);
+            if (!held_->ranks.fits(size) || held_->ranks.contains(entry.name)) {
+                ++held_->counts.dropped;
+                return {};
+            }
+            const bool stored = kvcache::detail::completes<std::bad_alloc>([&] {
+                auto whole = std::make_shared<const std::vector<std::byte>>(joined(pieces));
+                while (const auto victim = held_->ranks.victim_for(entry, size)) {
+                    held_->ranks.remove(*victim, true);
+                    held_->content.erase(*victim);
+                    ++held_->counts.evicted;
+                }
+                const auto at = held_->content.emplace(entry.name, std::move(whole)).first;
+                kvcache::detail::scope_guard undo([&] { held_->content.erase(at); });
+                held_->ranks.admit(entry, size);
+                undo.dismiss();
+            });
+            if (!stored) {
+                ++held_->counts.failures;
+                return error{error_code::out_of_memory, "memory", "there is no memory for a record"};
+            }
+            ++held_->counts.written;
+            held_->counts.bytes_written += size;
             return {};
         }
-        const bool stored = kvcache::detail::completes<std::bad_alloc>([&] {
-            auto whole = std::make_shared<const std::vector<std::byte>>(joined(pieces));
-            while (const auto victim = held_->ranks.victim_for(entry, size)) {
-                held_->ranks.remove(*victim, true);
-                held_->content.erase(*victim);
-                ++held_->counts.evicted;
-            }
-            const auto at = held_->content.emplace(entry.name, std::move(whole)).first;
-            kvcache::detail::scope_guard undo([&] { held_->content.erase(at); });
-            held_->ranks.admit(entry, size);
-            undo.dismiss();
-        });
-        if (!stored) {
-            ++held_->counts.failures;
-            return error{error_code::out_of_memory, "memory", "there is no memory for a record"};
+
+        [[nodiscard]] bool contains(const sha256_digest& name) const {
+            const std::lock_guard guard(held_->lock);
+            return held_->ranks.contains(name);
         }
-        ++held_->counts.written;
-        held_->counts.bytes_written += size;
-        return {};
-    }
 
-    [[nodiscard]] bool contains(const sha256_digest& name) const {
-        const std::lock_guard guard(held_->lock);
-        return held_->ranks.contains(name);
-    }
+        [[nodiscard]] result<void> erase(const sha256_digest& name) {
+            const std::lock_guard guard(held_->lock);
+            held_->ranks.remove(name, false);
+            held_->content.erase(name);
+            return {};
+        }
 
-    [[nodiscard]] result<void> erase(const sha256_digest& name) {
-        const std::lock_guard guard(held_->lock);
-        held_->ranks.remove(name, false);
-        held_->content.erase(name);
-        return {};
-    }
+        [[nodiscard]] result<void> flush() { return {}; }
+        [[nodiscard]] result<void> status() const { return {}; }
+        [[nodiscard]] std::size_t parallel_reads() const noexcept { return held_->parallel_reads; }
+        [[nodiscard]] tier_counts counts() const {
+            const std::lock_guard guard(held_->lock);
+            tier_counts now = held_->counts;
+            now.records = held_->ranks.size();
+            now.bytes = held_->ranks.bytes();
+            return now;
+        }
 
-    [[nodiscard]] result<void> flush() { return {}; }
-    [[nodiscard]] result<void> status() const { return {}; }
-    [[nodiscard]] std::size_t parallel_reads() const noexcept { return held_->parallel_reads; }
-    [[nodiscard]] tier_counts counts() const {
-        const std::lock_guard guard(held_->lock);
-        tier_counts now = held_->counts;
-        now.records = held_->ranks.size();
-        now.bytes = held_->ranks.bytes();
-        return now;
-    }
+    private:
+        struct held {
+            explicit held(const memory& how)
+                : parallel_reads(how.parallel_reads), ranks(how.eviction, how.records, how.bytes) {}
 
-private:
-    struct held {
-        explicit held(const memory& how)
-            : parallel_reads(how.parallel_reads), ranks(how.eviction, how.records, how.bytes) {}
-
-        const std::size_t parallel_reads;
-        std::mutex lock;
-        record_eviction<Eviction> ranks;
-        std::unordered_map<sha256_digest, std::shared_ptr<const std::vector<std::byte>>, name_hash> content;
-        tier_counts counts;
+            const std::size_t parallel_reads;
+            std::mutex lock;
+            record_eviction<Eviction> ranks;
+            std::unordered_map<sha256_digest, std::shared_ptr<const std::vector<std::byte>>, name_hash> content;
+            tier_counts counts;
+        };
+        std::unique_ptr<held> held_;
     };
-    std::unique_ptr<held> held_;
-};
 
-template <eviction_policy Eviction>
-typename memory<Eviction>::state memory<Eviction>::open() const {
-    return state(*this);
-}
+    [[nodiscard]] state open() const { return state(*this); }
+};
 
 static_assert(tier_policy<memory<>>);
 
@@ -26393,13 +26014,7 @@ public:
 
     template <class Use>
     [[nodiscard]] result<bool> read(const sha256_digest& name, Use&& use) {
-        const auto given = read_run(std::span(&name, 1), [&](std::size_t, std::span<const std::byte> bytes) {
-            use(bytes);
-            return true;
-        });
-        if (!given)
-            return given.error();
-        return *given == 1;
+        return tier::read_one(*this, name, use);
     }
 
     /// Like read_run of a run tier; each record may be in either tier. Errors: the error of the tier that failed
