@@ -31,8 +31,10 @@ int main() {
 #elif defined(CONSUMER_HAS_THE_CACHE)
 
 #include <kvcache/cache.hpp>
+#if __has_include(<kvcache/eviction/lru.hpp>) // the single header has them all
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/locking/mutex.hpp>
+#endif
 
 #include <cstdlib>
 #include <cstring>
