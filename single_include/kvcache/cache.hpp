@@ -3617,6 +3617,7 @@ public:
     [[nodiscard]] std::size_t evictable() const noexcept { return evictable_; }
     /// Whether a page has a rank among those that may be evicted.
     [[nodiscard]] bool ranked(page_id page) const noexcept { return eviction_.ranked(page); }
+    [[nodiscard]] bool evictable(page_id page) const noexcept { return eviction_.evictable(page); }
 
     [[nodiscard]] auto& residual() noexcept { return residual_; }
     [[nodiscard]] const auto& residual() const noexcept { return residual_; }
@@ -3806,12 +3807,12 @@ private:
         }
     }
 
-    // Whether an indexed page can become evictable: it is ranked, or can be. Otherwise it is removed from the index.
+    // Whether an indexed page can become evictable: it is ranked, or can be. Otherwise it is removed from the index: a
+    // full page is ranked when it is published, so this one is partial, and therefore a leaf.
     [[nodiscard]] bool make_evictable(page_id page) noexcept {
         const bool ranked = detail::completes<std::bad_alloc>([&] { eviction_.rank(index_, page, 0); });
         if (!ranked)
-            remove_from_index(
-                page); // full pages are ranked when published, so this page is partial and therefore a leaf
+            remove_from_index(page);
         return ranked;
     }
 
@@ -3979,6 +3980,8 @@ template <class Pages>
         evictable += held[i] == 0;
         if (held[i] == 0 && !pages.ranked(page))
             return broken_page(page, "is evictable and can never be evicted");
+        if (pages.evictable(page) != (held[i] == 0 && pages.index().leaf(page)))
+            return broken_page(page, "is noted as evictable and is not, or the reverse");
         if (pages.index().run(page).empty() || pages.index().run(page).size() > page_tokens)
             return broken_page(page, "has a run that is not of a page");
         if (!pages.index().leaf(page) && pages.index().run(page).size() != page_tokens)
@@ -4791,11 +4794,6 @@ public:
         const lock_guard guard(lock_);
         const codec::residual_page* rows = pages_.residual().of(page);
         return rows != nullptr ? rows->bytes() : std::span<const std::byte>();
-    }
-    /// The pages that a reservation would take now. Cost: O(1).
-    [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options) const {
-        const lock_guard guard(lock_);
-        return sequences_.demand(to.state_in(*this), rows, options).pages;
     }
 
 private:

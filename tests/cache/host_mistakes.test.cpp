@@ -164,7 +164,7 @@ TEST_CASE("host mistake: a sequence or a match of another cache") {
     store(other, sequence, 20);
     const std::string rule = "a sequence is used with its own cache";
     CHECK(rule_broken_by([&] { (void)cache.reserve(sequence, 1); }) == rule);
-    CHECK(rule_broken_by([&] { (void)cache.core().pages_needed(sequence, 1, {}); }) == rule);
+    CHECK(rule_broken_by([&] { (void)sequence.state_in(cache.core()); }) == rule);
     auto found = kvcache_test::match_in(other, prompt(20));
     CHECK(rule_broken_by([&] { (void)kvcache_test::open_at(cache, std::move(found), {.first = 3, .count = 1}); }) ==
           rule);

@@ -14,6 +14,12 @@ using namespace kvcache_test;
 
 namespace {
 
+// The pages that a reservation would take now.
+template <class Cache>
+std::size_t needed_by(Cache& cache, typename Cache::sequence& to, std::size_t rows) {
+    return cache.core().sequences().demand(to.state_in(cache.core()), rows, {}).pages;
+}
+
 constexpr kv::page_shape small{1, 2, 16, 16};
 constexpr kv::cache_limits pages(std::size_t n) {
     return {n * sizeof(float) * 2 * 2 * 16 * 16};
@@ -40,7 +46,7 @@ TEST_CASE("a reservation takes the pages that were foretold, and is refused for 
         if (all.empty())
             continue;
         auto& one = all[draw(all.size())];
-        const std::size_t rows = draw(50), before = available(cache), needed = cache.core().pages_needed(one, rows, {});
+        const std::size_t rows = draw(50), before = available(cache), needed = needed_by(cache, one, rows);
         {
             auto lease = cache.reserve(one, rows);
             REQUIRE(bool(lease) == (needed <= before));
@@ -75,7 +81,7 @@ TEST_CASE("rows are reserved for a whole batch or for none of it") {
             batch.push_back({&each, draw(90)});
         const std::size_t needed =
             std::accumulate(batch.begin(), batch.end(), std::size_t{0}, [&](std::size_t sum, const auto& each) {
-                return sum + cache.core().pages_needed(*each.to, each.rows, {});
+                return sum + needed_by(cache, *each.to, each.rows);
             });
         const auto in_use = cache.stats().in_use, room = available(cache);
         auto leases = cache.reserve(batch);

@@ -357,11 +357,6 @@ public:
         const codec::residual_page* rows = pages_.residual().of(page);
         return rows != nullptr ? rows->bytes() : std::span<const std::byte>();
     }
-    /// The pages that a reservation would take now. Cost: O(1).
-    [[nodiscard]] std::size_t pages_needed(const sequence& to, std::size_t rows, reserve_options options) const {
-        const lock_guard guard(lock_);
-        return sequences_.demand(to.state_in(*this), rows, options).pages;
-    }
 
 private:
     // A cache without a lock does not call one.

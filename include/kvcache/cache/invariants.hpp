@@ -120,6 +120,8 @@ template <class Pages>
         evictable += held[i] == 0;
         if (held[i] == 0 && !pages.ranked(page))
             return broken_page(page, "is evictable and can never be evicted");
+        if (pages.evictable(page) != (held[i] == 0 && pages.index().leaf(page)))
+            return broken_page(page, "is noted as evictable and is not, or the reverse");
         if (pages.index().run(page).empty() || pages.index().run(page).size() > page_tokens)
             return broken_page(page, "has a run that is not of a page");
         if (!pages.index().leaf(page) && pages.index().run(page).size() != page_tokens)

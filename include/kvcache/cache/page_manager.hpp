@@ -189,6 +189,7 @@ public:
     [[nodiscard]] std::size_t evictable() const noexcept { return evictable_; }
     /// Whether a page has a rank among those that may be evicted.
     [[nodiscard]] bool ranked(page_id page) const noexcept { return eviction_.ranked(page); }
+    [[nodiscard]] bool evictable(page_id page) const noexcept { return eviction_.evictable(page); }
 
     [[nodiscard]] auto& residual() noexcept { return residual_; }
     [[nodiscard]] const auto& residual() const noexcept { return residual_; }
@@ -378,12 +379,12 @@ private:
         }
     }
 
-    // Whether an indexed page can become evictable: it is ranked, or can be. Otherwise it is removed from the index.
+    // Whether an indexed page can become evictable: it is ranked, or can be. Otherwise it is removed from the index: a
+    // full page is ranked when it is published, so this one is partial, and therefore a leaf.
     [[nodiscard]] bool make_evictable(page_id page) noexcept {
         const bool ranked = detail::completes<std::bad_alloc>([&] { eviction_.rank(index_, page, 0); });
         if (!ranked)
-            remove_from_index(
-                page); // full pages are ranked when published, so this page is partial and therefore a leaf
+            remove_from_index(page);
         return ranked;
     }
 
