@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/cache.hpp>
 #include <kvcache/observer/metrics.hpp>
 
 #include <limits>
 #include <string>
 
+#include "cache/model.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -43,4 +45,18 @@ TEST_CASE("metrics report what was counted") {
     CHECK(text.find("\nkvcache_tokens_found_total{model=\"small\"} 3\n") != std::string::npos);
     CHECK(text.find("\nkvcache_pages_evicted_total{model=\"small\"} 1\n") != std::string::npos);
     CHECK(text.find("\nkvcache_hit_ratio{model=\"small\"} 0.25\n") != std::string::npos);
+}
+
+TEST_CASE("a cache exports its counters and occupancy to Prometheus") {
+    constexpr kv::page_shape small{1, 1, 4, 16};
+    auto cache = kv::make_cache({small, {8 * kv::codec::f32{}.open(small).page_bytes()}}, kv::observer::metrics{});
+    auto sequence = cache.open();
+    kvcache_test::past known;
+    REQUIRE(kvcache_test::append(cache, sequence, known, kvcache_test::counted(0, 40)));
+    const std::string text = metrics_text(cache);
+    CHECK(text.find("\nkvcache_tokens_stored_total 40\n") != std::string::npos);
+    CHECK(text.find("\nkvcache_pages_published_total 2\n") != std::string::npos);
+    CHECK(text.find("\nkvcache_pages_in_use 3\n") != std::string::npos);
+    CHECK(text.find("\nkvcache_pages_free 5\n") != std::string::npos);
+    CHECK(text.ends_with("\nkvcache_sequences 1\n"));
 }

@@ -7,12 +7,12 @@
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/clock.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/observer/concept.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -99,10 +99,10 @@ public:
             pages_.hold(entry.page);
         for (const sequence_state::duplicate& duplicate : state.duplicates)
             pages_.hold(duplicate.page);
-        auto duplicate = state.duplicates.rbegin();
+        std::size_t left = state.duplicates.size();
         for (std::size_t entry = state.table.size(); entry-- > 0;) {
-            const bool has_duplicate = duplicate != state.duplicates.rend() && duplicate->entry == entry;
-            pages_.touch(has_duplicate ? (duplicate++)->page : state.table[entry].page);
+            const bool has_duplicate = left > 0 && state.duplicates[left - 1].entry == entry;
+            pages_.touch(has_duplicate ? state.duplicates[--left].page : state.table[entry].page);
         }
         state.previous = &ring_;
         state.next = std::exchange(ring_.next, &state);
@@ -233,9 +233,9 @@ public:
     /// rows of a page whose residual buffer was reused are released too. It cannot fail: all necessary memory was
     /// allocated with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.lease.began;
+        const double took = monotonic_seconds() - state.lease.began;
         if (state.lease.spliced.empty()) // otherwise some of the rows were not computed
-            pages_.measure(state.tokens.size(), tokens.size(), took.count());
+            pages_.measure(state.tokens.size(), tokens.size(), took);
         commit_unmeasured(state, tokens);
     }
 

@@ -3,12 +3,12 @@
 
 #include <kvcache/codec/residual_page.hpp>
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/clock.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/id.hpp>
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -158,7 +158,7 @@ struct lease_state {
     bool open = false;
     sequence_state** holder = nullptr; ///< Where the lease keeps its pointer to this; null once it has ended.
     std::size_t rows = 0;
-    std::chrono::steady_clock::time_point began = {};
+    double began = 0.0; ///< Of monotonic_seconds.
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
 
@@ -181,7 +181,7 @@ struct lease_state {
     void begin(std::size_t row_count, std::span<const page_entry> table, bool open_tail) noexcept {
         open = true;
         rows = row_count;
-        began = std::chrono::steady_clock::now();
+        began = monotonic_seconds();
         pages_before = table.size();
         tail_before = open_tail ? std::optional(table.back()) : std::nullopt;
     }
@@ -301,9 +301,10 @@ struct sequence_state {
 
     /// The page by which the index knows the content of an entry: its own, or its duplicate. Cost: O(duplicates).
     [[nodiscard]] page_id indexed(std::size_t entry) const noexcept {
-        const auto found =
-            std::find_if(duplicates.rbegin(), duplicates.rend(), [&](const duplicate& t) { return t.entry <= entry; });
-        return found != duplicates.rend() && found->entry == entry ? found->page : table[entry].page;
+        for (std::size_t i = duplicates.size(); i-- > 0 && duplicates[i].entry >= entry;)
+            if (duplicates[i].entry == entry)
+                return duplicates[i].page;
+        return table[entry].page;
     }
 
     /// Begins with the first `count` tokens and pages of another sequence. Requires: this one is empty.

@@ -129,13 +129,7 @@ struct learned_reuse {
         }
 
         void touch(slot_id slot) {
-            touches_.add(
-                slot,
-                [this](slot_id one) {
-                    queues_.prefetch(one);
-                    prefetch_to_write(entries_.data(), index_of(one));
-                },
-                [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
+            touches_.add(slot, queues_, entries_, [this](slot_id one) { use_again(one); });
         }
 
         void on_released(slot_id slot) {

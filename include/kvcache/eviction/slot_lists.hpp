@@ -313,16 +313,17 @@ private:
 /// Cost: O(1) each. 64 bytes.
 class touch_buffer {
 public:
-    /// Adds a touch. `fetch(slot)` prefetches a slot's own memory, `reach(slot)` reads it and prefetches the memory it
-    /// refers to. `apply(slot)` applies the oldest touch once the ring is full.
-    template <class Fetch, class Reach, class Apply>
-    void add(slot_id slot, Fetch&& fetch, Reach&& reach, Apply&& apply) {
+    /// Adds a touch of a slot of `lists` that has a record in `entries`. Prefetches the memory of both, and of the
+    /// slots beside it once half the ring is newer. `apply(slot)` applies the oldest touch once the ring is full.
+    template <class Entries, class Apply>
+    void add(slot_id slot, const slot_lists& lists, Entries& entries, Apply&& apply) {
         if (end_ - begin_ == ring_.size())
             apply(ring_[begin_++ % ring_.size()]);
-        fetch(slot);
+        lists.prefetch(slot);
+        prefetch_to_write(entries.data(), index_of(slot));
         ring_[end_++ % ring_.size()] = slot;
         if (end_ - begin_ > ring_.size() / 2)
-            reach(ring_[(end_ - 1 - ring_.size() / 2) % ring_.size()]);
+            lists.prefetch_neighbours(ring_[(end_ - 1 - ring_.size() / 2) % ring_.size()]);
     }
 
     /// Applies all waiting touches.

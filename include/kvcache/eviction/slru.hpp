@@ -47,13 +47,7 @@ struct slru {
         }
 
         void touch(slot_id slot) {
-            touches_.add(
-                slot,
-                [this](slot_id one) {
-                    queues_.prefetch(one);
-                    prefetch_to_write(entries_.data(), index_of(one));
-                },
-                [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { lift(one); });
+            touches_.add(slot, queues_, entries_, [this](slot_id one) { lift(one); });
         }
 
         void on_released(slot_id slot) {
