@@ -69,9 +69,10 @@ public:
             return kvcache::error{kvcache::error_code::out_of_range, "n",
                                   "n: at most " + std::to_string(most) + " answers can be had"};
         if (asked_->max_tokens && asked_->choices > 1 &&
-            prompt_.size() + asked_->choices * (*asked_->max_tokens + at_.with.page) > at_.room())
+            prompt_.size() + asked_->choices * (*asked_->max_tokens + at_.with.page) > at_.cache_tokens())
             return kvcache::error{kvcache::error_code::out_of_range, "n",
-                                  "n: there is room for " + std::to_string(at_.room()) + " tokens in all answers"};
+                                  "n: there is room for " + std::to_string(at_.cache_tokens()) +
+                                      " tokens in all answers"};
         if (!asked_->ignore_eos)
             ends.stop_tokens = at_.model.config().eos;
         for (std::size_t i = 0; i < asked_->choices; ++i)

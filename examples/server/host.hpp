@@ -95,15 +95,16 @@ public:
         return cache.open_tenant(kvcache::tenant_salt(std::move(salt)), std::numeric_limits<std::size_t>::max());
     }
 
-    /// Tokens that the pages have room for. Two pages are left for the copies of partial pages that a turn makes.
-    [[nodiscard]] std::size_t room() const {
+    /// Tokens that the pages hold. Two pages are left for the copies of partial pages that a turn makes.
+    [[nodiscard]] std::size_t cache_tokens() const {
         const std::size_t pages = cache.stats().pages;
         return (pages - std::min<std::size_t>(pages, 2)) * with.page;
     }
 
-    /// Maximum tokens of a prompt and its answer: what the model has positions for, and the pages room.
+    /// Maximum tokens of a prompt and its answer: what the model has positions for, and the pages hold.
     [[nodiscard]] std::size_t context() const {
-        return std::min({with.context == 0 ? model.max_positions() : with.context, model.max_positions(), room()});
+        return std::min(
+            {with.context == 0 ? model.max_positions() : with.context, model.max_positions(), cache_tokens()});
     }
 
     options with;

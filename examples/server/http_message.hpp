@@ -34,7 +34,7 @@ public:
     /// Frees the memory of the body, once it has been read.
     void release_body() const {
         message_->body() = std::string();
-        room = byte_budget::share();
+        body_share = byte_budget::share();
     }
     [[nodiscard]] bool http_1_0() const noexcept { return message_->version() < 11; }
     /// Whether it is a HEAD request, whose response has no body.
@@ -50,7 +50,7 @@ public:
     }
 
     connection& client;
-    mutable byte_budget::share room; ///< What the body takes of the memory for bodies.
+    mutable byte_budget::share body_share; ///< What the body takes of the memory for bodies.
 
 private:
     [[nodiscard]] static std::string path_of(const std::string& target) {

@@ -87,13 +87,13 @@ inline bool send(connection& client, const http_request* in, http_response& out,
 }
 
 // Takes the memory for a large body. Returns false if there is none left.
-inline bool make_room(const http_request& in, std::uint64_t bytes, const request_rules& with) {
+inline bool take_share(const http_request& in, std::uint64_t bytes, const request_rules& with) {
     if (bytes <= preparation::large)
         return true;
-    auto room = byte_budget::take(with.bodies, bytes);
-    if (room)
-        in.room = std::move(*room);
-    return room.has_value();
+    auto share = byte_budget::take(with.bodies, bytes);
+    if (share)
+        in.body_share = std::move(*share);
+    return share.has_value();
 }
 
 // Reads a request and answers it. Returns whether the connection can take another one.
@@ -107,7 +107,7 @@ inline bool serve_request(connection& client, const request_rules& with) {
     if (!fault) {
         const http_request in(parser.get(), client);
         auto refused = with.guard(in);
-        if (!refused && !make_room(in, parser.chunked() ? with.body_bytes : parser.content_length().value_or(0), with))
+        if (!refused && !take_share(in, parser.chunked() ? with.body_bytes : parser.content_length().value_or(0), with))
             refused = problem{503, "overloaded_error", "bodies", "too many large bodies are being received"};
         if (refused) {
             client.close_after_response();

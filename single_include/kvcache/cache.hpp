@@ -42,7 +42,6 @@
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
-#include <variant>
 #include <vector>
 
 // ---- kvcache/core/abi.hpp -----------------------------------------------------------------------------------------
@@ -332,36 +331,31 @@ class [[nodiscard]] result {
 public:
     using value_type = T;
 
-    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
-    result(kvcache::error reason) : held_(std::in_place_index<1>, std::move(reason)) {}
+    result(T value) : value_(std::in_place, std::move(value)) {}
+    result(kvcache::error reason) : reason_(std::move(reason)) {}
 
-    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
+    [[nodiscard]] bool has_value() const noexcept { return value_.has_value(); }
     [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
 
     /// Requires: has_value().
-    [[nodiscard]] T& operator*() & { return value(); }
-    [[nodiscard]] const T& operator*() const& { return value(); }
-    [[nodiscard]] T&& operator*() && { return std::move(value()); }
-    [[nodiscard]] T* operator->() { return &value(); }
-    [[nodiscard]] const T* operator->() const { return &value(); }
+    [[nodiscard]] T& operator*() & { return require(has_value(), no_value), *value_; }
+    [[nodiscard]] const T& operator*() const& { return require(has_value(), no_value), *value_; }
+    [[nodiscard]] T&& operator*() && { return require(has_value(), no_value), *std::move(value_); }
+    [[nodiscard]] T* operator->() { return &**this; }
+    [[nodiscard]] const T* operator->() const { return &**this; }
 
     /// Requires: !has_value().
     [[nodiscard]] const kvcache::error& error() const {
         require(!has_value(), "a result is asked for its error only when it has no value");
-        return *std::get_if<1>(&held_);
+        return *reason_;
     }
 
 private:
-    [[nodiscard]] T& value() {
-        require(has_value(), "a result is read only when it has a value");
-        return *std::get_if<0>(&held_);
-    }
-    [[nodiscard]] const T& value() const {
-        require(has_value(), "a result is read only when it has a value");
-        return *std::get_if<0>(&held_);
-    }
+    static constexpr const char* no_value = "a result is read only when it has a value";
 
-    std::variant<T, kvcache::error> held_;
+    // One of the two. A std::variant takes a tenth more time to compile.
+    std::optional<T> value_;
+    std::optional<kvcache::error> reason_;
 };
 
 /// Success, or the error that prevented it.
@@ -1689,6 +1683,29 @@ struct sequence_pages {
 
 }} // namespace kvcache
 
+// ---- kvcache/core/clock.hpp ---------------------------------------------------------------------------------------
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <ctime> // <chrono> is a tenth of what an empty file with a cache compiles
+#else
+#include <chrono>
+#endif
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Seconds since some moment, by a clock that is never set back.
+[[nodiscard]] inline double monotonic_seconds() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+    std::timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+#else
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+#endif
+}
+
+}} // namespace kvcache
+
 // ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -1831,7 +1848,7 @@ struct lease_state {
     bool open = false;
     sequence_state** holder = nullptr; ///< Where the lease keeps its pointer to this; null once it has ended.
     std::size_t rows = 0;
-    std::chrono::steady_clock::time_point began = {};
+    double began = 0.0; ///< Of monotonic_seconds.
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
 
@@ -1854,7 +1871,7 @@ struct lease_state {
     void begin(std::size_t row_count, std::span<const page_entry> table, bool open_tail) noexcept {
         open = true;
         rows = row_count;
-        began = std::chrono::steady_clock::now();
+        began = monotonic_seconds();
         pages_before = table.size();
         tail_before = open_tail ? std::optional(table.back()) : std::nullopt;
     }
@@ -1974,9 +1991,10 @@ struct sequence_state {
 
     /// The page by which the index knows the content of an entry: its own, or its duplicate. Cost: O(duplicates).
     [[nodiscard]] page_id indexed(std::size_t entry) const noexcept {
-        const auto found =
-            std::find_if(duplicates.rbegin(), duplicates.rend(), [&](const duplicate& t) { return t.entry <= entry; });
-        return found != duplicates.rend() && found->entry == entry ? found->page : table[entry].page;
+        for (std::size_t i = duplicates.size(); i-- > 0 && duplicates[i].entry >= entry;)
+            if (duplicates[i].entry == entry)
+                return duplicates[i].page;
+        return table[entry].page;
     }
 
     /// Begins with the first `count` tokens and pages of another sequence. Requires: this one is empty.
@@ -2815,8 +2833,8 @@ concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newco
 
 /// A policy that selects the entry to evict when space is needed.
 template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
-    p.open(room);
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity capacity) {
+    p.open(capacity);
 } && eviction_state<opened_by<P, eviction_capacity>>;
 
 /// Announces a new entry before space is made for it.
@@ -2863,7 +2881,8 @@ template <eviction_state S>
 class checked_eviction {
 public:
     template <eviction_policy P>
-    checked_eviction(const P& policy, eviction_capacity room) : state_(policy.open(room)), present_(room.slots) {}
+    checked_eviction(const P& policy, eviction_capacity capacity)
+        : state_(policy.open(capacity)), present_(capacity.slots) {}
 
     void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(state_, newcomer); }
 
@@ -2922,11 +2941,11 @@ using checked_eviction = S;
 
 /// Opens a policy whose callers are checked, in builds with contract checks.
 template <eviction_policy P>
-[[nodiscard]] auto open_checked(const P& policy, eviction_capacity room) {
+[[nodiscard]] auto open_checked(const P& policy, eviction_capacity capacity) {
 #if KVCACHE_CONTRACTS
-    return checked_eviction<opened_by<P, eviction_capacity>>(policy, room);
+    return checked_eviction<opened_by<P, eviction_capacity>>(policy, capacity);
 #else
-    return policy.open(room);
+    return policy.open(capacity);
 #endif
 }
 
@@ -4079,10 +4098,10 @@ public:
             pages_.hold(entry.page);
         for (const sequence_state::duplicate& duplicate : state.duplicates)
             pages_.hold(duplicate.page);
-        auto duplicate = state.duplicates.rbegin();
+        std::size_t left = state.duplicates.size();
         for (std::size_t entry = state.table.size(); entry-- > 0;) {
-            const bool has_duplicate = duplicate != state.duplicates.rend() && duplicate->entry == entry;
-            pages_.touch(has_duplicate ? (duplicate++)->page : state.table[entry].page);
+            const bool has_duplicate = left > 0 && state.duplicates[left - 1].entry == entry;
+            pages_.touch(has_duplicate ? state.duplicates[--left].page : state.table[entry].page);
         }
         state.previous = &ring_;
         state.next = std::exchange(ring_.next, &state);
@@ -4213,9 +4232,9 @@ public:
     /// rows of a page whose residual buffer was reused are released too. It cannot fail: all necessary memory was
     /// allocated with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.lease.began;
+        const double took = monotonic_seconds() - state.lease.began;
         if (state.lease.spliced.empty()) // otherwise some of the rows were not computed
-            pages_.measure(state.tokens.size(), tokens.size(), took.count());
+            pages_.measure(state.tokens.size(), tokens.size(), took);
         commit_unmeasured(state, tokens);
     }
 
@@ -5442,16 +5461,17 @@ private:
 /// Cost: O(1) each. 64 bytes.
 class touch_buffer {
 public:
-    /// Adds a touch. `fetch(slot)` prefetches a slot's own memory, `reach(slot)` reads it and prefetches the memory it
-    /// refers to. `apply(slot)` applies the oldest touch once the ring is full.
-    template <class Fetch, class Reach, class Apply>
-    void add(slot_id slot, Fetch&& fetch, Reach&& reach, Apply&& apply) {
+    /// Adds a touch of a slot of `lists` that has a record in `entries`. Prefetches the memory of both, and of the
+    /// slots next to it once half the ring is newer. `apply(slot)` applies the oldest touch once the ring is full.
+    template <class Entries, class Apply>
+    void add(slot_id slot, const slot_lists& lists, Entries& entries, Apply&& apply) {
         if (end_ - begin_ == ring_.size())
             apply(ring_[begin_++ % ring_.size()]);
-        fetch(slot);
+        lists.prefetch(slot);
+        prefetch_to_write(entries.data(), index_of(slot));
         ring_[end_++ % ring_.size()] = slot;
         if (end_ - begin_ > ring_.size() / 2)
-            reach(ring_[(end_ - 1 - ring_.size() / 2) % ring_.size()]);
+            lists.prefetch_neighbours(ring_[(end_ - 1 - ring_.size() / 2) % ring_.size()]);
     }
 
     /// Applies all waiting touches.
@@ -5567,11 +5587,11 @@ struct learned_reuse {
     /// ghost, 5 KB.
     class state {
     public:
-        state(const learned_reuse& policy, eviction_capacity room)
-            : queues_(room.slots, classes),
-              entries_(room.slots),
-              ghosts_(room.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
-              period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
+        state(const learned_reuse& policy, eviction_capacity capacity)
+            : queues_(capacity.slots, classes),
+              entries_(capacity.slots),
+              ghosts_(capacity.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
+              period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(capacity.slots, 2000, 1u << 24))) {}
 
         void admit(slot_id slot, const eviction_entry& newcomer) {
             apply_touches();
@@ -5586,13 +5606,7 @@ struct learned_reuse {
         }
 
         void touch(slot_id slot) {
-            touches_.add(
-                slot,
-                [this](slot_id one) {
-                    queues_.prefetch(one);
-                    prefetch_to_write(entries_.data(), index_of(one));
-                },
-                [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
+            touches_.add(slot, queues_, entries_, [this](slot_id one) { use_again(one); });
         }
 
         void on_released(slot_id slot) {
@@ -5704,7 +5718,7 @@ struct learned_reuse {
         std::uint32_t next_ = 2000;
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<learned_reuse>);
@@ -6802,12 +6816,12 @@ struct arc {
     /// ghost, at most two ghosts a slot.
     class state {
     public:
-        state(const arc& policy, eviction_capacity room)
-            : queues_(room.slots, 2),
-              entries_(room.slots),
-              places_(room.slots),
-              ghosts_{ghost_list(room.slots, room.bytes), ghost_list(room.slots, room.bytes)},
-              room_(room.bytes),
+        state(const arc& policy, eviction_capacity capacity)
+            : queues_(capacity.slots, 2),
+              entries_(capacity.slots),
+              places_(capacity.slots),
+              ghosts_{ghost_list(capacity.slots, capacity.bytes), ghost_list(capacity.slots, capacity.bytes)},
+              capacity_(capacity.bytes),
               step_(policy.step) {}
 
         void on_miss(const eviction_entry& newcomer) {
@@ -6820,7 +6834,7 @@ struct arc {
             if (ghosts_[once].take(newcomer.key)) {
                 returns_ = once;
                 target_ = std::min(target_ + least * std::max(of_again / std::max(of_once, 1.0), 1.0),
-                                   static_cast<double>(room_));
+                                   static_cast<double>(capacity_));
             } else if (ghosts_[again].take(newcomer.key)) {
                 returns_ = again;
                 target_ = std::max(target_ - least * std::max(of_once / std::max(of_again, 1.0), 1.0), 0.0);
@@ -6854,7 +6868,8 @@ struct arc {
                 if (first_is_full()) {
                     if (ghosts_[once].size() > 0)
                         ghosts_[once].pop();
-                } else if (bytes_[once] + bytes_[again] + ghosts_[once].bytes() + ghosts_[again].bytes() >= 2 * room_) {
+                } else if (bytes_[once] + bytes_[again] + ghosts_[once].bytes() + ghosts_[again].bytes() >=
+                           2 * capacity_) {
                     if (ghosts_[again].size() > 0)
                         ghosts_[again].pop();
                 }
@@ -6885,7 +6900,7 @@ struct arc {
 
         // Whether the first list, its ghosts and the new entry exceed the capacity.
         [[nodiscard]] bool first_is_full() const {
-            return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > room_;
+            return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > capacity_;
         }
         [[nodiscard]] bool all_are_once() const {
             return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
@@ -6902,7 +6917,7 @@ struct arc {
         std::vector<std::uint8_t> places_;
         ghost_list ghosts_[2];
         std::size_t bytes_[2] = {};
-        std::size_t room_;
+        std::size_t capacity_;
         std::size_t step_;
         double target_ = 0.0; // target size of the first list, in bytes
         std::optional<std::uint64_t> missed_;
@@ -6910,7 +6925,7 @@ struct arc {
         std::uint8_t returns_ = nowhere; // the list whose ghost the missed entry was
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<arc>);
@@ -6984,7 +6999,7 @@ struct clock {
         std::uint8_t most_;
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room.slots}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity.slots}; }
 };
 
 static_assert(eviction_policy<clock>);
@@ -7240,7 +7255,7 @@ struct cost_aware {
     };
 
     using state = greedy_dual<worth>;
-    [[nodiscard]] state open(eviction_capacity room) const { return state(room.slots); }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state(capacity.slots); }
 };
 
 static_assert(eviction_policy<cost_aware>);
@@ -7280,7 +7295,7 @@ struct lru {
         slot_lists queue_;
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{capacity.slots}; }
 };
 
 static_assert(eviction_policy<lru>);
@@ -7320,18 +7335,18 @@ struct expiring {
     std::chrono::milliseconds time_to_live = std::chrono::minutes(5); ///< As public prompt caches do; below 2^31 ms.
     Clock clock = {};
     class state;
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 /// Cost: that of Inner, plus O(1) each. Inner's bytes a slot, plus 12.
 template <eviction_policy Inner, millisecond_clock Clock>
 class expiring<Inner, Clock>::state {
 public:
-    state(const expiring& policy, eviction_capacity room)
-        : inner_(policy.inner.open(room)),
+    state(const expiring& policy, eviction_capacity capacity)
+        : inner_(policy.inner.open(capacity)),
           clock_(policy.clock),
-          queue_(room.slots, 1),
-          times_(room.slots),
+          queue_(capacity.slots, 1),
+          times_(capacity.slots),
           lifetime_(static_cast<std::uint32_t>(policy.time_to_live.count())) {
         require(policy.time_to_live.count() >= 0 && policy.time_to_live.count() < std::int64_t{1} << 31,
                 "a time to live is from 0 to 2^31 - 1 milliseconds");
@@ -7450,7 +7465,7 @@ struct fifo {
         std::vector<std::uint8_t> settled_; // whether it was released once
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{capacity.slots}; }
 };
 
 static_assert(eviction_policy<fifo>);
@@ -7497,7 +7512,7 @@ struct gdsf {
     };
 
     using state = greedy_dual<worth>;
-    [[nodiscard]] state open(eviction_capacity room) const { return state(room.slots); }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state(capacity.slots); }
 };
 
 static_assert(eviction_policy<gdsf>);
@@ -7589,7 +7604,7 @@ struct lfu {
         std::uint64_t filled_[4] = {}; // one bit per list
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room.slots}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity.slots}; }
 };
 
 static_assert(eviction_policy<lfu>);
@@ -7744,12 +7759,12 @@ struct lhd {
     /// 32 bytes a slot, plus 50 KB.
     class state {
     public:
-        state(const lhd& policy, eviction_capacity room)
-            : entries_(room.slots),
-              places_(room.slots, nowhere),
-              sampled_(room.slots),
-              densities_(room.slots),
-              explorer_budget_(static_cast<double>(room.bytes) * 0.01), // the paper's
+        state(const lhd& policy, eviction_capacity capacity)
+            : entries_(capacity.slots),
+              places_(capacity.slots, nowhere),
+              sampled_(capacity.slots),
+              densities_(capacity.slots),
+              explorer_budget_(static_cast<double>(capacity.bytes) * 0.01), // the paper's
               random_(policy.seed) {}
 
         void admit(slot_id slot, const eviction_entry& newcomer) {
@@ -7900,7 +7915,7 @@ struct lhd {
         std::uint32_t present_ = 0; // including entries with children
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<lhd>);
@@ -7934,18 +7949,19 @@ struct lirs {
     /// ghost, at most one ghost a slot.
     class state {
     public:
-        state(const lirs& policy, eviction_capacity room)
-            : queues_(room.slots, 2),
-              entries_(room.slots),
-              times_(room.slots),
-              marks_(room.slots),
-              ghosts_(room.slots + 1, 2 * room.bytes, ghost_list::marks::kept),
-              first_recent_(slot_id{static_cast<std::uint32_t>(room.slots)}),
-              room_(room.bytes),
-              passing_share_(std::min(
-                  room.bytes, std::max<std::size_t>(1, static_cast<std::size_t>(policy.passing_fraction *
-                                                                                static_cast<double>(room.bytes))))),
-              kept_share_(room.bytes - passing_share_),
+        state(const lirs& policy, eviction_capacity capacity)
+            : queues_(capacity.slots, 2),
+              entries_(capacity.slots),
+              times_(capacity.slots),
+              marks_(capacity.slots),
+              ghosts_(capacity.slots + 1, 2 * capacity.bytes, ghost_list::marks::kept),
+              first_recent_(slot_id{static_cast<std::uint32_t>(capacity.slots)}),
+              capacity_(capacity.bytes),
+              passing_share_(
+                  std::min(capacity.bytes,
+                           std::max<std::size_t>(1, static_cast<std::size_t>(policy.passing_fraction *
+                                                                             static_cast<double>(capacity.bytes))))),
+              kept_share_(capacity.bytes - passing_share_),
               eager_(policy.eager_demotion) {}
 
         void on_miss(const eviction_entry& newcomer) {
@@ -8129,7 +8145,7 @@ struct lirs {
         }
 
         void forget_beyond_the_limit() {
-            while (ghosts_.size() > 0 && bytes_[kept] + recent_bytes_ + ghosts_.bytes() > 2 * room_)
+            while (ghosts_.size() > 0 && bytes_[kept] + recent_bytes_ + ghosts_.bytes() > 2 * capacity_)
                 ghosts_.pop();
         }
 
@@ -8139,7 +8155,7 @@ struct lirs {
         std::vector<std::uint8_t> marks_;
         ghost_list ghosts_;    // marked with the time of their last use
         slot_id first_recent_; // oldest passing entry that may be recent
-        std::size_t room_;
+        std::size_t capacity_;
         std::size_t passing_share_;
         std::size_t kept_share_;
         bool eager_;
@@ -8152,7 +8168,7 @@ struct lirs {
         bool returns_ = false; // the missed entry had a ghost
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<lirs>);
@@ -8230,18 +8246,18 @@ struct prioritised {
     Rule rule = {};
     std::uint32_t levels = 2; ///< 1 to 255; higher results of the rule count as the highest level.
     class state;
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 /// Cost: that of Inner, O(levels) for a victim. Inner's bytes a slot for each level, plus one.
 template <eviction_policy Inner, priority_rule Rule>
 class prioritised<Inner, Rule>::state {
 public:
-    state(const prioritised& policy, eviction_capacity room) : rule_(policy.rule), levels_(room.slots) {
+    state(const prioritised& policy, eviction_capacity capacity) : rule_(policy.rule), levels_(capacity.slots) {
         require(policy.levels >= 1 && policy.levels <= 255, "there are 1 to 255 levels of priority");
         inner_.reserve(policy.levels);
         for (std::uint32_t level = 0; level < policy.levels; ++level)
-            inner_.push_back(policy.inner.open(room));
+            inner_.push_back(policy.inner.open(capacity));
     }
 
     void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(inner_[level_of(newcomer)], newcomer); }
@@ -8308,13 +8324,13 @@ struct s3_fifo {
     /// ghost, at most `ghost_fraction` ghosts a slot.
     class state {
     public:
-        state(const s3_fifo& policy, eviction_capacity room)
-            : queues_(room.slots, 2),
-              entries_(room.slots),
-              marks_(room.slots),
-              ghosts_(share(room.slots, policy.ghost_fraction) + 1, room.bytes),
-              ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
-              main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
+        state(const s3_fifo& policy, eviction_capacity capacity)
+            : queues_(capacity.slots, 2),
+              entries_(capacity.slots),
+              marks_(capacity.slots),
+              ghosts_(share(capacity.slots, policy.ghost_fraction) + 1, capacity.bytes),
+              ghost_bytes_(share(capacity.bytes, policy.ghost_fraction)),
+              main_bytes_(capacity.bytes - std::min(capacity.bytes, share(capacity.bytes, policy.small_fraction))),
               threshold_(policy.threshold) {
             require(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
         }
@@ -8436,7 +8452,7 @@ struct s3_fifo {
         bool returns_ = false; // the missed entry had a ghost
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<s3_fifo>);
@@ -8513,7 +8529,7 @@ struct sieve {
         slot_id hand_; // past the front: restarts at the oldest
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{capacity.slots}; }
 };
 
 static_assert(eviction_policy<sieve>);
@@ -8541,11 +8557,11 @@ struct slru {
     /// Cost: O(segments) each; victim amortized, while a fixed fraction of the entries is evictable. 16 bytes a slot.
     class state {
     public:
-        state(const slru& policy, eviction_capacity room)
-            : queues_(room.slots, policy.segments),
-              entries_(room.slots),
+        state(const slru& policy, eviction_capacity capacity)
+            : queues_(capacity.slots, policy.segments),
+              entries_(capacity.slots),
               filled_(policy.segments),
-              share_(room.bytes / policy.segments) {
+              share_(capacity.bytes / policy.segments) {
             require(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
         }
 
@@ -8561,13 +8577,7 @@ struct slru {
         }
 
         void touch(slot_id slot) {
-            touches_.add(
-                slot,
-                [this](slot_id one) {
-                    queues_.prefetch(one);
-                    prefetch_to_write(entries_.data(), index_of(one));
-                },
-                [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { lift(one); });
+            touches_.add(slot, queues_, entries_, [this](slot_id one) { lift(one); });
         }
 
         void on_released(slot_id slot) {
@@ -8653,7 +8663,7 @@ struct slru {
         bool let_down_ = false;           // by the last touch, into the lowest
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<slru>);
@@ -8744,7 +8754,7 @@ struct tail_safe_lru {
         std::size_t losable_; // entries at the end of a conversation
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room.slots}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity.slots}; }
 };
 
 static_assert(eviction_policy<tail_safe_lru>);
@@ -8852,17 +8862,17 @@ struct w_tiny_lfu {
     /// 22 and the sketch.
     class state {
     public:
-        state(const w_tiny_lfu& policy, eviction_capacity room)
-            : queues_(room.slots, 3),
-              keys_(room.slots),
-              sizes_(room.slots),
-              places_(room.slots),
-              sketch_(room.slots),
-              room_(room.bytes),
-              window_share_(static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.window)),
-              step_(static_cast<double>(room.bytes) / 16),
-              period_(policy.adaptive ? std::max<std::size_t>(10 * room.slots, 40) : 0),
-              grain_(std::bit_width(room.bytes) > 32 ? static_cast<int>(std::bit_width(room.bytes)) - 32 : 0) {}
+        state(const w_tiny_lfu& policy, eviction_capacity capacity)
+            : queues_(capacity.slots, 3),
+              keys_(capacity.slots),
+              sizes_(capacity.slots),
+              places_(capacity.slots),
+              sketch_(capacity.slots),
+              capacity_(capacity.bytes),
+              window_share_(static_cast<std::size_t>(static_cast<double>(capacity.bytes) * policy.window)),
+              step_(static_cast<double>(capacity.bytes) / 16),
+              period_(policy.adaptive ? std::max<std::size_t>(10 * capacity.slots, 40) : 0),
+              grain_(std::bit_width(capacity.bytes) > 32 ? static_cast<int>(std::bit_width(capacity.bytes)) - 32 : 0) {}
 
         void on_miss(const eviction_entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
 
@@ -8881,7 +8891,7 @@ struct w_tiny_lfu {
             } else {
                 erase(slot);
                 insert(slot, guarded);
-                while (bytes_[guarded] > (room_ - window_share_) / 5 * 4) {
+                while (bytes_[guarded] > (capacity_ - window_share_) / 5 * 4) {
                     const slot_id oldest = queues_.back(guarded);
                     erase(oldest);
                     insert(oldest, probation);
@@ -8906,7 +8916,7 @@ struct w_tiny_lfu {
                 const auto candidate = queues_.oldest(window, is_evictable, patience);
                 if (!candidate)
                     break;
-                if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
+                if (bytes_[probation] + bytes_[guarded] + size(*candidate) > capacity_ - window_share_) {
                     const auto other = oldest_of_main(is_evictable, patience);
                     if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
                         return candidate;
@@ -8959,9 +8969,9 @@ struct w_tiny_lfu {
             if (change < 0)
                 step_ = -step_;
             const double bytes =
-                std::clamp(static_cast<double>(window_share_) + step_, 0.0, 0.8 * static_cast<double>(room_));
+                std::clamp(static_cast<double>(window_share_) + step_, 0.0, 0.8 * static_cast<double>(capacity_));
             window_share_ = static_cast<std::size_t>(bytes);
-            const double whole = static_cast<double>(room_) / 16;
+            const double whole = static_cast<double>(capacity_) / 16;
             step_ = change >= 0.05 || change <= -0.05 ? (step_ < 0 ? -whole : whole) : 0.98 * step_;
             last_rate_ = rate;
             uses_ = hits_ = 0;
@@ -8972,7 +8982,7 @@ struct w_tiny_lfu {
         std::vector<std::uint32_t> sizes_; // in grains
         std::vector<std::uint8_t> places_;
         frequency_sketch sketch_;
-        std::size_t room_;
+        std::size_t capacity_;
         std::size_t window_share_;
         double step_; // change of the window's share, in bytes
         std::size_t period_;
@@ -8983,7 +8993,7 @@ struct w_tiny_lfu {
         double last_rate_ = 0.0;
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<w_tiny_lfu>);
@@ -9663,6 +9673,27 @@ private:
     std::string labels_;
     std::string text_;
 };
+
+/// All Prometheus metrics of a cache with the observer `metrics` below: event counts and current occupancy. Thread-safe
+/// if the cache has a mutex.
+template <class Cache>
+[[nodiscard]] std::string metrics_text(const Cache& cache) {
+    exposition::labels labels;
+    std::string text;
+    cache.with_observer([&](const auto& observer) {
+        labels = observer.labels();
+        text = observer.text();
+    });
+    const auto now = cache.stats();
+    exposition to(labels);
+    to.gauge("kvcache_pages", "Pages that fit the budget.", now.pages);
+    to.gauge("kvcache_pages_free", "Pages never used, or given back.", now.free);
+    to.gauge("kvcache_pages_in_use", "Pages referenced by live sequences.", now.in_use);
+    to.gauge("kvcache_pages_evictable", "Unreferenced pages, cached for the next match.", now.evictable);
+    to.gauge("kvcache_page_bytes", "Bytes of a page.", now.page_bytes);
+    to.gauge("kvcache_sequences", "Live sequences and matches.", now.sequences);
+    return text + to.text();
+}
 
 /// Counts events like `counting` and reports them in Prometheus' text format. `cache/metrics_text.hpp` adds the fill
 /// level of the cache.

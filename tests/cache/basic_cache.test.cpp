@@ -66,7 +66,9 @@ struct forgetful_eviction {
         void erase(kv::slot_id slot) { inner.erase(slot); }
         [[nodiscard]] std::optional<kv::slot_id> victim(const auto& is_evictable) { return inner.victim(is_evictable); }
     };
-    [[nodiscard]] state open(kv::eviction_capacity room) const { return {kv::eviction::lru{}.open(room), every}; }
+    [[nodiscard]] state open(kv::eviction_capacity capacity) const {
+        return {kv::eviction::lru{}.open(capacity), every};
+    }
 };
 static_assert(kv::eviction_policy<forgetful_eviction>);
 

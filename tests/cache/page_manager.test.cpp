@@ -36,7 +36,9 @@ struct noting {
         }
         [[nodiscard]] std::optional<kv::slot_id> victim(const auto& is_evictable) { return inner.victim(is_evictable); }
     };
-    [[nodiscard]] state open(kv::eviction_capacity room) const { return {kv::eviction::lru{}.open(room), ranked}; }
+    [[nodiscard]] state open(kv::eviction_capacity capacity) const {
+        return {kv::eviction::lru{}.open(capacity), ranked};
+    }
 };
 
 } // namespace

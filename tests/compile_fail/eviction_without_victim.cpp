@@ -12,6 +12,6 @@ struct mine {
         std::optional<kvcache::slot_id> victim(const auto& is_evictable);
 #endif
     };
-    state open(kvcache::eviction_capacity room) const;
+    state open(kvcache::eviction_capacity capacity) const;
 };
 static_assert(kvcache::eviction_policy<mine>);

@@ -24,7 +24,7 @@ struct most_recent {
             return newest;
         }
     };
-    [[nodiscard]] state open(kvcache::eviction_capacity room) const { return {{room.slots, 1}}; }
+    [[nodiscard]] state open(kvcache::eviction_capacity capacity) const { return {{capacity.slots, 1}}; }
 };
 
 /// FNV-1a over the tokens, one for each half of a name.

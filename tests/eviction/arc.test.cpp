@@ -9,7 +9,7 @@ namespace {
 
 // The paper's cases I to IV, in bytes.
 struct plain_arc {
-    double room;
+    double capacity;
     std::size_t slots; // also the maximum number of ghosts of each list
     queue once = {}, again = {};
     ghosts once_left = {}, again_left = {};
@@ -29,7 +29,7 @@ struct plain_arc {
         to_come = static_cast<double>(newcomer.bytes);
         returns = once_left.take(newcomer.key) ? 1 : again_left.take(newcomer.key) ? 2 : 0;
         if (returns == 1)
-            target = std::min(room, target + to_come * std::max(two / one, 1.0));
+            target = std::min(capacity, target + to_come * std::max(two / one, 1.0));
         if (returns == 2)
             target = std::max(0.0, target - to_come * std::max(one / two, 1.0));
     }
@@ -47,7 +47,9 @@ struct plain_arc {
         once.remove(slot);
         again.remove(slot);
     }
-    [[nodiscard]] bool full() const { return bytes(once) + static_cast<double>(once_left.bytes()) + to_come > room; }
+    [[nodiscard]] bool full() const {
+        return bytes(once) + static_cast<double>(once_left.bytes()) + to_come > capacity;
+    }
     void evict(kv::slot_id slot) {
         bool remembered = true;
         if (returns == 0 && full()) {
@@ -57,7 +59,7 @@ struct plain_arc {
                 remembered = !in(once, slot);
         } else if (returns == 0) {
             const double all = bytes(once) + bytes(again) + static_cast<double>(once_left.bytes() + again_left.bytes());
-            if (all >= 2 * room && !again_left.keys.empty())
+            if (all >= 2 * capacity && !again_left.keys.empty())
                 again_left.keys.pop_back();
         }
         auto& left = (in(once, slot) ? once_left : again_left).keys;
@@ -80,8 +82,8 @@ struct plain_arc {
 } // namespace
 
 TEST_CASE("arc is two lists, their ghosts and a target") {
-    same_victims(kv::eviction::arc{}, [](kv::eviction_capacity room) {
-        return plain_arc{static_cast<double>(room.bytes), room.slots};
+    same_victims(kv::eviction::arc{}, [](kv::eviction_capacity capacity) {
+        return plain_arc{static_cast<double>(capacity.bytes), capacity.slots};
     });
     says_what_a_caller_does_wrong(kv::eviction::arc{});
 }

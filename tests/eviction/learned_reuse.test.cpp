@@ -261,11 +261,11 @@ TEST_CASE("before it has learned, learned_reuse is lru") {
 
 TEST_CASE("one history of learned_reuse, one victim") {
     same_victims(kv::eviction::learned_reuse{},
-                 [](kv::eviction_capacity room) { return kv::eviction::learned_reuse{}.open(room); });
+                 [](kv::eviction_capacity capacity) { return kv::eviction::learned_reuse{}.open(capacity); });
 }
 
 TEST_CASE("after it has learned, learned_reuse has the victims of its rule in plain code") {
-    const auto plain = [](kv::eviction_capacity room) { return plain_learned_reuse(room.slots); };
+    const auto plain = [](kv::eviction_capacity capacity) { return plain_learned_reuse(capacity.slots); };
     same_victims(kv::eviction::learned_reuse{}, plain, {.seeds = 10, .rounds = 20'000});
     same_victims(kv::eviction::learned_reuse{}, plain, {.seeds = 4, .rounds = 20'000, .slots = 60, .children = true});
 }

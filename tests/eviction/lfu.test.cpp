@@ -49,7 +49,7 @@ struct plain_lfu {
 TEST_CASE("lfu is a list for each count, and remembers as many entries as configured") {
     same_victims(kv::eviction::lfu{}, [](kv::eviction_capacity) { return plain_lfu{0}; });
     same_victims(kv::eviction::lfu{.history = 1.5},
-                 [](kv::eviction_capacity room) { return plain_lfu{room.slots * 3 / 2}; });
+                 [](kv::eviction_capacity capacity) { return plain_lfu{capacity.slots * 3 / 2}; });
     says_what_a_caller_does_wrong(kv::eviction::lfu{});
 }
 

@@ -73,11 +73,12 @@ struct plain_lhd {
     };
     using row = std::vector<float>; // by age
 
-    plain_lhd(kv::eviction_capacity room, std::uint64_t seed)
-        : ages(std::clamp<std::size_t>(room.slots / 32, 256, 4096)),
-          period(std::clamp<std::uint32_t>(static_cast<std::uint32_t>(std::bit_ceil(room.slots)) * 16, 1024, 1 << 20)),
-          step(step_for(room.slots)),
-          budget(static_cast<double>(room.bytes) * 0.01),
+    plain_lhd(kv::eviction_capacity capacity, std::uint64_t seed)
+        : ages(std::clamp<std::size_t>(capacity.slots / 32, 256, 4096)),
+          period(
+              std::clamp<std::uint32_t>(static_cast<std::uint32_t>(std::bit_ceil(capacity.slots)) * 16, 1024, 1 << 20)),
+          step(step_for(capacity.slots)),
+          budget(static_cast<double>(capacity.bytes) * 0.01),
           random_state(seed),
           hits(classes, row(ages)),
           evictions(classes, row(ages)),
@@ -258,7 +259,7 @@ TEST_CASE("of equal entries, lhd evicts the largest") {
 TEST_CASE("one seed of lhd, one victim") {
     for (std::uint64_t seed = 0; seed < 3; ++seed)
         same_victims(kv::eviction::lhd{.seed = seed},
-                     [&](kv::eviction_capacity room) { return kv::eviction::lhd{.seed = seed}.open(room); });
+                     [&](kv::eviction_capacity capacity) { return kv::eviction::lhd{.seed = seed}.open(capacity); });
 }
 
 TEST_CASE("lhd finds the one that may leave among many") {
@@ -319,7 +320,7 @@ TEST_CASE("what others continue is not drawn, and is again when they have left")
 }
 
 TEST_CASE("lhd has the victims of its rule in plain code, also after it learned") {
-    const auto plain = [](kv::eviction_capacity room) { return plain_lhd(room, 1); };
+    const auto plain = [](kv::eviction_capacity capacity) { return plain_lhd(capacity, 1); };
     same_victims(kv::eviction::lhd{}, plain, {.children = true});
     INFO("64 slots: steps of ages change, and samples are larger after 50 rounds");
     same_victims(kv::eviction::lhd{}, plain, {.seeds = 2, .rounds = 120'000, .slots = 64, .children = true});

@@ -144,11 +144,11 @@ struct plain_lirs {
 
 TEST_CASE("lirs is a stack that is pruned from below") {
     for (const double fraction : {0.01, 0.3, 0.6})
-        same_victims(kv::eviction::lirs{.passing_fraction = fraction}, [&](kv::eviction_capacity room) {
+        same_victims(kv::eviction::lirs{.passing_fraction = fraction}, [&](kv::eviction_capacity capacity) {
             return plain_lirs{
-                room.bytes,
-                std::max<std::size_t>(1, static_cast<std::size_t>(fraction * static_cast<double>(room.bytes))),
-                room.slots + 1};
+                capacity.bytes,
+                std::max<std::size_t>(1, static_cast<std::size_t>(fraction * static_cast<double>(capacity.bytes))),
+                capacity.slots + 1};
         });
     says_what_a_caller_does_wrong(kv::eviction::lirs{});
 }

@@ -74,9 +74,9 @@ void same_victims(const Policy& policy, const Open& open_plain, const histories&
         INFO("seed " << seed);
         kv::testing::detail::choices choose(seed);
         const bool one_size = seed % 2 == 0;
-        const kv::eviction_capacity room{.slots = how.slots, .bytes = how.slots * 16 / (one_size ? 2u : 3u)};
-        auto state = kv::open_checked(policy, room);
-        auto plain = open_plain(room);
+        const kv::eviction_capacity capacity{.slots = how.slots, .bytes = how.slots * 16 / (one_size ? 2u : 3u)};
+        auto state = kv::open_checked(policy, capacity);
+        auto plain = open_plain(capacity);
         const auto both = [&](const auto& act) {
             act(state);
             act(plain);
@@ -121,7 +121,7 @@ void same_victims(const Policy& policy, const Open& open_plain, const histories&
                     newcomer.length = newcomer.depth + static_cast<std::uint32_t>(choose.below(3));
                 }
                 both([&](auto& one) { kv::on_miss(one, newcomer); });
-                while (free.empty() || bytes + newcomer.bytes > room.bytes) {
+                while (free.empty() || bytes + newcomer.bytes > capacity.bytes) {
                     const std::optional<kv::slot_id> victim = state.victim(is_evictable);
                     REQUIRE(victim == plain.victim(is_evictable));
                     if (!victim)
@@ -129,7 +129,7 @@ void same_victims(const Policy& policy, const Open& open_plain, const histories&
                     both([&](auto& one) { kv::evict(one, *victim); });
                     gone(*victim);
                 }
-                if (!free.empty() && bytes + newcomer.bytes <= room.bytes) {
+                if (!free.empty() && bytes + newcomer.bytes <= capacity.bytes) {
                     const kv::slot_id slot = free.back();
                     free.pop_back();
                     if (newcomer.parent && !present.contains(entries[index_of(*newcomer.parent)].key))

@@ -9,7 +9,7 @@ namespace {
 
 struct plain_s3_fifo {
     kv::eviction::s3_fifo policy;
-    kv::eviction_capacity room;
+    kv::eviction_capacity capacity;
     queue small = {}, main = {};
     std::map<kv::slot_id, int> uses = {};
     std::map<kv::slot_id, kv::eviction_entry> entries = {};
@@ -36,7 +36,7 @@ struct plain_s3_fifo {
         main.remove(slot);
     }
     void evict(kv::slot_id slot) {
-        const std::size_t most = static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.ghost_fraction);
+        const std::size_t most = static_cast<std::size_t>(static_cast<double>(capacity.bytes) * policy.ghost_fraction);
         const kv::eviction_entry& gone = entries[slot];
         if (in(small, slot) && gone.bytes <= most) {
             while (left.bytes() + gone.bytes > most)
@@ -49,7 +49,8 @@ struct plain_s3_fifo {
         std::size_t bytes = 0;
         for (const kv::slot_id slot : main)
             bytes += entries.at(slot).bytes;
-        return bytes > room.bytes - static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.small_fraction);
+        return bytes >
+               capacity.bytes - static_cast<std::size_t>(static_cast<double>(capacity.bytes) * policy.small_fraction);
     }
     std::optional<kv::slot_id> victim(const auto&) {
         while (!small.empty() || !main.empty()) {
@@ -79,8 +80,8 @@ TEST_CASE("s3_fifo is two queues and a list of ghosts") {
          {kv::eviction::s3_fifo{},
           kv::eviction::s3_fifo{.small_fraction = 0.4, .ghost_fraction = 0.5, .threshold = 1}}) {
         same_victims(policy,
-                     [&](kv::eviction_capacity room) {
-                         return plain_s3_fifo{policy, room};
+                     [&](kv::eviction_capacity capacity) {
+                         return plain_s3_fifo{policy, capacity};
                      },
                      {.who = holders::none});
         says_what_a_caller_does_wrong(policy);

@@ -60,8 +60,8 @@ struct plain_slru {
 
 TEST_CASE("slru is a stack of lists of one share") {
     for (const std::uint32_t segments : {1u, 2u, 4u})
-        same_victims(kv::eviction::slru{.segments = segments}, [&](kv::eviction_capacity room) {
-            return plain_slru{room.bytes / segments, std::vector<queue>(segments)};
+        same_victims(kv::eviction::slru{.segments = segments}, [&](kv::eviction_capacity capacity) {
+            return plain_slru{capacity.bytes / segments, std::vector<queue>(segments)};
         });
     says_what_a_caller_does_wrong(kv::eviction::slru{});
 }

@@ -111,10 +111,12 @@ struct plain_w_tiny_lfu {
 
 TEST_CASE("w_tiny_lfu is three lists and a sketch") {
     for (const double window : {0.01, 0.3})
-        same_victims(kv::eviction::w_tiny_lfu{.window = window, .adaptive = false}, [&](kv::eviction_capacity room) {
-            return plain_w_tiny_lfu{room.bytes, static_cast<std::size_t>(static_cast<double>(room.bytes) * window),
-                                    kv::eviction::frequency_sketch(room.slots)};
-        });
+        same_victims(kv::eviction::w_tiny_lfu{.window = window, .adaptive = false},
+                     [&](kv::eviction_capacity capacity) {
+                         return plain_w_tiny_lfu{capacity.bytes,
+                                                 static_cast<std::size_t>(static_cast<double>(capacity.bytes) * window),
+                                                 kv::eviction::frequency_sketch(capacity.slots)};
+                     });
     says_what_a_caller_does_wrong(kv::eviction::w_tiny_lfu{});
 }
 

@@ -42,11 +42,11 @@ struct told {
 };
 
 // An engine, and the results of its requests.
-struct room {
-    explicit room(const kv::transformer& model, kv::engine_limits limits = {}, std::size_t pages = 4096,
-                  std::size_t threads = 1)
+struct fixture {
+    explicit fixture(const kv::transformer& model, kv::engine_limits limits = {}, std::size_t pages = 4096,
+                     std::size_t threads = 1)
         : here(model, 16, threads, 64, pages), runs(here.store, model, here.pipeline, limits) {}
-    ~room() { CHECK(here.store.stats().in_use == 0); }
+    ~fixture() { CHECK(here.store.stats().in_use == 0); }
 
     request make(const asked& what, told& into, std::size_t draft = 0) {
         into = {};
@@ -164,17 +164,17 @@ TEST_CASE("a request's tokens and their scores do not depend on its company") {
         wanted.push_back(plainly(model, each));
 
     for (const std::size_t i : {std::size_t{0}, std::size_t{3}, std::size_t{4}}) {
-        room alone(model);
+        fixture alone(model);
         check_same(alone.answer({all[i]}), {wanted[i]});
     }
     for (const std::size_t rows : {2u, 48u, 400u}) {
         INFO(rows << " rows a step");
-        room busy(model, {.max_batch_tokens = rows});
+        fixture busy(model, {.max_batch_tokens = rows});
         check_same(busy.answer(all), wanted);    // cold, together
         check_same(busy.answer(all), wanted);    // warm
         check_same(busy.answer(all, 5), wanted); // with drafts
     }
-    room guessing(model, {.max_batch_tokens = 50}, 4096, 2);
+    fixture guessing(model, {.max_batch_tokens = 50}, 4096, 2);
     const auto guessed = guessing.answer(all, 4);
     check_same(guessed, wanted);
     CHECK(guessing.runs.stats().drafted > 0);
@@ -187,12 +187,12 @@ TEST_CASE("where pages are short the youngest request waits, and no answer chang
     for (const asked& each : all)
         wanted.push_back(plainly(model, each));
     for (const std::size_t draft : {0u, 3u}) {
-        room wide(model, {.max_batch_tokens = 64});
+        fixture wide(model, {.max_batch_tokens = 64});
         check_same(wide.answer(all, draft), wanted);
         CHECK(wide.runs.stats().preempted == 0);
         for (const std::size_t pages : {std::size_t{14}, std::size_t{18}, wide.peak - 1}) {
             INFO(pages << " pages of " << wide.peak << ", guessing " << draft);
-            room tight(model, {.max_batch_tokens = 64}, pages);
+            fixture tight(model, {.max_batch_tokens = 64}, pages);
             check_same(tight.answer(all, draft), wanted);
             CHECK(tight.runs.stats().preempted > 0);
         }
@@ -204,7 +204,7 @@ TEST_CASE("prompt lookup guesses right where a text repeats itself") {
     tokens song;
     for (int i = 0; i < 10; ++i)
         song = joined(song, some_tokens(model, 5, 3));
-    room here(model);
+    fixture here(model);
     const auto made = here.answer({{.prompt = song, .stop = {.max_tokens = 60}}}, 6);
     CHECK(made[0].accepted > 0);
     CHECK(made[0].accepted <= made[0].drafted);
@@ -220,7 +220,7 @@ TEST_CASE("prompts that begin alike are run once, also when they arrive together
                        .stop = {.max_tokens = 3}});
     for (const std::size_t rows : {2u, 10u, 64u, 400u}) {
         INFO(rows << " rows a step");
-        room here(model, {.max_batch_tokens = rows});
+        fixture here(model, {.max_batch_tokens = rows});
         const auto made = here.answer(all);
         std::size_t prefilled = 0;
         for (const told& each : made) {
@@ -233,7 +233,7 @@ TEST_CASE("prompts that begin alike are run once, also when they arrive together
 
 TEST_CASE("a request that cannot be had is refused by name, and nothing is called") {
     const auto& model = random_model();
-    room here(model, {.max_sequences = 4, .waiting = 2});
+    fixture here(model, {.max_sequences = 4, .waiting = 2});
     const auto field = [&](asked what) {
         told into;
         auto asks = here.make(what, into);
@@ -263,7 +263,7 @@ TEST_CASE("requests end when they are cancelled, late, stopped by their reader, 
     const auto& model = random_model();
     const asked longer{.prompt = some_tokens(model, 20, 1), .stop = {.max_tokens = 50}};
     const told wanted = plainly(model, longer);
-    room here(model, {.max_batch_tokens = 32}, 40);
+    fixture here(model, {.max_batch_tokens = 32}, 40);
     told whole, cancelled, late, enough, stopped, large, refused;
     REQUIRE(here.runs.submit(here.make(longer, whole)).has_value());
     const auto id = here.runs.submit(here.make(longer, cancelled));
@@ -308,7 +308,7 @@ TEST_CASE("requests end when they are cancelled, late, stopped by their reader, 
 
 TEST_CASE("idle sessions give their pages before a request has to wait") {
     const auto& model = random_model();
-    room here(model, {}, 12);
+    fixture here(model, {}, 12);
     std::optional<prefill_result> idle(here.here.prefill(some_tokens(model, 150, 8), kv::logits_mode::last));
     here.runs.set_relief([&] {
         const bool had = idle.has_value();
@@ -323,7 +323,7 @@ TEST_CASE("idle sessions give their pages before a request has to wait") {
 TEST_CASE("an engine continues from a sequence that it is given") {
     const auto& model = random_model();
     const asked what{.prompt = some_tokens(model, 100, 1), .stop = {.max_tokens = 5}};
-    room here(model);
+    fixture here(model);
     auto held = here.here.prefill(tokens(what.prompt.begin(), what.prompt.begin() + 75), kv::logits_mode::last);
     told into;
     auto asks = here.make(what, into);
@@ -342,7 +342,7 @@ TEST_CASE("an engine continues from a sequence that it is given") {
 TEST_CASE("the sequence a request continues from is shared only as far as it is exact and cacheable") {
     const auto& model = random_model();
     for (const bool forgets : {true, false}) {
-        room here(model);
+        fixture here(model);
         auto held = here.here.prefill(some_tokens(model, 100, 1), kv::logits_mode::last);
         auto own = forgets ? held.sequence.erase_range(4, 40) : kv::result<cache::sequence>(here.here.store.open());
         REQUIRE(own.has_value());
@@ -409,7 +409,7 @@ TEST_CASE(
     all.push_back({.prompt = {common[0]}, .stop = {.max_tokens = 2}});
     for (const std::size_t rows : {2u, 7u, 64u, 256u})
         for (const std::size_t pages : {20u, 4096u}) {
-            room here(model, {.max_batch_tokens = rows}, pages);
+            fixture here(model, {.max_batch_tokens = rows}, pages);
             for (int round = 0; round < 2; ++round) {
                 std::vector<told> made(all.size());
                 std::vector<std::vector<kv::generated_token>> scored(all.size());
@@ -451,7 +451,7 @@ TEST_CASE("many threads submit to one engine") {
     std::vector<told> wanted;
     for (const asked& each : all)
         wanted.push_back(plainly(model, each));
-    room here(model, {.max_batch_tokens = 48, .waiting = 1000}, 60);
+    fixture here(model, {.max_batch_tokens = 48, .waiting = 1000}, 60);
     std::vector<told> made(4 * all.size());
     std::atomic<std::size_t> done = 0;
     std::jthread running([&](std::stop_token stop) { here.runs.run(stop); });

@@ -94,15 +94,15 @@ struct told {
 };
 
 // A new process: its own cache and engine.
-struct room {
-    explicit room(gated::place& from, std::size_t pages = 60, kv::engine_limits limits = {.max_batch_tokens = 64})
+struct fixture {
+    explicit fixture(gated::place& from, std::size_t pages = 60, kv::engine_limits limits = {.max_batch_tokens = 64})
         : store(kv::make_cache({model().shape(16),
                                 {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()},
                                 model().id({1, 2})},
                                kv::locking::mutex{}, gated{&from})),
           pipeline(store, model(), pool, 64),
           runs(std::in_place, store, model(), pipeline, limits) {}
-    ~room() {
+    ~fixture() {
         runs.reset(); // ends the reads
         CHECK(store.check());
         CHECK(store.stats().in_use == 0);
@@ -154,10 +154,10 @@ void check_same(const told& made, const told& wanted) {
 TEST_CASE("who waits for the tier is passed, and is answered with the bits of a cold run") {
     gated::place nothing, from;
     const tokens known = some(150, 1), other = some(40, 2);
-    const told wanted = room(nothing).answer(known), wanted_other = room(nothing).answer(other);
-    check_same(room(from).answer(known), wanted); // stored from here on
+    const told wanted = fixture(nothing).answer(known), wanted_other = fixture(nothing).answer(other);
+    check_same(fixture(from).answer(known), wanted); // stored from here on
 
-    room here(from);
+    fixture here(from);
     from.set(true);
     told first, second;
     static_cast<void>(here.ask(known, first));
@@ -183,8 +183,8 @@ TEST_CASE("who waits for the tier is passed, and is answered with the bits of a 
 TEST_CASE("who is cancelled, or late, does not wait for the tier") {
     gated::place from;
     const tokens known = some(150, 3);
-    static_cast<void>(room(from).answer(known));
-    room here(from);
+    static_cast<void>(fixture(from).answer(known));
+    fixture here(from);
     from.set(true);
     told first, second;
     const auto id = here.ask(known, first);
@@ -202,9 +202,9 @@ TEST_CASE("who is cancelled, or late, does not wait for the tier") {
 TEST_CASE("a tier that fails leaves the prompt to be computed") {
     gated::place from;
     const tokens known = some(150, 4);
-    const told wanted = room(from).answer(known);
+    const told wanted = fixture(from).answer(known);
     from.fails = true;
-    room here(from);
+    fixture here(from);
     const told made = here.answer(known);
     check_same(made, wanted);
     CHECK(made.reused == 0);
@@ -217,12 +217,12 @@ TEST_CASE("a crowd whose pages are all in the tier finds room, one after the oth
     std::vector<told> wanted;
     for (unsigned seed = 0; seed < 12; ++seed) {
         prompts.push_back(some(100 + seed * 5, seed % 8));
-        wanted.push_back(room(nothing).answer(prompts.back()));
-        static_cast<void>(room(from).answer(prompts.back()));
+        wanted.push_back(fixture(nothing).answer(prompts.back()));
+        static_cast<void>(fixture(from).answer(prompts.back()));
     }
     for (const std::size_t pages : {12u, 20u, 60u}) { // one prompt needs up to eleven
         CAPTURE(pages);
-        room here(from, pages);
+        fixture here(from, pages);
         std::vector<told> made(prompts.size());
         for (std::size_t i = 0; i < prompts.size(); ++i)
             static_cast<void>(here.ask(prompts[i], made[i]));

@@ -52,7 +52,7 @@ struct faulty {
         kv::eviction::lru::state inner_;
         std::vector<bool> present_;
     };
-    [[nodiscard]] state open(kv::eviction_capacity room) const { return state(room.slots); }
+    [[nodiscard]] state open(kv::eviction_capacity capacity) const { return state(capacity.slots); }
 };
 
 /// Evicts nothing.

@@ -4,7 +4,7 @@
 #include <kvcache/core/abi.hpp>
 
 #if defined(__unix__) || defined(__APPLE__)
-#include <time.h> // <chrono> is a tenth of what an empty file with a cache compiles
+#include <ctime> // <chrono> is a tenth of what an empty file with a cache compiles
 #else
 #include <chrono>
 #endif
@@ -14,7 +14,7 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 /// Seconds since some moment, by a clock that is never set back.
 [[nodiscard]] inline double monotonic_seconds() noexcept {
 #if defined(__unix__) || defined(__APPLE__)
-    timespec now{};
+    std::timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
     return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 #else

@@ -27,12 +27,12 @@ struct arc {
     /// ghost, at most two ghosts a slot.
     class state {
     public:
-        state(const arc& policy, eviction_capacity room)
-            : queues_(room.slots, 2),
-              entries_(room.slots),
-              places_(room.slots),
-              ghosts_{ghost_list(room.slots, room.bytes), ghost_list(room.slots, room.bytes)},
-              room_(room.bytes),
+        state(const arc& policy, eviction_capacity capacity)
+            : queues_(capacity.slots, 2),
+              entries_(capacity.slots),
+              places_(capacity.slots),
+              ghosts_{ghost_list(capacity.slots, capacity.bytes), ghost_list(capacity.slots, capacity.bytes)},
+              capacity_(capacity.bytes),
               step_(policy.step) {}
 
         void on_miss(const eviction_entry& newcomer) {
@@ -45,7 +45,7 @@ struct arc {
             if (ghosts_[once].take(newcomer.key)) {
                 returns_ = once;
                 target_ = std::min(target_ + least * std::max(of_again / std::max(of_once, 1.0), 1.0),
-                                   static_cast<double>(room_));
+                                   static_cast<double>(capacity_));
             } else if (ghosts_[again].take(newcomer.key)) {
                 returns_ = again;
                 target_ = std::max(target_ - least * std::max(of_once / std::max(of_again, 1.0), 1.0), 0.0);
@@ -79,7 +79,8 @@ struct arc {
                 if (first_is_full()) {
                     if (ghosts_[once].size() > 0)
                         ghosts_[once].pop();
-                } else if (bytes_[once] + bytes_[again] + ghosts_[once].bytes() + ghosts_[again].bytes() >= 2 * room_) {
+                } else if (bytes_[once] + bytes_[again] + ghosts_[once].bytes() + ghosts_[again].bytes() >=
+                           2 * capacity_) {
                     if (ghosts_[again].size() > 0)
                         ghosts_[again].pop();
                 }
@@ -110,7 +111,7 @@ struct arc {
 
         // Whether the first list, its ghosts and the new entry exceed the capacity.
         [[nodiscard]] bool first_is_full() const {
-            return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > room_;
+            return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > capacity_;
         }
         [[nodiscard]] bool all_are_once() const {
             return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
@@ -127,7 +128,7 @@ struct arc {
         std::vector<std::uint8_t> places_;
         ghost_list ghosts_[2];
         std::size_t bytes_[2] = {};
-        std::size_t room_;
+        std::size_t capacity_;
         std::size_t step_;
         double target_ = 0.0; // target size of the first list, in bytes
         std::optional<std::uint64_t> missed_;
@@ -135,7 +136,7 @@ struct arc {
         std::uint8_t returns_ = nowhere; // the list whose ghost the missed entry was
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<arc>);

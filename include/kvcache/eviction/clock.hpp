@@ -72,7 +72,7 @@ struct clock {
         std::uint8_t most_;
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room.slots}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity.slots}; }
 };
 
 static_assert(eviction_policy<clock>);

@@ -57,8 +57,8 @@ concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newco
 
 /// A policy that selects the entry to evict when space is needed.
 template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
-    p.open(room);
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity capacity) {
+    p.open(capacity);
 } && eviction_state<opened_by<P, eviction_capacity>>;
 
 /// Announces a new entry before space is made for it.
@@ -105,7 +105,8 @@ template <eviction_state S>
 class checked_eviction {
 public:
     template <eviction_policy P>
-    checked_eviction(const P& policy, eviction_capacity room) : state_(policy.open(room)), present_(room.slots) {}
+    checked_eviction(const P& policy, eviction_capacity capacity)
+        : state_(policy.open(capacity)), present_(capacity.slots) {}
 
     void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(state_, newcomer); }
 
@@ -164,11 +165,11 @@ using checked_eviction = S;
 
 /// Opens a policy whose callers are checked, in builds with contract checks.
 template <eviction_policy P>
-[[nodiscard]] auto open_checked(const P& policy, eviction_capacity room) {
+[[nodiscard]] auto open_checked(const P& policy, eviction_capacity capacity) {
 #if KVCACHE_CONTRACTS
-    return checked_eviction<opened_by<P, eviction_capacity>>(policy, room);
+    return checked_eviction<opened_by<P, eviction_capacity>>(policy, capacity);
 #else
-    return policy.open(room);
+    return policy.open(capacity);
 #endif
 }
 

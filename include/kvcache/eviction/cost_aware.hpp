@@ -81,7 +81,7 @@ struct cost_aware {
     };
 
     using state = greedy_dual<worth>;
-    [[nodiscard]] state open(eviction_capacity room) const { return state(room.slots); }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state(capacity.slots); }
 };
 
 static_assert(eviction_policy<cost_aware>);

@@ -42,18 +42,18 @@ struct expiring {
     std::chrono::milliseconds time_to_live = std::chrono::minutes(5); ///< As public prompt caches do; below 2^31 ms.
     Clock clock = {};
     class state;
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 /// Cost: that of Inner, plus O(1) each. Inner's bytes a slot, plus 12.
 template <eviction_policy Inner, millisecond_clock Clock>
 class expiring<Inner, Clock>::state {
 public:
-    state(const expiring& policy, eviction_capacity room)
-        : inner_(policy.inner.open(room)),
+    state(const expiring& policy, eviction_capacity capacity)
+        : inner_(policy.inner.open(capacity)),
           clock_(policy.clock),
-          queue_(room.slots, 1),
-          times_(room.slots),
+          queue_(capacity.slots, 1),
+          times_(capacity.slots),
           lifetime_(static_cast<std::uint32_t>(policy.time_to_live.count())) {
         require(policy.time_to_live.count() >= 0 && policy.time_to_live.count() < std::int64_t{1} << 31,
                 "a time to live is from 0 to 2^31 - 1 milliseconds");

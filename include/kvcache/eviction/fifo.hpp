@@ -45,7 +45,7 @@ struct fifo {
         std::vector<std::uint8_t> settled_; // whether it was released once
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{capacity.slots}; }
 };
 
 static_assert(eviction_policy<fifo>);

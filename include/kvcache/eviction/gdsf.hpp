@@ -44,7 +44,7 @@ struct gdsf {
     };
 
     using state = greedy_dual<worth>;
-    [[nodiscard]] state open(eviction_capacity room) const { return state(room.slots); }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state(capacity.slots); }
 };
 
 static_assert(eviction_policy<gdsf>);

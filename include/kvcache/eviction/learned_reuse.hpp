@@ -110,11 +110,11 @@ struct learned_reuse {
     /// ghost, 5 KB.
     class state {
     public:
-        state(const learned_reuse& policy, eviction_capacity room)
-            : queues_(room.slots, classes),
-              entries_(room.slots),
-              ghosts_(room.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
-              period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
+        state(const learned_reuse& policy, eviction_capacity capacity)
+            : queues_(capacity.slots, classes),
+              entries_(capacity.slots),
+              ghosts_(capacity.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
+              period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(capacity.slots, 2000, 1u << 24))) {}
 
         void admit(slot_id slot, const eviction_entry& newcomer) {
             apply_touches();
@@ -241,7 +241,7 @@ struct learned_reuse {
         std::uint32_t next_ = 2000;
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<learned_reuse>);

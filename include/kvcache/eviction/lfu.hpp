@@ -91,7 +91,7 @@ struct lfu {
         std::uint64_t filled_[4] = {}; // one bit per list
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room.slots}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity.slots}; }
 };
 
 static_assert(eviction_policy<lfu>);

@@ -159,12 +159,12 @@ struct lhd {
     /// 32 bytes a slot, plus 50 KB.
     class state {
     public:
-        state(const lhd& policy, eviction_capacity room)
-            : entries_(room.slots),
-              places_(room.slots, nowhere),
-              sampled_(room.slots),
-              densities_(room.slots),
-              explorer_budget_(static_cast<double>(room.bytes) * 0.01), // the paper's
+        state(const lhd& policy, eviction_capacity capacity)
+            : entries_(capacity.slots),
+              places_(capacity.slots, nowhere),
+              sampled_(capacity.slots),
+              densities_(capacity.slots),
+              explorer_budget_(static_cast<double>(capacity.bytes) * 0.01), // the paper's
               random_(policy.seed) {}
 
         void admit(slot_id slot, const eviction_entry& newcomer) {
@@ -315,7 +315,7 @@ struct lhd {
         std::uint32_t present_ = 0; // including entries with children
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<lhd>);

@@ -32,18 +32,19 @@ struct lirs {
     /// ghost, at most one ghost a slot.
     class state {
     public:
-        state(const lirs& policy, eviction_capacity room)
-            : queues_(room.slots, 2),
-              entries_(room.slots),
-              times_(room.slots),
-              marks_(room.slots),
-              ghosts_(room.slots + 1, 2 * room.bytes, ghost_list::marks::kept),
-              first_recent_(slot_id{static_cast<std::uint32_t>(room.slots)}),
-              room_(room.bytes),
-              passing_share_(std::min(
-                  room.bytes, std::max<std::size_t>(1, static_cast<std::size_t>(policy.passing_fraction *
-                                                                                static_cast<double>(room.bytes))))),
-              kept_share_(room.bytes - passing_share_),
+        state(const lirs& policy, eviction_capacity capacity)
+            : queues_(capacity.slots, 2),
+              entries_(capacity.slots),
+              times_(capacity.slots),
+              marks_(capacity.slots),
+              ghosts_(capacity.slots + 1, 2 * capacity.bytes, ghost_list::marks::kept),
+              first_recent_(slot_id{static_cast<std::uint32_t>(capacity.slots)}),
+              capacity_(capacity.bytes),
+              passing_share_(
+                  std::min(capacity.bytes,
+                           std::max<std::size_t>(1, static_cast<std::size_t>(policy.passing_fraction *
+                                                                             static_cast<double>(capacity.bytes))))),
+              kept_share_(capacity.bytes - passing_share_),
               eager_(policy.eager_demotion) {}
 
         void on_miss(const eviction_entry& newcomer) {
@@ -227,7 +228,7 @@ struct lirs {
         }
 
         void forget_beyond_the_limit() {
-            while (ghosts_.size() > 0 && bytes_[kept] + recent_bytes_ + ghosts_.bytes() > 2 * room_)
+            while (ghosts_.size() > 0 && bytes_[kept] + recent_bytes_ + ghosts_.bytes() > 2 * capacity_)
                 ghosts_.pop();
         }
 
@@ -237,7 +238,7 @@ struct lirs {
         std::vector<std::uint8_t> marks_;
         ghost_list ghosts_;    // marked with the time of their last use
         slot_id first_recent_; // oldest passing entry that may be recent
-        std::size_t room_;
+        std::size_t capacity_;
         std::size_t passing_share_;
         std::size_t kept_share_;
         bool eager_;
@@ -250,7 +251,7 @@ struct lirs {
         bool returns_ = false; // the missed entry had a ghost
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<lirs>);

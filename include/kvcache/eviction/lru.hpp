@@ -35,7 +35,7 @@ struct lru {
         slot_lists queue_;
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{capacity.slots}; }
 };
 
 static_assert(eviction_policy<lru>);

@@ -52,18 +52,18 @@ struct prioritised {
     Rule rule = {};
     std::uint32_t levels = 2; ///< 1 to 255; higher results of the rule count as the highest level.
     class state;
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 /// Cost: that of Inner, O(levels) for a victim. Inner's bytes a slot for each level, plus one.
 template <eviction_policy Inner, priority_rule Rule>
 class prioritised<Inner, Rule>::state {
 public:
-    state(const prioritised& policy, eviction_capacity room) : rule_(policy.rule), levels_(room.slots) {
+    state(const prioritised& policy, eviction_capacity capacity) : rule_(policy.rule), levels_(capacity.slots) {
         require(policy.levels >= 1 && policy.levels <= 255, "there are 1 to 255 levels of priority");
         inner_.reserve(policy.levels);
         for (std::uint32_t level = 0; level < policy.levels; ++level)
-            inner_.push_back(policy.inner.open(room));
+            inner_.push_back(policy.inner.open(capacity));
     }
 
     void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(inner_[level_of(newcomer)], newcomer); }

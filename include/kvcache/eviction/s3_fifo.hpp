@@ -30,13 +30,13 @@ struct s3_fifo {
     /// ghost, at most `ghost_fraction` ghosts a slot.
     class state {
     public:
-        state(const s3_fifo& policy, eviction_capacity room)
-            : queues_(room.slots, 2),
-              entries_(room.slots),
-              marks_(room.slots),
-              ghosts_(share(room.slots, policy.ghost_fraction) + 1, room.bytes),
-              ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
-              main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
+        state(const s3_fifo& policy, eviction_capacity capacity)
+            : queues_(capacity.slots, 2),
+              entries_(capacity.slots),
+              marks_(capacity.slots),
+              ghosts_(share(capacity.slots, policy.ghost_fraction) + 1, capacity.bytes),
+              ghost_bytes_(share(capacity.bytes, policy.ghost_fraction)),
+              main_bytes_(capacity.bytes - std::min(capacity.bytes, share(capacity.bytes, policy.small_fraction))),
               threshold_(policy.threshold) {
             require(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
         }
@@ -158,7 +158,7 @@ struct s3_fifo {
         bool returns_ = false; // the missed entry had a ghost
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<s3_fifo>);

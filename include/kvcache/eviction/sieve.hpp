@@ -74,7 +74,7 @@ struct sieve {
         slot_id hand_; // past the front: restarts at the oldest
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{room.slots}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{capacity.slots}; }
 };
 
 static_assert(eviction_policy<sieve>);

@@ -314,7 +314,7 @@ private:
 class touch_buffer {
 public:
     /// Adds a touch of a slot of `lists` that has a record in `entries`. Prefetches the memory of both, and of the
-    /// slots beside it once half the ring is newer. `apply(slot)` applies the oldest touch once the ring is full.
+    /// slots next to it once half the ring is newer. `apply(slot)` applies the oldest touch once the ring is full.
     template <class Entries, class Apply>
     void add(slot_id slot, const slot_lists& lists, Entries& entries, Apply&& apply) {
         if (end_ - begin_ == ring_.size())

@@ -27,11 +27,11 @@ struct slru {
     /// Cost: O(segments) each; victim amortized, while a fixed fraction of the entries is evictable. 16 bytes a slot.
     class state {
     public:
-        state(const slru& policy, eviction_capacity room)
-            : queues_(room.slots, policy.segments),
-              entries_(room.slots),
+        state(const slru& policy, eviction_capacity capacity)
+            : queues_(capacity.slots, policy.segments),
+              entries_(capacity.slots),
               filled_(policy.segments),
-              share_(room.bytes / policy.segments) {
+              share_(capacity.bytes / policy.segments) {
             require(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
         }
 
@@ -133,7 +133,7 @@ struct slru {
         bool let_down_ = false;           // by the last touch, into the lowest
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<slru>);

@@ -88,7 +88,7 @@ struct tail_safe_lru {
         std::size_t losable_; // entries at the end of a conversation
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room.slots}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity.slots}; }
 };
 
 static_assert(eviction_policy<tail_safe_lru>);

@@ -111,17 +111,17 @@ struct w_tiny_lfu {
     /// 22 and the sketch.
     class state {
     public:
-        state(const w_tiny_lfu& policy, eviction_capacity room)
-            : queues_(room.slots, 3),
-              keys_(room.slots),
-              sizes_(room.slots),
-              places_(room.slots),
-              sketch_(room.slots),
-              room_(room.bytes),
-              window_share_(static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.window)),
-              step_(static_cast<double>(room.bytes) / 16),
-              period_(policy.adaptive ? std::max<std::size_t>(10 * room.slots, 40) : 0),
-              grain_(std::bit_width(room.bytes) > 32 ? static_cast<int>(std::bit_width(room.bytes)) - 32 : 0) {}
+        state(const w_tiny_lfu& policy, eviction_capacity capacity)
+            : queues_(capacity.slots, 3),
+              keys_(capacity.slots),
+              sizes_(capacity.slots),
+              places_(capacity.slots),
+              sketch_(capacity.slots),
+              capacity_(capacity.bytes),
+              window_share_(static_cast<std::size_t>(static_cast<double>(capacity.bytes) * policy.window)),
+              step_(static_cast<double>(capacity.bytes) / 16),
+              period_(policy.adaptive ? std::max<std::size_t>(10 * capacity.slots, 40) : 0),
+              grain_(std::bit_width(capacity.bytes) > 32 ? static_cast<int>(std::bit_width(capacity.bytes)) - 32 : 0) {}
 
         void on_miss(const eviction_entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
 
@@ -140,7 +140,7 @@ struct w_tiny_lfu {
             } else {
                 erase(slot);
                 insert(slot, guarded);
-                while (bytes_[guarded] > (room_ - window_share_) / 5 * 4) {
+                while (bytes_[guarded] > (capacity_ - window_share_) / 5 * 4) {
                     const slot_id oldest = queues_.back(guarded);
                     erase(oldest);
                     insert(oldest, probation);
@@ -165,7 +165,7 @@ struct w_tiny_lfu {
                 const auto candidate = queues_.oldest(window, is_evictable, patience);
                 if (!candidate)
                     break;
-                if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
+                if (bytes_[probation] + bytes_[guarded] + size(*candidate) > capacity_ - window_share_) {
                     const auto other = oldest_of_main(is_evictable, patience);
                     if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
                         return candidate;
@@ -218,9 +218,9 @@ struct w_tiny_lfu {
             if (change < 0)
                 step_ = -step_;
             const double bytes =
-                std::clamp(static_cast<double>(window_share_) + step_, 0.0, 0.8 * static_cast<double>(room_));
+                std::clamp(static_cast<double>(window_share_) + step_, 0.0, 0.8 * static_cast<double>(capacity_));
             window_share_ = static_cast<std::size_t>(bytes);
-            const double whole = static_cast<double>(room_) / 16;
+            const double whole = static_cast<double>(capacity_) / 16;
             step_ = change >= 0.05 || change <= -0.05 ? (step_ < 0 ? -whole : whole) : 0.98 * step_;
             last_rate_ = rate;
             uses_ = hits_ = 0;
@@ -231,7 +231,7 @@ struct w_tiny_lfu {
         std::vector<std::uint32_t> sizes_; // in grains
         std::vector<std::uint8_t> places_;
         frequency_sketch sketch_;
-        std::size_t room_;
+        std::size_t capacity_;
         std::size_t window_share_;
         double step_; // change of the window's share, in bytes
         std::size_t period_;
@@ -242,7 +242,7 @@ struct w_tiny_lfu {
         double last_rate_ = 0.0;
     };
 
-    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }
 };
 
 static_assert(eviction_policy<w_tiny_lfu>);

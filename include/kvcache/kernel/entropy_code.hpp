@@ -78,7 +78,7 @@ public:
     /// Returns whether code lengths are valid.
     [[nodiscard]] static bool valid(const lengths_type& lengths) noexcept {
         return std::ranges::all_of(lengths, [](std::uint8_t n) { return n <= longest; }) &&
-               room_of(lengths) <= std::size_t{1} << longest;
+               code_space(lengths) <= std::size_t{1} << longest;
     }
 
     /// Builds the code. Requires: valid(lengths).
@@ -167,16 +167,16 @@ private:
         return found.byte;
     }
 
-    [[nodiscard]] static std::size_t room_of(const lengths_type& lengths) noexcept {
-        std::size_t room = 0;
+    [[nodiscard]] static std::size_t code_space(const lengths_type& lengths) noexcept {
+        std::size_t taken = 0;
         for (const std::uint8_t length : lengths)
-            room += length > 0 ? std::size_t{1} << (longest - length) : 0;
-        return room;
+            taken += length > 0 ? std::size_t{1} << (longest - length) : 0;
+        return taken;
     }
 
     // Lengthens the codes of rare bytes until the code is valid.
     static void fit(lengths_type& lengths, const std::array<std::size_t, 256>& counts) {
-        while (room_of(lengths) > std::size_t{1} << longest) {
+        while (code_space(lengths) > std::size_t{1} << longest) {
             std::size_t rarest = 256;
             for (std::size_t byte = 0; byte < 256; ++byte)
                 if (lengths[byte] > 0 && lengths[byte] < longest &&

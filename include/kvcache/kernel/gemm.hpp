@@ -253,23 +253,24 @@ void gemm_of_packed_rows(const rows_in& x, const Matrix& w, const row_blocks& ro
                          const gemm_macrokernel<Matrix>& block, thread_pool& threads) {
     constexpr std::size_t tiles = block_rows / packed_rows;
     constexpr std::size_t cut = 4; // pieces of a strip at the end of a loop, for load balancing
-    constexpr std::size_t room = block_inputs * block_rows;
+    constexpr std::size_t block_floats = block_inputs * block_rows;
     const std::size_t work = x.rows * w.inputs() * w.outputs(), strips = block.strips();
     const std::size_t at_once = std::min<std::size_t>(threads.threads() > 1 ? 2 : 1, rows.count());
-    float* const packed = threads.scratch(at_once * room);
+    float* const packed = threads.scratch(at_once * block_floats);
     for (std::size_t first = 0; first < rows.count(); first += at_once) {
         const std::size_t blocks = std::min(at_once, rows.count() - first);
         for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
             threads.parallel_for(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
                 for (std::size_t t = begin; t < end; ++t)
-                    block.pack_tile(rows.of(first + t / tiles), t % tiles, k, packed + t / tiles * room);
+                    block.pack_tile(rows.of(first + t / tiles), t % tiles, k, packed + t / tiles * block_floats);
             });
             threads.parallel_for_strided(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
                 row_blocks::each(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
                     const float* soon = k + 1 < block.packed_blocks()
                                             ? block.unpacked(rows.begin(first + b), k + 1)
                                             : block.unpacked(rows.begin(first + b + at_once), 0);
-                    block.run_packed(block.packed(rows.of(first + b), k, packed + b * room, soon), piece, last, cut);
+                    block.run_packed(block.packed(rows.of(first + b), k, packed + b * block_floats, soon), piece, last,
+                                     cut);
                 });
             });
         }

@@ -13,8 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache { inline namespace KVCACHE_ABI {
-namespace observer {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
 /// Text in Prometheus' exposition format, version 0.0.4: each metric has its help, its type and one sample.
 class exposition {
@@ -86,6 +85,27 @@ private:
     std::string text_;
 };
 
+/// All Prometheus metrics of a cache with the observer `metrics` below: event counts and current occupancy. Thread-safe
+/// if the cache has a mutex.
+template <class Cache>
+[[nodiscard]] std::string metrics_text(const Cache& cache) {
+    exposition::labels labels;
+    std::string text;
+    cache.with_observer([&](const auto& observer) {
+        labels = observer.labels();
+        text = observer.text();
+    });
+    const auto now = cache.stats();
+    exposition to(labels);
+    to.gauge("kvcache_pages", "Pages that fit the budget.", now.pages);
+    to.gauge("kvcache_pages_free", "Pages never used, or given back.", now.free);
+    to.gauge("kvcache_pages_in_use", "Pages referenced by live sequences.", now.in_use);
+    to.gauge("kvcache_pages_evictable", "Unreferenced pages, cached for the next match.", now.evictable);
+    to.gauge("kvcache_page_bytes", "Bytes of a page.", now.page_bytes);
+    to.gauge("kvcache_sequences", "Live sequences and matches.", now.sequences);
+    return text + to.text();
+}
+
 /// Counts events like `counting` and reports them in Prometheus' text format. `cache/metrics_text.hpp` adds the fill
 /// level of the cache.
 struct metrics {
@@ -129,27 +149,4 @@ struct metrics {
 
 static_assert(observer_policy<metrics>);
 
-} // namespace observer
-
-/// All Prometheus metrics of a cache with the observer `metrics`: event counts and current occupancy. Thread-safe if
-/// the cache has a mutex.
-template <class Cache>
-[[nodiscard]] std::string metrics_text(const Cache& cache) {
-    observer::exposition::labels labels;
-    std::string text;
-    cache.with_observer([&](const observer::metrics::state& observer) {
-        labels = observer.labels();
-        text = observer.text();
-    });
-    const auto now = cache.stats();
-    observer::exposition to(labels);
-    to.gauge("kvcache_pages", "Pages that fit the budget.", now.pages);
-    to.gauge("kvcache_pages_free", "Pages never used, or given back.", now.free);
-    to.gauge("kvcache_pages_in_use", "Pages referenced by live sequences.", now.in_use);
-    to.gauge("kvcache_pages_evictable", "Unreferenced pages, cached for the next match.", now.evictable);
-    to.gauge("kvcache_page_bytes", "Bytes of a page.", now.page_bytes);
-    to.gauge("kvcache_sequences", "Live sequences and matches.", now.sequences);
-    return text + to.text();
-}
-
-}} // namespace kvcache
+}}} // namespace kvcache::observer

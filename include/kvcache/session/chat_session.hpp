@@ -199,29 +199,29 @@ public:
     }
 
     /// Begins a turn over these messages, which need not be the current ones. Errors: those of the template and the
-    /// tokenizer; out_of_range if `room` more tokens do not fit and the overflow policy gives up.
-    [[nodiscard]] result<chat_turn<Cache>> begin(std::vector<chat_message> messages, std::size_t room) {
-        return begin(std::move(messages), room, with_.rendering);
+    /// tokenizer; out_of_range if `answer_tokens` more tokens do not fit and the overflow policy gives up.
+    [[nodiscard]] result<chat_turn<Cache>> begin(std::vector<chat_message> messages, std::size_t answer_tokens) {
+        return begin(std::move(messages), answer_tokens, with_.rendering);
     }
     /// Begins a turn that is rendered with options of its own, such as other tools.
-    [[nodiscard]] result<chat_turn<Cache>> begin(std::vector<chat_message> messages, std::size_t room,
+    [[nodiscard]] result<chat_turn<Cache>> begin(std::vector<chat_message> messages, std::size_t answer_tokens,
                                                  const chat_options& rendering) {
         const std::size_t given = messages.size();
         const chat_format form{with_.words, with_.form, rendering};
-        const chat_renderer renderer(form, transcript_, overflow_, context_ - std::min(room, context_));
+        const chat_renderer renderer(form, transcript_, overflow_, context_ - std::min(answer_tokens, context_));
         auto made = renderer.fit(std::move(messages));
         if (!made)
             return made.error();
         dropped_tokens forgotten;
         if (!renderer.fits(*made)) {
-            auto some = forget_some(made->tokens.ids, room);
+            auto some = forget_some(made->tokens.ids, answer_tokens);
             if (!some)
                 return some.error();
             if (some->count == 0)
                 return error{error_code::out_of_range, "context",
                              "the maximum context length is " + std::to_string(context_) +
                                  " tokens; the messages take " + std::to_string(made->tokens.ids.size()) +
-                                 " and the answer may take " + std::to_string(room)};
+                                 " and the answer may take " + std::to_string(answer_tokens)};
             forgotten = std::move(*some);
         }
         auto known = forgotten.known ? std::move(*forgotten.known) : known_of(made->tokens.ids);
@@ -334,13 +334,13 @@ private:
     };
 
     // Removes tokens after the sink tokens of a prompt, if the overflow policy allows it, until `room` more fit.
-    [[nodiscard]] result<dropped_tokens> forget_some(std::vector<token_id>& prompt, std::size_t room) {
+    [[nodiscard]] result<dropped_tokens> forget_some(std::vector<token_id>& prompt, std::size_t answer_tokens) {
         dropped_tokens made;
         if constexpr (drops_tokens<Overflow> && Cache::writes_rows) {
             const std::size_t first = overflow_.sinks().value_or(0);
-            if (first == 0 || first >= context_ || room >= context_ - first)
+            if (first == 0 || first >= context_ || answer_tokens >= context_ - first)
                 return made;
-            const std::size_t count = prompt.size() - std::min(context_ - room, prompt.size());
+            const std::size_t count = prompt.size() - std::min(context_ - answer_tokens, prompt.size());
             if (count == 0 || first + count >= prompt.size())
                 return made;
             if (sequence_) {

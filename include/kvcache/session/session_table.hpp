@@ -28,19 +28,19 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A session in use. Its destructor releases the session to the next request. Requires: the table outlives it.
 template <class Table>
-class session_hold {
+class session_guard {
 public:
-    session_hold(session_hold&& other) noexcept
+    session_guard(session_guard&& other) noexcept
         : table_(std::exchange(other.table_, nullptr)), slot_(other.slot_), bytes_(other.bytes_) {}
     /// Releases the session it held before.
-    session_hold& operator=(session_hold&& other) noexcept {
-        session_hold taken(std::move(other));
+    session_guard& operator=(session_guard&& other) noexcept {
+        session_guard taken(std::move(other));
         std::swap(table_, taken.table_);
         std::swap(slot_, taken.slot_);
         std::swap(bytes_, taken.bytes_);
         return *this;
     }
-    ~session_hold() {
+    ~session_guard() {
         if (table_ != nullptr)
             table_->release(slot_, bytes_);
     }
@@ -54,7 +54,7 @@ public:
 private:
     friend Table;
     using slot = typename Table::slot;
-    session_hold(Table& table, slot& of) : table_(&table), slot_(&of), bytes_(of.bytes) {}
+    session_guard(Table& table, slot& of) : table_(&table), slot_(&of), bytes_(of.bytes) {}
 
     Table* table_;
     slot* slot_;
@@ -84,7 +84,7 @@ using default_session_eviction = eviction::prioritised<eviction::lru>;
 }
 
 /// Who waits for something that one at a time may have, in order of arrival. Not thread-safe.
-class waiting_line {
+class ticket_queue {
 public:
     /// Joins the line, and returns the ticket.
     [[nodiscard]] std::uint64_t join() noexcept { return next_++; }
@@ -113,12 +113,12 @@ private:
 template <class Session, eviction_policy Eviction = default_session_eviction>
 class session_table {
     template <class>
-    friend class session_hold;
+    friend class session_guard;
     struct slot;
 
 public:
     using session_type = Session;
-    using hold = session_hold<session_table>;
+    using hold = session_guard<session_table>;
 
     explicit session_table(session_limits limits, Eviction eviction)
         : limits_(limits),
@@ -143,7 +143,7 @@ public:
         std::unique_lock guard(lock_);
         auto found = names_.find({model, std::string(key)});
         if (found == names_.end()) {
-            const auto free = room(gone);
+            const auto free = free_slot(gone);
             if (!free)
                 return error{error_code::out_of_memory, "sessions",
                              "all " + std::to_string(limits_.sessions) + " sessions are in use"};
@@ -239,13 +239,13 @@ private:
         std::unique_ptr<Session> session = {};
         std::size_t bytes = 0;
         std::size_t uses = 0;
-        waiting_line line = {};
+        ticket_queue line = {};
 
         [[nodiscard]] bool busy() const noexcept { return line.busy(); }
     };
 
     // Returns a free slot, and evicts a session if none is free.
-    [[nodiscard]] std::optional<slot_id> room(std::unique_ptr<Session>& gone) {
+    [[nodiscard]] std::optional<slot_id> free_slot(std::unique_ptr<Session>& gone) {
         if (names_.size() == limits_.sessions && !evict_one(gone))
             return std::nullopt;
         for (std::size_t i = 0; i < slots_.size(); ++i)

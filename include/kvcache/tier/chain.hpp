@@ -30,9 +30,9 @@ class chain_copies {
 public:
     /// At most `room` records wait, each for `delay` before it is copied. With room 0 there is no thread, and nothing
     /// is copied.
-    chain_copies(First& first, Second& second, std::size_t room, std::chrono::milliseconds delay, bool on_touch)
-        : first_(first), second_(second), room_(room), delay_(delay), on_touch_(on_touch) {
-        if (room_ > 0)
+    chain_copies(First& first, Second& second, std::size_t capacity, std::chrono::milliseconds delay, bool on_touch)
+        : first_(first), second_(second), capacity_(capacity), delay_(delay), on_touch_(on_touch) {
+        if (capacity_ > 0)
             carrier_ = std::thread([this] { run(); });
     }
     ~chain_copies() {
@@ -51,7 +51,7 @@ public:
     /// Registers a record that was put into the first tier. It is copied after the delay, or once it is touched.
     /// Throws: bad_alloc.
     void put(const tier_entry& entry) {
-        if (room_ == 0)
+        if (capacity_ == 0)
             return;
         {
             const std::lock_guard guard(lock_);
@@ -65,7 +65,7 @@ public:
 
     /// Registers a read of a record from the first tier. Throws: bad_alloc.
     void touch(const sha256_digest& name) {
-        if (room_ == 0 || !on_touch_)
+        if (capacity_ == 0 || !on_touch_)
             return;
         {
             const std::lock_guard guard(lock_);
@@ -76,7 +76,7 @@ public:
 
     /// Cancels the copy of a record. The caller then erases it from both tiers.
     void forget(const sha256_digest& name) noexcept {
-        if (room_ == 0)
+        if (capacity_ == 0)
             return;
         const std::lock_guard guard(lock_);
         known_.erase(name);
@@ -129,7 +129,7 @@ private:
     void enqueue(known& one) {
         if (one.queued)
             return;
-        if (queue_.size() >= room_) {
+        if (queue_.size() >= capacity_) {
             ++dropped_;
             return;
         }
@@ -180,7 +180,7 @@ private:
 
     First& first_;
     Second& second_;
-    const std::size_t room_;
+    const std::size_t capacity_;
     const std::chrono::milliseconds delay_;
     const bool on_touch_;
 

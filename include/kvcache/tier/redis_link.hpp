@@ -395,7 +395,7 @@ public:
     /// Returns the next reply, which is valid until the next call. Errors: io; malformed, if it is not a reply.
     [[nodiscard]] result<resp_value> reply(redis_deadline& patience) {
         for (;;) {
-            resp_read read = read_resp({room_.get() + begin_, end_ - begin_}, limits_);
+            resp_read read = read_resp({buffer_.get() + begin_, end_ - begin_}, limits_);
             if (read.now == resp_read::state::wrong)
                 return error{error_code::malformed, "redis", "redis: what the server says is no reply"};
             if (read.now == resp_read::state::whole) {
@@ -408,7 +408,7 @@ public:
                 return error{error_code::malformed, "redis", "redis: the server says too much"};
             make_room(read.wanted);
             const std::size_t most = std::max(read.wanted - (end_ - begin_), std::size_t{64} << 10);
-            const auto came = link_.receive({room_.get() + end_, std::min(size_ - end_, most)}, patience);
+            const auto came = link_.receive({buffer_.get() + end_, std::min(size_ - end_, most)}, patience);
             if (!came)
                 return came.error();
             end_ += *came;
@@ -433,13 +433,13 @@ private:
             return;
         const std::size_t have = end_ - begin_;
         if (wanted < size_) {
-            std::memmove(room_.get(), room_.get() + begin_, have);
+            std::memmove(buffer_.get(), buffer_.get() + begin_, have);
         } else {
             const std::size_t size = std::max({wanted + 1, size_ + size_ / 2, std::size_t{64} << 10});
             auto larger = std::make_unique_for_overwrite<std::byte[]>(size);
             if (have > 0)
-                std::memcpy(larger.get(), room_.get() + begin_, have);
-            room_ = std::move(larger);
+                std::memcpy(larger.get(), buffer_.get() + begin_, have);
+            buffer_ = std::move(larger);
             size_ = size;
         }
         begin_ = 0;
@@ -456,7 +456,7 @@ private:
     std::string words_;
     std::vector<apart> aside_;
     std::size_t expected_ = 0;
-    std::unique_ptr<std::byte[]> room_;
+    std::unique_ptr<std::byte[]> buffer_;
     std::size_t size_ = 0, begin_ = 0, end_ = 0;
 };
 
