@@ -25,7 +25,7 @@ CACHE = HOME / "include" / "kvcache" / "cache"
 # Those that check most first. They need no more of tests/ than they include.
 TESTS = ["basic_cache", "acquired", "host_mistakes", "tenant_cache", "every_policy", "page_manager", "page_eviction",
          "lease", "sequence", "reserve_all", "match", "invariant_checker", "tier_client", "tier_records",
-         "quantized_memory", "interleavings", "any_cache", "compose", "prefill_cost", "page_pool", "token_buffer",
+         "residual", "quantized_memory", "interleavings", "any_cache", "compose", "prefill_cost", "page_pool", "token_buffer",
          "row_run", "sequence_state", "cache_identity", "tenant_index", "threads", "any_policy", "../observer/metrics",
          "no_allocation", "../storage/external"]
 FLAGS = ["-std=c++20", "-O0", "-march=native", "-DKVCACHE_CONTRACTS=1"]

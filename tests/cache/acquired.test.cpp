@@ -152,6 +152,17 @@ TEST_CASE("what a sequence may not share is not pending, and neither is another 
     CHECK(bob.acquire(prompt, {.pending = kv::pending_prefix::refuse}));
 }
 
+TEST_CASE("a page that ends at the limit of what may be shared is shared") {
+    auto cache = kv::make_cache({small, {.pages = 64}});
+    const auto prompt = counted(0, 100);
+    auto limited = cache.acquire(prompt);
+    REQUIRE(limited);
+    limited->sequence.set_cacheable_limit(48);
+    limited->lease.declare_written();
+    limited->lease.commit(prompt);
+    CHECK(cache.lookup(prompt).cached_tokens == 48);
+}
+
 TEST_CASE("without a locking that can wait, to wait is to be refused") {
     auto cache = kv::make_cache({small, {.pages = 64}});
     const auto prompt = counted(0, 100);

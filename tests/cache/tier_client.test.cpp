@@ -78,6 +78,21 @@ TEST_CASE("a cache that begins anew finds in the tier what another has stored") 
     CHECK(second.check());
 }
 
+TEST_CASE("a truncation that cuts no page hands no page over again") {
+    auto store = kv::tier::memory<>{}.open();
+    auto cache = made(20, shared{&store});
+    auto sequence = cache.open();
+    REQUIRE(extend(cache, sequence, some(48, 1)));
+    CHECK(kv::tier_stats_of(cache).handed_over == 3);
+    sequence.truncate(48);
+    REQUIRE(extend(cache, sequence, some(16, 2)));
+    CHECK(kv::tier_stats_of(cache).handed_over == 4);
+    sequence.truncate(50);
+    REQUIRE(extend(cache, sequence, some(30, 3)));
+    CHECK(kv::tier_stats_of(cache).handed_over == 6); // pages that the store has are not written again
+    CHECK(cache.check());
+}
+
 namespace {
 
 // A null tier; any other call to it is counted.

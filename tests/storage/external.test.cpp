@@ -194,7 +194,11 @@ TEST_CASE("block tables are compressed rows") {
         }
         CHECK(tables.blocks(1).empty());
     }
-    const std::vector<kv::page_entry> gap{{.count = 5}, {.count = 16}};
-    CHECK_THROWS_AS(tables.append(gap), kv::contract_violation);
+    for (const auto& wrong : {std::vector<kv::page_entry>{{.count = 5}, {.count = 16}},
+                              {{.count = 16}, {.count = 5}, {.count = 16}},
+                              {{.count = 16}, {.count = 17}},
+                              {{.count = 16}, {.first = 1, .count = 5}},
+                              {{.count = 16}, {.base = 1, .count = 5}}})
+        CHECK_THROWS_AS(tables.append(wrong), kv::contract_violation);
     CHECK(tables.indices().size() == 6);
 }
