@@ -136,12 +136,12 @@ struct engine_job {
     }
 
     /// Drafts the next tokens of a slot, at most `room`.
-    void draft(engine_slot<Cache>& slot, std::size_t most) const {
+    void draft(engine_slot<Cache>& slot, std::size_t rows) const {
         slot.drafted.clear();
         const std::size_t left = most - generated(slot); // the last of them is never run
         if (request.draft == 0 || left < 2)
             return;
-        const auto guess = prompt_lookup(slot.tokens, std::min({request.draft, most, left - 1}));
+        const auto guess = prompt_lookup(slot.tokens, std::min({request.draft, rows, left - 1}));
         if (guess.empty())
             return;
         slot.drafted.push_back(slot.tokens.back());
