@@ -135,7 +135,7 @@ struct engine_job {
             outcome.failure = std::move(reason);
     }
 
-    /// Drafts the next tokens of a slot, at most `room`.
+    /// Drafts the next tokens of a slot, at most `rows`.
     void draft(engine_slot<Cache>& slot, std::size_t rows) const {
         slot.drafted.clear();
         const std::size_t left = most - generated(slot); // the last of them is never run
