@@ -233,7 +233,7 @@ public:
     /// rows of a page whose residual buffer was reused are released too. It cannot fail: all necessary memory was
     /// allocated with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
-        const double took = monotonic_seconds() - state.lease.began;
+        const double took = 1e-9 * static_cast<double>(monotonic_nanoseconds() - state.lease.began);
         if (state.lease.spliced.empty()) // otherwise some of the rows were not computed
             pages_.measure(state.tokens.size(), tokens.size(), took);
         commit_unmeasured(state, tokens);

@@ -158,7 +158,7 @@ struct lease_state {
     bool open = false;
     sequence_state** holder = nullptr; ///< Where the lease keeps its pointer to this; null once it has ended.
     std::size_t rows = 0;
-    double began = 0.0; ///< Of monotonic_seconds.
+    std::int64_t began = 0; ///< By monotonic_nanoseconds.
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
 
@@ -181,7 +181,7 @@ struct lease_state {
     void begin(std::size_t row_count, std::span<const page_entry> table, bool open_tail) noexcept {
         open = true;
         rows = row_count;
-        began = monotonic_seconds();
+        began = monotonic_nanoseconds();
         pages_before = table.size();
         tail_before = open_tail ? std::optional(table.back()) : std::nullopt;
     }

@@ -3,6 +3,7 @@
 
 #include <kvcache/core/abi.hpp>
 
+#include <cstdint>
 #if defined(__unix__) || defined(__APPLE__)
 #include <ctime> // <chrono> is a tenth of what an empty file with a cache compiles
 #else
@@ -11,14 +12,14 @@
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Seconds since some moment, by a clock that is never set back.
-[[nodiscard]] inline double monotonic_seconds() noexcept {
+/// Nanoseconds since some moment, by a clock that is never set back.
+[[nodiscard]] inline std::int64_t monotonic_nanoseconds() noexcept {
 #if defined(__unix__) || defined(__APPLE__)
     std::timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+    return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 #else
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 #endif
 }
 

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <exception>
 #include <initializer_list>
+#include <memory>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -114,7 +115,7 @@ public:
     using value_type = T;
 
     result(T value) : value_(std::in_place, std::move(value)) {}
-    result(kvcache::error reason) : reason_(std::move(reason)) {}
+    result(kvcache::error reason) : reason_(std::make_unique<const kvcache::error>(std::move(reason))) {}
 
     [[nodiscard]] bool has_value() const noexcept { return value_.has_value(); }
     [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
@@ -137,7 +138,7 @@ private:
 
     // One of the two. A std::variant takes a tenth more time to compile.
     std::optional<T> value_;
-    std::optional<kvcache::error> reason_;
+    std::unique_ptr<const kvcache::error> reason_;
 };
 
 /// Success, or the error that prevented it.
