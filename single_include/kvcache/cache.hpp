@@ -325,6 +325,20 @@ struct error {
     friend bool operator==(const error&, const error&) = default;
 };
 
+namespace detail {
+
+/// An error on the heap, or none. Copies are deep.
+class maybe_error : public std::unique_ptr<const error> {
+public:
+    maybe_error() = default;
+    maybe_error(error one) : unique_ptr(std::make_unique<const error>(std::move(one))) {}
+    maybe_error(const maybe_error& other) : unique_ptr(other ? std::make_unique<const error>(*other) : nullptr) {}
+    maybe_error(maybe_error&&) noexcept = default;
+    maybe_error& operator=(maybe_error other) noexcept { return swap(other), *this; }
+};
+
+} // namespace detail
+
 /// A value, or the error that prevented it.
 template <class T>
 class [[nodiscard]] result {
@@ -346,7 +360,7 @@ public:
 
     /// Requires: !has_value().
     [[nodiscard]] const kvcache::error& error() const {
-        require(!has_value(), "a result is asked for its error only when it has no value");
+        require(reason_ != nullptr, "a result is asked for its error only when it has no value");
         return *reason_;
     }
 
@@ -355,7 +369,7 @@ private:
 
     // One of the two. A std::variant takes a tenth more time to compile.
     std::optional<T> value_;
-    std::optional<kvcache::error> reason_;
+    detail::maybe_error reason_;
 };
 
 /// Success, or the error that prevented it.
@@ -372,12 +386,12 @@ public:
 
     /// Requires: !has_value().
     [[nodiscard]] const kvcache::error& error() const {
-        require(!has_value(), "a result is asked for its error only when it has no value");
+        require(reason_ != nullptr, "a result is asked for its error only when it has no value");
         return *reason_;
     }
 
 private:
-    std::optional<kvcache::error> reason_;
+    detail::maybe_error reason_;
 };
 
 // The only header that throws and catches. In a program without exceptions nothing can be caught: a failed allocation
@@ -590,7 +604,7 @@ concept page_writer = requires(const S s, std::span<std::byte> page, std::span<c
     s.transform_key(row);
     s.transform_value(row);
     s.inverse_transform(row);
-    { s.exact() } -> std::same_as<residual_window>;
+    { s.window() } -> std::same_as<residual_window>;
     { s.shape() } -> std::same_as<page_shape>;
 };
 
@@ -1127,9 +1141,7 @@ public:
     [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
     [[nodiscard]] bool belongs_to(const tenant_registry& of) const noexcept { return of_ == &of; }
 
-    friend bool operator==(const tenant& a, const tenant& b) noexcept {
-        return a.of_ == b.of_ && a.number_ == b.number_;
-    }
+    friend bool operator==(const tenant&, const tenant&) = default;
 
 private:
     const tenant_registry* of_ = nullptr;
@@ -1348,7 +1360,7 @@ struct cache_stats {
     std::size_t page_bytes = 0; ///< Bytes of a page.
     std::size_t sequences = 0;  ///< Live sequences and matches.
 
-    std::size_t exact = 0;          ///< Pages with attached full-precision rows, for a codec of whole pages.
+    std::size_t residual_pages = 0; ///< Pages with attached full-precision rows, for a codec of whole pages.
     std::size_t residual_bytes = 0; ///< What those take of the budget.
 
     friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
@@ -1693,14 +1705,14 @@ struct sequence_pages {
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Seconds since some moment, by a clock that is never set back.
-[[nodiscard]] inline double monotonic_seconds() noexcept {
+/// Nanoseconds since some moment, by a clock that is never set back.
+[[nodiscard]] inline std::int64_t monotonic_nanoseconds() noexcept {
 #if defined(__unix__) || defined(__APPLE__)
     std::timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+    return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 #else
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 #endif
 }
 
@@ -1848,7 +1860,7 @@ struct lease_state {
     bool open = false;
     sequence_state** holder = nullptr; ///< Where the lease keeps its pointer to this; null once it has ended.
     std::size_t rows = 0;
-    double began = 0.0; ///< Of monotonic_seconds.
+    std::int64_t began = 0; ///< By monotonic_nanoseconds.
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
 
@@ -1871,7 +1883,7 @@ struct lease_state {
     void begin(std::size_t row_count, std::span<const page_entry> table, bool open_tail) noexcept {
         open = true;
         rows = row_count;
-        began = monotonic_seconds();
+        began = monotonic_nanoseconds();
         pages_before = table.size();
         tail_before = open_tail ? std::optional(table.back()) : std::nullopt;
     }
@@ -4232,7 +4244,7 @@ public:
     /// rows of a page whose residual buffer was reused are released too. It cannot fail: all necessary memory was
     /// allocated with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
-        const double took = monotonic_seconds() - state.lease.began;
+        const double took = 1e-9 * static_cast<double>(monotonic_nanoseconds() - state.lease.began);
         if (state.lease.spliced.empty()) // otherwise some of the rows were not computed
             pages_.measure(state.tokens.size(), tokens.size(), took);
         commit_unmeasured(state, tokens);
@@ -4857,7 +4869,7 @@ private:
     // The rows that stay in full precision, where the codec encodes whole pages.
     [[nodiscard]] static residual_window residual_window_of([[maybe_unused]] const codec_type& codec) {
         if constexpr (page_writer<codec_type>)
-            return codec.exact();
+            return codec.window();
         else
             return {};
     }

@@ -333,6 +333,20 @@ struct error {
     friend bool operator==(const error&, const error&) = default;
 };
 
+namespace detail {
+
+/// An error on the heap, or none. Copies are deep.
+class maybe_error : public std::unique_ptr<const error> {
+public:
+    maybe_error() = default;
+    maybe_error(error one) : unique_ptr(std::make_unique<const error>(std::move(one))) {}
+    maybe_error(const maybe_error& other) : unique_ptr(other ? std::make_unique<const error>(*other) : nullptr) {}
+    maybe_error(maybe_error&&) noexcept = default;
+    maybe_error& operator=(maybe_error other) noexcept { return swap(other), *this; }
+};
+
+} // namespace detail
+
 /// A value, or the error that prevented it.
 template <class T>
 class [[nodiscard]] result {
@@ -354,7 +368,7 @@ public:
 
     /// Requires: !has_value().
     [[nodiscard]] const kvcache::error& error() const {
-        require(!has_value(), "a result is asked for its error only when it has no value");
+        require(reason_ != nullptr, "a result is asked for its error only when it has no value");
         return *reason_;
     }
 
@@ -363,7 +377,7 @@ private:
 
     // One of the two. A std::variant takes a tenth more time to compile.
     std::optional<T> value_;
-    std::optional<kvcache::error> reason_;
+    detail::maybe_error reason_;
 };
 
 /// Success, or the error that prevented it.
@@ -380,12 +394,12 @@ public:
 
     /// Requires: !has_value().
     [[nodiscard]] const kvcache::error& error() const {
-        require(!has_value(), "a result is asked for its error only when it has no value");
+        require(reason_ != nullptr, "a result is asked for its error only when it has no value");
         return *reason_;
     }
 
 private:
-    std::optional<kvcache::error> reason_;
+    detail::maybe_error reason_;
 };
 
 // The only header that throws and catches. In a program without exceptions nothing can be caught: a failed allocation
@@ -598,7 +612,7 @@ concept page_writer = requires(const S s, std::span<std::byte> page, std::span<c
     s.transform_key(row);
     s.transform_value(row);
     s.inverse_transform(row);
-    { s.exact() } -> std::same_as<residual_window>;
+    { s.window() } -> std::same_as<residual_window>;
     { s.shape() } -> std::same_as<page_shape>;
 };
 
@@ -5210,7 +5224,7 @@ private:
     // rows read it quantized.
     void walk_apart(const sequence_pages& pages, const page_range& range, std::size_t end) {
         const std::size_t page_tokens = source_.codec->shape().tokens;
-        const residual_window exact = source_.codec->exact();
+        const residual_window window = source_.codec->window();
         if constexpr (gives_codes<Codec>)
             scratch_.block.set_quantize_queries(wants_quantized_queries(
                 source_.codec->codes(source_.storage->bytes(pages.table[range.first].page), {}).keys.format));
@@ -5220,9 +5234,9 @@ private:
         std::size_t start = range.position;
         for (std::size_t e = range.first; e < range.last; start += pages.table[e++].count) {
             const page_entry& entry = pages.table[e];
-            const std::size_t quantized_from = start / page_tokens < exact.first
+            const std::size_t quantized_from = start / page_tokens < window.first
                                                    ? std::numeric_limits<std::size_t>::max()
-                                                   : (start / page_tokens + exact.recent + 1) * page_tokens;
+                                                   : (start / page_tokens + window.recent + 1) * page_tokens;
             if (least >= quantized_from) {
                 choose(all_of(range, entry.base));
                 add(entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
@@ -6127,9 +6141,7 @@ public:
     [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
     [[nodiscard]] bool belongs_to(const tenant_registry& of) const noexcept { return of_ == &of; }
 
-    friend bool operator==(const tenant& a, const tenant& b) noexcept {
-        return a.of_ == b.of_ && a.number_ == b.number_;
-    }
+    friend bool operator==(const tenant&, const tenant&) = default;
 
 private:
     const tenant_registry* of_ = nullptr;
@@ -6348,7 +6360,7 @@ struct cache_stats {
     std::size_t page_bytes = 0; ///< Bytes of a page.
     std::size_t sequences = 0;  ///< Live sequences and matches.
 
-    std::size_t exact = 0;          ///< Pages with attached full-precision rows, for a codec of whole pages.
+    std::size_t residual_pages = 0; ///< Pages with attached full-precision rows, for a codec of whole pages.
     std::size_t residual_bytes = 0; ///< What those take of the budget.
 
     friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
@@ -6428,14 +6440,14 @@ template <class Hash>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Seconds since some moment, by a clock that is never set back.
-[[nodiscard]] inline double monotonic_seconds() noexcept {
+/// Nanoseconds since some moment, by a clock that is never set back.
+[[nodiscard]] inline std::int64_t monotonic_nanoseconds() noexcept {
 #if defined(__unix__) || defined(__APPLE__)
     std::timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+    return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 #else
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 #endif
 }
 
@@ -6583,7 +6595,7 @@ struct lease_state {
     bool open = false;
     sequence_state** holder = nullptr; ///< Where the lease keeps its pointer to this; null once it has ended.
     std::size_t rows = 0;
-    double began = 0.0; ///< Of monotonic_seconds.
+    std::int64_t began = 0; ///< By monotonic_nanoseconds.
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
 
@@ -6606,7 +6618,7 @@ struct lease_state {
     void begin(std::size_t row_count, std::span<const page_entry> table, bool open_tail) noexcept {
         open = true;
         rows = row_count;
-        began = monotonic_seconds();
+        began = monotonic_nanoseconds();
         pages_before = table.size();
         tail_before = open_tail ? std::optional(table.back()) : std::nullopt;
     }
@@ -8819,7 +8831,7 @@ public:
     /// rows of a page whose residual buffer was reused are released too. It cannot fail: all necessary memory was
     /// allocated with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
-        const double took = monotonic_seconds() - state.lease.began;
+        const double took = 1e-9 * static_cast<double>(monotonic_nanoseconds() - state.lease.began);
         if (state.lease.spliced.empty()) // otherwise some of the rows were not computed
             pages_.measure(state.tokens.size(), tokens.size(), took);
         commit_unmeasured(state, tokens);
@@ -9444,7 +9456,7 @@ private:
     // The rows that stay in full precision, where the codec encodes whole pages.
     [[nodiscard]] static residual_window residual_window_of([[maybe_unused]] const codec_type& codec) {
         if constexpr (page_writer<codec_type>)
-            return codec.exact();
+            return codec.window();
         else
             return {};
     }
@@ -11399,7 +11411,7 @@ public:
           key_bytes_(shape.tokens / keys_.tokens() * keys_.bytes()),
           value_bytes_(shape.tokens / values_.tokens() * values_.bytes()),
           rows_(shape),
-          exact_(exact) {
+          window_(exact) {
         require(shape.tokens % keys_.tokens() == 0 && shape.tokens % values_.tokens() == 0,
                 "a page holds whole groups of the tokens that are coded together");
     }
@@ -11411,22 +11423,22 @@ public:
         std::string both = keys_.name();
         if (values_.name() != both)
             both = "keys " + both + ", values " + values_.name();
-        if (exact_.first > 0)
-            both += ", first " + std::to_string(exact_.first) + " pages exact";
-        if (exact_.recent > 0)
-            both += ", last " + std::to_string(exact_.recent) + " pages exact";
+        if (window_.first > 0)
+            both += ", first " + std::to_string(window_.first) + " pages exact";
+        if (window_.recent > 0)
+            both += ", last " + std::to_string(window_.recent) + " pages exact";
         return both;
     }
     [[nodiscard]] page_shape shape() const noexcept { return shape_; }
-    [[nodiscard]] residual_window exact() const noexcept { return exact_; }
+    [[nodiscard]] residual_window window() const noexcept { return window_; }
 
     /// Returns a copy that also keeps the pages of the first `tokens` tokens in full precision.
     [[nodiscard]] quantized_pages with_first(std::size_t tokens) const {
-        return {shape_, keys_, values_, {(tokens + shape_.tokens - 1) / shape_.tokens, exact_.recent}};
+        return {shape_, keys_, values_, {(tokens + shape_.tokens - 1) / shape_.tokens, window_.recent}};
     }
     /// Returns a copy that also keeps the last `pages` pages before a query's own in full precision.
     [[nodiscard]] quantized_pages with_recent(std::size_t pages) const {
-        return {shape_, keys_, values_, {exact_.first, pages}};
+        return {shape_, keys_, values_, {window_.first, pages}};
     }
 
     void transform_key(std::span<float> row) const noexcept { keys_.transform(row); }
@@ -11488,7 +11500,7 @@ private:
     std::size_t key_bytes_; // for one head of a layer
     std::size_t value_bytes_;
     f32::state rows_; // layout of the rows to encode
-    residual_window exact_;
+    residual_window window_;
 };
 
 namespace detail {
@@ -22234,13 +22246,13 @@ struct engine_job {
             outcome.failure = std::move(reason);
     }
 
-    /// Drafts the next tokens of a slot, at most `room`.
-    void draft(engine_slot<Cache>& slot, std::size_t most) const {
+    /// Drafts the next tokens of a slot, at most `rows`.
+    void draft(engine_slot<Cache>& slot, std::size_t rows) const {
         slot.drafted.clear();
         const std::size_t left = most - generated(slot); // the last of them is never run
         if (request.draft == 0 || left < 2)
             return;
-        const auto guess = prompt_lookup(slot.tokens, std::min({request.draft, most, left - 1}));
+        const auto guess = prompt_lookup(slot.tokens, std::min({request.draft, rows, left - 1}));
         if (guess.empty())
             return;
         slot.drafted.push_back(slot.tokens.back());
@@ -23162,7 +23174,6 @@ class session_table {
     struct slot;
 
 public:
-    using session_type = Session;
     using hold = session_guard<session_table>;
 
     explicit session_table(session_limits limits, Eviction eviction)
@@ -23206,19 +23217,6 @@ public:
                 throw;
             }
         return hold(*this, of);
-    }
-
-    /// Like acquire, but returns nothing if the session is in use or no slot can be freed.
-    template <class Make>
-    [[nodiscard]] std::optional<hold> try_acquire(const digest& model, std::string_view key, Make make) {
-        {
-            const std::lock_guard guard(lock_);
-            const auto found = names_.find({model, std::string(key)});
-            if (found != names_.end() && slots_[index_of(found->second)]->busy())
-                return std::nullopt;
-        }
-        auto held = acquire(model, key, std::move(make)); // it waits here if another request came in between
-        return held ? std::optional<hold>(std::move(*held)) : std::nullopt;
     }
 
     /// Removes a session after the requests that wait for it. Returns false if there is none.
@@ -23802,7 +23800,7 @@ inline constexpr std::size_t part_bytes = 64;   ///< Size of an entry in the tab
 
 /// Offsets in the header, in bytes.
 /// @{
-inline constexpr std::size_t format = 8, kind = 12, seal = 16, parts = 20, header_bytes = 24, total_bytes = 32,
+inline constexpr std::size_t format = 8, kind = 12, checksum_kind = 16, parts = 20, header_bytes = 24, total_bytes = 32,
                              first_token = 40, tokens = 48, tokens_offset = 56, identity_offset = 64,
                              identity_bytes = 72, parts_offset = 80, reserved = 88, identity = 96, before = 128,
                              name = 160, more_reserved = 192, checksum = 224;
@@ -23928,11 +23926,11 @@ public:
     /// Parses untrusted bytes. A record has exactly one valid form: any other header byte, or any missing or extra
     /// byte, is rejected. Errors: truncated, malformed, unsupported (another format), mismatched (another kind of
     /// checksum), with the field's name. Cost: O(header).
-    [[nodiscard]] static result<record> parse(std::span<const std::byte> bytes, const record_authenticator& seal) {
+    [[nodiscard]] static result<record> parse(std::span<const std::byte> bytes, const record_authenticator& auth) {
         record made;
-        for (const auto step : {&record::take_fixed, &record::take_places, &record::take_sealed, &record::take_parts,
+        for (const auto step : {&record::take_fixed, &record::take_places, &record::take_checked, &record::take_parts,
                                 &record::take_identity, &record::take_tokens})
-            if (auto fine = (made.*step)(bytes, seal); !fine)
+            if (auto fine = (made.*step)(bytes, auth); !fine)
                 return fine.error();
         return made;
     }
@@ -23974,9 +23972,9 @@ public:
     /// Checks a copy of a part's bytes against its checksum. Requires: no other thread changes the copy. Errors:
     /// malformed.
     [[nodiscard]] static result<void> sound(const record_part& part, std::span<const std::byte> copy,
-                                            const record_authenticator& seal) {
+                                            const record_authenticator& auth) {
         static constexpr const char* names[] = {"part", "page", "exact", "speaking"};
-        if (copy.size() == part.bytes.size() && same_in_constant_time(seal.of(copy), part.checksum))
+        if (copy.size() == part.bytes.size() && same_in_constant_time(auth.of(copy), part.checksum))
             return {};
         return refused(error_code::malformed, names[static_cast<std::uint32_t>(part.kind)],
                        "the bytes of page " + std::to_string(part.index) + " are not those that were written");
@@ -23991,12 +23989,12 @@ private:
     }
 
     // Each step parses a section of the header, in this order, and relies on the checks of the steps before it.
-    [[nodiscard]] result<void> take_fixed(std::span<const std::byte> bytes, const record_authenticator& seal);
-    [[nodiscard]] result<void> take_places(std::span<const std::byte> bytes, const record_authenticator& seal);
-    [[nodiscard]] result<void> take_sealed(std::span<const std::byte> bytes, const record_authenticator& seal);
-    [[nodiscard]] result<void> take_parts(std::span<const std::byte> bytes, const record_authenticator& seal);
-    [[nodiscard]] result<void> take_identity(std::span<const std::byte> bytes, const record_authenticator& seal);
-    [[nodiscard]] result<void> take_tokens(std::span<const std::byte> bytes, const record_authenticator& seal);
+    [[nodiscard]] result<void> take_fixed(std::span<const std::byte> bytes, const record_authenticator& auth);
+    [[nodiscard]] result<void> take_places(std::span<const std::byte> bytes, const record_authenticator& auth);
+    [[nodiscard]] result<void> take_checked(std::span<const std::byte> bytes, const record_authenticator& auth);
+    [[nodiscard]] result<void> take_parts(std::span<const std::byte> bytes, const record_authenticator& auth);
+    [[nodiscard]] result<void> take_identity(std::span<const std::byte> bytes, const record_authenticator& auth);
+    [[nodiscard]] result<void> take_tokens(std::span<const std::byte> bytes, const record_authenticator& auth);
 
     [[nodiscard]] static sha256_digest digest_at(std::span<const std::byte> bytes, std::size_t at) {
         sha256_digest made;
@@ -24017,7 +24015,7 @@ private:
     std::vector<record_part> parts_;
 };
 
-inline result<void> record::take_fixed(std::span<const std::byte> bytes, const record_authenticator& seal) {
+inline result<void> record::take_fixed(std::span<const std::byte> bytes, const record_authenticator& auth) {
     namespace at = record_layout;
     if (bytes.size() < at::fixed_bytes)
         return refused(error_code::truncated, "header",
@@ -24034,13 +24032,13 @@ inline result<void> record::take_fixed(std::span<const std::byte> bytes, const r
         kind != static_cast<std::uint32_t>(record_kind::sequence))
         return refused(error_code::malformed, "kind", std::to_string(kind) + " is no kind of record");
     kind_ = static_cast<record_kind>(kind);
-    const auto sealed = load_little<std::uint32_t>(bytes, at::seal);
+    const auto sealed = load_little<std::uint32_t>(bytes, at::checksum_kind);
     if (sealed != static_cast<std::uint32_t>(authenticator_kind::xxh3) &&
         sealed != static_cast<std::uint32_t>(authenticator_kind::hmac))
         return refused(error_code::malformed, "seal", std::to_string(sealed) + " is no kind of seal");
-    if (sealed != static_cast<std::uint32_t>(seal.kind()))
+    if (sealed != static_cast<std::uint32_t>(auth.kind()))
         return refused(error_code::mismatched, "seal",
-                       seal.kind() == authenticator_kind::hmac
+                       auth.kind() == authenticator_kind::hmac
                            ? "the record was sealed without a key, and one is asked for"
                            : "the record was sealed with a key, and none is given");
     const auto total = load_little<std::uint64_t>(bytes, at::total_bytes);
@@ -24094,10 +24092,10 @@ inline result<void> record::take_places(std::span<const std::byte> bytes, const 
     return {};
 }
 
-inline result<void> record::take_sealed(std::span<const std::byte> bytes, const record_authenticator& seal) {
+inline result<void> record::take_checked(std::span<const std::byte> bytes, const record_authenticator& auth) {
     namespace at = record_layout;
     const auto behind = bytes.first(static_cast<std::size_t>(header_)).subspan(at::fixed_bytes);
-    if (!same_in_constant_time(seal.of(bytes.first(at::checksum), behind), digest_at(bytes, at::checksum)))
+    if (!same_in_constant_time(auth.of(bytes.first(at::checksum), behind), digest_at(bytes, at::checksum)))
         return refused(error_code::malformed, "header", "its checksum is that of other bytes, or under another key");
     if (!zero(bytes.subspan(at::reserved, 8)) || !zero(bytes.subspan(at::more_reserved, 32)))
         return refused(error_code::malformed, "reserved", "it is not zero");
@@ -24218,7 +24216,7 @@ struct record_source {
 class record_writer {
 public:
     /// Cost: reads every part once.
-    record_writer(const record_source& source, const record_names& names, const record_authenticator& seal) {
+    record_writer(const record_source& source, const record_names& names, const record_authenticator& auth) {
         namespace at = record_layout;
         const std::vector<std::byte> identity = text_of(names.fields());
         const std::size_t identity_at = at::fixed_bytes + source.parts.size() * at::part_bytes;
@@ -24229,7 +24227,7 @@ public:
         std::ranges::copy(std::as_bytes(std::span(at::magic)), to.begin());
         store_little<std::uint32_t>(to, at::format, record_format_revision);
         store_little(to, at::kind, static_cast<std::uint32_t>(source.kind));
-        store_little(to, at::seal, static_cast<std::uint32_t>(seal.kind()));
+        store_little(to, at::checksum_kind, static_cast<std::uint32_t>(auth.kind()));
         store_little(to, at::parts, static_cast<std::uint32_t>(source.parts.size()));
         store_little<std::uint64_t>(to, at::header_bytes, header);
         store_little<std::uint64_t>(to, at::first_token, source.first);
@@ -24244,8 +24242,8 @@ public:
         std::ranges::copy(identity, to.begin() + static_cast<std::ptrdiff_t>(identity_at));
         for (std::size_t i = 0; i < source.tokens.size(); ++i)
             store_little(to, tokens_at + 4 * i, static_cast<std::uint32_t>(index_of(source.tokens[i])));
-        store_little<std::uint64_t>(to, at::total_bytes, put_parts(source.parts, seal));
-        put(at::checksum, seal.of(to.first(at::checksum), to.subspan(at::fixed_bytes)));
+        store_little<std::uint64_t>(to, at::total_bytes, put_parts(source.parts, auth));
+        put(at::checksum, auth.of(to.first(at::checksum), to.subspan(at::fixed_bytes)));
         lay_out(source.parts);
     }
 
@@ -24281,7 +24279,7 @@ private:
     }
 
     // Writes the table of the parts. Returns the end of the last part.
-    [[nodiscard]] std::uint64_t put_parts(std::span<const part_source> parts, const record_authenticator& seal) {
+    [[nodiscard]] std::uint64_t put_parts(std::span<const part_source> parts, const record_authenticator& auth) {
         namespace at = record_layout;
         std::uint64_t end = header_.size();
         std::size_t entry = at::fixed_bytes;
@@ -24292,7 +24290,7 @@ private:
             store_little(std::span(header_), entry + at::part_offset, begin);
             store_little<std::uint64_t>(header_, entry + at::part_size, part.bytes.size());
             store_little(std::span(header_), entry + at::part_rows, part.rows);
-            put(entry + at::part_checksum, seal.of(part.bytes));
+            put(entry + at::part_checksum, auth.of(part.bytes));
             end = begin + part.bytes.size();
             entry += at::part_bytes;
         }
@@ -24367,7 +24365,7 @@ public:
             if (full) // a partial page is not encoded yet
                 parts_.push_back({part_kind::page, index, rows, core_.storage().bytes(entry.page)});
             const auto exact = core_.residual_bytes(entry.page);
-            if (!exact.empty() && core_.codec().exact().covers(page, end / shape.tokens))
+            if (!exact.empty() && core_.codec().window().covers(page, end / shape.tokens))
                 parts_.push_back(
                     {part_kind::exact, index, rows, full ? exact : cut(codec::f32::state(shape), exact, rows)});
         } else {
@@ -24399,7 +24397,7 @@ namespace detail {
 // Copies a part to its destination, and verifies the copy.
 [[nodiscard]] inline result<void> place_part(const record& from, part_kind kind, std::uint32_t index,
                                              std::uint32_t rows, std::span<std::byte> to,
-                                             const record_authenticator& seal) {
+                                             const record_authenticator& auth) {
     const char* const field = kind == part_kind::page ? "page" : "exact";
     const record_part* part = from.part(kind, index);
     if (part == nullptr)
@@ -24411,7 +24409,7 @@ namespace detail {
                          " rows in " + std::to_string(part->bytes.size()) + " bytes, and " + std::to_string(rows) +
                          " rows in " + std::to_string(to.size()) + " are needed"};
     std::ranges::copy(part->bytes, to.begin());
-    return record::sound(*part, to, seal);
+    return record::sound(*part, to, auth);
 }
 
 } // namespace detail
@@ -24429,12 +24427,12 @@ template <class Codec, class Lease>
 /// Cost: copies the page and reads the copy.
 template <class Codec, class Lease>
 [[nodiscard]] result<void> place_page(const record& from, std::uint32_t index, const Lease& lease, std::size_t page,
-                                      std::uint32_t rows, const record_authenticator& seal) {
+                                      std::uint32_t rows, const record_authenticator& auth) {
     for (const part_kind kind : {part_kind::page, part_kind::exact}) {
         if (!places<Codec>(kind, lease, page, rows))
             continue;
         const auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
-        if (auto placed = detail::place_part(from, kind, index, rows, to, seal); !placed)
+        if (auto placed = detail::place_part(from, kind, index, rows, to, auth); !placed)
             return placed;
     }
     return {};
@@ -24548,8 +24546,8 @@ template <class Cache>
 [[nodiscard]] result<restored<Cache>> read_snapshot(Cache& cache, std::span<const std::byte> bytes,
                                                     std::string_view secret = {}, const tenant& of = {}) {
     using codec = typename Cache::codec_type;
-    const record_authenticator seal(secret);
-    const auto saved = record::parse(bytes, seal);
+    const record_authenticator auth(secret);
+    const auto saved = record::parse(bytes, auth);
     if (!saved)
         return saved.error();
     const record_names names(cache.id(of), secret);
@@ -24579,7 +24577,7 @@ template <class Cache>
     if (sequence.size() < tokens.size())
         sequence.truncate(sequence.size() / page_tokens * page_tokens);
     const std::size_t first = (sequence.size() + page_tokens - 1) / page_tokens; // truncate() may keep fewer
-    const auto check = [&](const record_part& part) { return record::sound(part, part.bytes, seal); };
+    const auto check = [&](const record_part& part) { return record::sound(part, part.bytes, auth); };
     for (const record_part& part : parts)
         if (part.index < first || part.index == pages)
             if (auto sound = check(part); !sound)
@@ -24593,7 +24591,7 @@ template <class Cache>
             const auto index = static_cast<std::uint32_t>(page);
             const std::size_t rows = std::min(page_tokens, tokens.size() - page * page_tokens);
             if (auto placed =
-                    place_page<codec>(*saved, index, opened, page - first, static_cast<std::uint32_t>(rows), seal);
+                    place_page<codec>(*saved, index, opened, page - first, static_cast<std::uint32_t>(rows), auth);
                 !placed)
                 return placed.error();
             for (const part_kind kind : {part_kind::page, part_kind::exact}) // parts that the page does not use
@@ -25288,7 +25286,7 @@ template <tier_state Tier>
 class tier_records {
 public:
     tier_records(Tier tier, const identity& id, const std::string& secret)
-        : tier_(std::move(tier)), secret_(secret), seal_(secret) {
+        : tier_(std::move(tier)), secret_(secret), auth_(secret) {
         set(0, id);
     }
 
@@ -25314,7 +25312,7 @@ public:
         page_parts<Core> parts(core);
         parts.add(entry, page.index, end, 0);
         const record_writer made({record_kind::page, page.first(), page.tokens, page.before, page.name, parts.parts()},
-                                 names, seal_);
+                                 names, auth_);
         return tier_.put({.name = page.name,
                           .cost = core.prefill_seconds(page.first(), page.tokens.size()),
                           .depth = static_cast<std::uint32_t>(page.index)},
@@ -25376,7 +25374,7 @@ private:
     template <class Codec, class Lease>
     [[nodiscard]] result<void> put_in_place(const Lease& lease, std::size_t at, const record_names& names,
                                             std::span<const std::byte> bytes, const prompt_page& page) const {
-        const auto read = record::parse(bytes, seal_);
+        const auto read = record::parse(bytes, auth_);
         if (!read)
             return read.error();
         if (auto own = read->made_under(names); !own)
@@ -25393,12 +25391,12 @@ private:
             if (!holds)
                 return error{error_code::mismatched, field,
                              std::string(field) + ": the record is not the one that was asked for"};
-        return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(page.tokens.size()), seal_);
+        return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(page.tokens.size()), auth_);
     }
 
     Tier tier_;
     std::string secret_;
-    record_authenticator seal_;
+    record_authenticator auth_;
     mutable movable_mutex lock_;                       // guards names_
     std::vector<std::unique_ptr<record_names>> names_; // by tenant
 };
@@ -25845,7 +25843,7 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 template <tier_state First, tier_state Second>
 class chain_copies {
 public:
-    /// At most `room` records wait, each for `delay` before it is copied. With room 0 there is no thread, and nothing
+    /// At most `capacity` records wait, each for `delay` before it is copied. With capacity 0 there is no thread, and nothing
     /// is copied.
     chain_copies(First& first, Second& second, std::size_t capacity, std::chrono::milliseconds delay, bool on_touch)
         : first_(first), second_(second), capacity_(capacity), delay_(delay), on_touch_(on_touch) {

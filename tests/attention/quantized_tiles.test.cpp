@@ -31,7 +31,7 @@ struct decoding {
     [[nodiscard]] std::size_t page_bytes() const { return inner.page_bytes(); }
     [[nodiscard]] std::string name() const { return inner.name(); }
     [[nodiscard]] kv::page_shape shape() const { return inner.shape(); }
-    [[nodiscard]] kv::residual_window exact() const { return inner.exact(); }
+    [[nodiscard]] kv::residual_window window() const { return inner.window(); }
     void transform_key(std::span<float> row) const { inner.transform_key(row); }
     void transform_value(std::span<float> row) const { inner.transform_value(row); }
     void inverse_transform(std::span<float> row) const { inner.inverse_transform(row); }

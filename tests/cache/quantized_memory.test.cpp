@@ -55,7 +55,7 @@ TEST_CASE("4,096 tokens in 4.5 bits a number take a seventh of their float32 num
         }
         const std::size_t after = taken();
         REQUIRE(sequence.size() == tokens);
-        CHECK(cache.stats().exact == 0);
+        CHECK(cache.stats().residual_pages == 0);
         CHECK(static_cast<double>(numbers * sizeof(float)) >= 7.0 * static_cast<double>(after - before));
     }
 }

@@ -88,7 +88,7 @@ public:
                                                     10 * kv::codec::residual_page::bytes_for(shape)},
                                  .merge_equal_pages = merges_},
                                 codec)),
-          window_(cache_.codec().exact()) {}
+          window_(cache_.codec().window()) {}
 
     void step() {
         if (live_.size() < 2 || choose_.one_in(3))

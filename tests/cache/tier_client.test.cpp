@@ -383,7 +383,7 @@ TEST_CASE("a record that was forged without the cache's secret is refused, and o
         const std::span<std::byte> all(forged);
         const auto header = kv::load_little<std::uint64_t>(all, layout::header_bytes);
         forged[header] ^= std::byte{1};
-        kv::store_little(all, layout::seal, static_cast<std::uint32_t>(plain.kind()));
+        kv::store_little(all, layout::checksum_kind, static_cast<std::uint32_t>(plain.kind()));
         put(layout::fixed_bytes + layout::part_checksum, plain.of(all.subspan(header)));
         put(layout::checksum, plain.of(all.first(layout::checksum), all.first(header).subspan(layout::fixed_bytes)));
 

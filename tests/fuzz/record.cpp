@@ -21,13 +21,13 @@ namespace {
 namespace kv = kvcache;
 namespace at = kvcache::record_layout;
 
-const kv::record_authenticator& seal() {
+const kv::record_authenticator& auth() {
     static const kv::record_authenticator made("");
     return made;
 }
 
 void read(std::span<const std::byte> bytes) {
-    const auto read = kv::record::parse(bytes, seal());
+    const auto read = kv::record::parse(bytes, auth());
     if (!read) {
         if (read.error().field.empty() || read.error().message.empty())
             std::abort();
@@ -41,7 +41,7 @@ void read(std::span<const std::byte> bytes) {
         if (part.bytes.data() < end || part.bytes.data() + part.bytes.size() > bytes.data() + bytes.size())
             std::abort();
         end = part.bytes.data() + part.bytes.size();
-        static_cast<void>(kv::record::sound(part, part.bytes, seal()));
+        static_cast<void>(kv::record::sound(part, part.bytes, auth()));
     }
     if (end != bytes.data() + bytes.size() && !read->parts().empty())
         std::abort();
@@ -50,11 +50,11 @@ void read(std::span<const std::byte> bytes) {
     for (const kv::record_part& part : read->parts())
         parts.push_back({part.kind, part.index, part.rows, part.bytes});
     const kv::record_writer again({read->kind(), read->first(), read->tokens(), read->before(), read->name(), parts},
-                                  names, seal());
+                                  names, auth());
     std::vector<std::byte> written;
     for (const auto piece : again.pieces())
         written.insert(written.end(), piece.begin(), piece.end());
-    const auto back = kv::record::parse(written, seal());
+    const auto back = kv::record::parse(written, auth());
     if (!back || back->tokens() != read->tokens() || back->parts().size() != read->parts().size())
         std::abort();
 }
@@ -69,12 +69,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::vector<std::byte> sealed(raw.begin(), raw.end());
     std::ranges::copy(std::as_bytes(std::span(at::magic)), sealed.begin());
     kv::store_little<std::uint32_t>(sealed, at::format, kv::record_format_revision);
-    kv::store_little(std::span(sealed), at::seal, static_cast<std::uint32_t>(kv::authenticator_kind::xxh3));
+    kv::store_little(std::span(sealed), at::checksum_kind, static_cast<std::uint32_t>(kv::authenticator_kind::xxh3));
     kv::store_little<std::uint64_t>(sealed, at::total_bytes, size);
     const auto header = std::min<std::uint64_t>(kv::load_little<std::uint64_t>(sealed, at::header_bytes), size);
     const auto behind =
         std::span(sealed).first(std::max<std::size_t>(header, at::fixed_bytes)).subspan(at::fixed_bytes);
-    const kv::sha256_digest sum = seal().of(std::span(sealed).first(at::checksum), behind);
+    const kv::sha256_digest sum = auth().of(std::span(sealed).first(at::checksum), behind);
     std::ranges::copy(sum.bytes, sealed.begin() + at::checksum);
     read(sealed);
     return 0;

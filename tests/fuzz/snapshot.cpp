@@ -71,7 +71,7 @@ bytes snapshot_of(const Codec& codec) {
 }
 
 // Puts the checksums right, as far as there are places for them.
-void seal(std::span<std::byte> record) {
+void auth(std::span<std::byte> record) {
     static const kv::record_authenticator own("");
     if (record.size() < at::fixed_bytes)
         return;
@@ -104,7 +104,7 @@ void load(const Codec& codec, std::span<const std::uint8_t> edits, bool sealed, 
         edits = edits.subspan(4);
     }
     if (sealed)
-        seal(edited);
+        auth(edited);
     auto cache = made(codec);
     std::size_t before = 0;
     {

@@ -20,14 +20,14 @@ namespace {
 
 // Parses a record and checks every part, as a reader does. Returns the name of the failing field, or "".
 std::string fault(std::span<const std::byte> all, const std::string& secret) {
-    const kv::record_authenticator seal(secret);
-    const auto read = kv::record::parse(all, seal);
+    const kv::record_authenticator auth(secret);
+    const auto read = kv::record::parse(all, auth);
     if (!read) {
         CHECK(read.error().message.starts_with(read.error().field + ": "));
         return read.error().field;
     }
     for (const auto& part : read->parts())
-        if (auto sound = kv::record::sound(part, part.bytes, seal); !sound)
+        if (auto sound = kv::record::sound(part, part.bytes, auth); !sound)
             return sound.error().field;
     if (auto own = read->made_under(kv::record_names(golden_identity(), secret)); !own)
         return own.error().field;
@@ -52,10 +52,10 @@ TEST_CASE("records are, byte for byte, those that another implementation writes"
 TEST_CASE("what was written is what is read") {
     for (const std::string secret : {"", "a secret"}) {
         const kv::record_names names(golden_identity(), secret);
-        const kv::record_authenticator seal(secret);
+        const kv::record_authenticator auth(secret);
         const bytes all = sequence_record(secret);
         CHECK(fault(all, secret).empty());
-        const auto read = kv::record::parse(all, seal);
+        const auto read = kv::record::parse(all, auth);
         REQUIRE(read);
         CHECK(read->kind() == kv::record_kind::sequence);
         CHECK(read->first() == 0);
@@ -70,7 +70,7 @@ TEST_CASE("what was written is what is read") {
         CHECK(read->part(kv::part_kind::exact, 0) == nullptr);
         for (const auto& part : read->parts())
             CHECK((part.bytes.data() - all.data()) % 64 == 0);
-        CHECK(kv::record::parse(page_record(secret), seal)->first() == 16);
+        CHECK(kv::record::parse(page_record(secret), auth)->first() == 16);
     }
 }
 

@@ -55,19 +55,19 @@ inline bytes joined(const kv::record_writer& writer) {
 /// The second page of a chain.
 inline bytes page_record(const std::string& secret, const kv::identity& id = golden_identity()) {
     const kv::record_names names(id, secret);
-    const kv::record_authenticator seal(secret);
+    const kv::record_authenticator auth(secret);
     const auto run = golden_run();
     const bytes page = golden_page();
     const kv::part_source parts[] = {{kv::part_kind::page, 0, 16, page}};
     const kv::sha256_digest first = names.chain(names.root(), run);
     return joined(
-        kv::record_writer({kv::record_kind::page, 16, run, first, names.chain(first, run), parts}, names, seal));
+        kv::record_writer({kv::record_kind::page, 16, run, first, names.chain(first, run), parts}, names, auth));
 }
 
 /// A sequence of seventeen tokens, with the parts of page codecs and of generation states.
 inline bytes sequence_record(const std::string& secret, const kv::identity& id = golden_identity()) {
     const kv::record_names names(id, secret);
-    const kv::record_authenticator seal(secret);
+    const kv::record_authenticator auth(secret);
     auto run = golden_run();
     const kv::sha256_digest first = names.chain(names.root(), run);
     run.push_back(kv::token_id{5});
@@ -79,7 +79,7 @@ inline bytes sequence_record(const std::string& secret, const kv::identity& id =
                                      {kv::part_kind::generation_state, 2, 0, std::as_bytes(std::span(said))}};
     return joined(kv::record_writer(
         {kv::record_kind::sequence, 0, run, names.root(), names.chain(first, std::span(run).last(1)), parts}, names,
-        seal));
+        auth));
 }
 
 } // namespace record_tests

@@ -180,12 +180,12 @@ TEST_CASE("quantized pages that were evicted and recomputed have the same bits, 
 TEST_CASE("exact rows are given back with the pages that are full") {
     quantized_host here("int4", 32);
     const auto filled = here.prefill(some_tokens(random_model(), 64, 1));
-    CHECK(here.store.stats().exact == 0);
+    CHECK(here.store.stats().residual_pages == 0);
     {
         const auto open = here.prefill(some_tokens(random_model(), 65, 2));
-        CHECK(here.store.stats().exact == 1);
+        CHECK(here.store.stats().residual_pages == 1);
         const auto fork = open.sequence.fork(65);
-        CHECK(here.store.stats().exact == 1);
+        CHECK(here.store.stats().residual_pages == 1);
     }
-    CHECK(here.store.stats().exact == 0);
+    CHECK(here.store.stats().residual_pages == 0);
 }

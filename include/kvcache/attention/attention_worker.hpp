@@ -300,7 +300,7 @@ private:
     // rows read it quantized.
     void walk_apart(const sequence_pages& pages, const page_range& range, std::size_t end) {
         const std::size_t page_tokens = source_.codec->shape().tokens;
-        const residual_window exact = source_.codec->exact();
+        const residual_window window = source_.codec->window();
         if constexpr (gives_codes<Codec>)
             scratch_.block.set_quantize_queries(wants_quantized_queries(
                 source_.codec->codes(source_.storage->bytes(pages.table[range.first].page), {}).keys.format));
@@ -310,9 +310,9 @@ private:
         std::size_t start = range.position;
         for (std::size_t e = range.first; e < range.last; start += pages.table[e++].count) {
             const page_entry& entry = pages.table[e];
-            const std::size_t quantized_from = start / page_tokens < exact.first
+            const std::size_t quantized_from = start / page_tokens < window.first
                                                    ? std::numeric_limits<std::size_t>::max()
-                                                   : (start / page_tokens + exact.recent + 1) * page_tokens;
+                                                   : (start / page_tokens + window.recent + 1) * page_tokens;
             if (least >= quantized_from) {
                 choose(all_of(range, entry.base));
                 add(entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);

@@ -46,8 +46,8 @@ struct any_codec_state : opened_choice<List, page_shape> {
     [[nodiscard]] page_shape shape() const {
         return this->visit([](const auto& one) -> page_shape { return one.shape(); });
     }
-    [[nodiscard]] residual_window exact() const {
-        return this->visit([](const auto& one) -> residual_window { return one.exact(); });
+    [[nodiscard]] residual_window window() const {
+        return this->visit([](const auto& one) -> residual_window { return one.window(); });
     }
     void transform_key(std::span<float> row) const {
         this->visit([&](const auto& one) { one.transform_key(row); });

@@ -400,7 +400,7 @@ private:
     // The rows that stay in full precision, where the codec encodes whole pages.
     [[nodiscard]] static residual_window residual_window_of([[maybe_unused]] const codec_type& codec) {
         if constexpr (page_writer<codec_type>)
-            return codec.exact();
+            return codec.window();
         else
             return {};
     }

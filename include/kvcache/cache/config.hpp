@@ -63,9 +63,7 @@ public:
     [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
     [[nodiscard]] bool belongs_to(const tenant_registry& of) const noexcept { return of_ == &of; }
 
-    friend bool operator==(const tenant& a, const tenant& b) noexcept {
-        return a.of_ == b.of_ && a.number_ == b.number_;
-    }
+    friend bool operator==(const tenant&, const tenant&) = default;
 
 private:
     const tenant_registry* of_ = nullptr;
@@ -284,7 +282,7 @@ struct cache_stats {
     std::size_t page_bytes = 0; ///< Bytes of a page.
     std::size_t sequences = 0;  ///< Live sequences and matches.
 
-    std::size_t exact = 0;          ///< Pages with attached full-precision rows, for a codec of whole pages.
+    std::size_t residual_pages = 0; ///< Pages with attached full-precision rows, for a codec of whole pages.
     std::size_t residual_bytes = 0; ///< What those take of the budget.
 
     friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;

@@ -59,7 +59,7 @@ template <tier_state Tier>
 class tier_records {
 public:
     tier_records(Tier tier, const identity& id, const std::string& secret)
-        : tier_(std::move(tier)), secret_(secret), seal_(secret) {
+        : tier_(std::move(tier)), secret_(secret), auth_(secret) {
         set(0, id);
     }
 
@@ -85,7 +85,7 @@ public:
         page_parts<Core> parts(core);
         parts.add(entry, page.index, end, 0);
         const record_writer made({record_kind::page, page.first(), page.tokens, page.before, page.name, parts.parts()},
-                                 names, seal_);
+                                 names, auth_);
         return tier_.put({.name = page.name,
                           .cost = core.prefill_seconds(page.first(), page.tokens.size()),
                           .depth = static_cast<std::uint32_t>(page.index)},
@@ -147,7 +147,7 @@ private:
     template <class Codec, class Lease>
     [[nodiscard]] result<void> put_in_place(const Lease& lease, std::size_t at, const record_names& names,
                                             std::span<const std::byte> bytes, const prompt_page& page) const {
-        const auto read = record::parse(bytes, seal_);
+        const auto read = record::parse(bytes, auth_);
         if (!read)
             return read.error();
         if (auto own = read->made_under(names); !own)
@@ -164,12 +164,12 @@ private:
             if (!holds)
                 return error{error_code::mismatched, field,
                              std::string(field) + ": the record is not the one that was asked for"};
-        return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(page.tokens.size()), seal_);
+        return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(page.tokens.size()), auth_);
     }
 
     Tier tier_;
     std::string secret_;
-    record_authenticator seal_;
+    record_authenticator auth_;
     mutable movable_mutex lock_;                       // guards names_
     std::vector<std::unique_ptr<record_names>> names_; // by tenant
 };

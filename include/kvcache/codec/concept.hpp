@@ -76,7 +76,7 @@ concept page_writer = requires(const S s, std::span<std::byte> page, std::span<c
     s.transform_key(row);
     s.transform_value(row);
     s.inverse_transform(row);
-    { s.exact() } -> std::same_as<residual_window>;
+    { s.window() } -> std::same_as<residual_window>;
     { s.shape() } -> std::same_as<page_shape>;
 };
 

@@ -26,7 +26,7 @@ public:
           key_bytes_(shape.tokens / keys_.tokens() * keys_.bytes()),
           value_bytes_(shape.tokens / values_.tokens() * values_.bytes()),
           rows_(shape),
-          exact_(exact) {
+          window_(exact) {
         require(shape.tokens % keys_.tokens() == 0 && shape.tokens % values_.tokens() == 0,
                 "a page holds whole groups of the tokens that are coded together");
     }
@@ -38,22 +38,22 @@ public:
         std::string both = keys_.name();
         if (values_.name() != both)
             both = "keys " + both + ", values " + values_.name();
-        if (exact_.first > 0)
-            both += ", first " + std::to_string(exact_.first) + " pages exact";
-        if (exact_.recent > 0)
-            both += ", last " + std::to_string(exact_.recent) + " pages exact";
+        if (window_.first > 0)
+            both += ", first " + std::to_string(window_.first) + " pages exact";
+        if (window_.recent > 0)
+            both += ", last " + std::to_string(window_.recent) + " pages exact";
         return both;
     }
     [[nodiscard]] page_shape shape() const noexcept { return shape_; }
-    [[nodiscard]] residual_window exact() const noexcept { return exact_; }
+    [[nodiscard]] residual_window window() const noexcept { return window_; }
 
     /// Returns a copy that also keeps the pages of the first `tokens` tokens in full precision.
     [[nodiscard]] quantized_pages with_first(std::size_t tokens) const {
-        return {shape_, keys_, values_, {(tokens + shape_.tokens - 1) / shape_.tokens, exact_.recent}};
+        return {shape_, keys_, values_, {(tokens + shape_.tokens - 1) / shape_.tokens, window_.recent}};
     }
     /// Returns a copy that also keeps the last `pages` pages before a query's own in full precision.
     [[nodiscard]] quantized_pages with_recent(std::size_t pages) const {
-        return {shape_, keys_, values_, {exact_.first, pages}};
+        return {shape_, keys_, values_, {window_.first, pages}};
     }
 
     void transform_key(std::span<float> row) const noexcept { keys_.transform(row); }
@@ -115,7 +115,7 @@ private:
     std::size_t key_bytes_; // for one head of a layer
     std::size_t value_bytes_;
     f32::state rows_; // layout of the rows to encode
-    residual_window exact_;
+    residual_window window_;
 };
 
 namespace detail {

@@ -108,6 +108,20 @@ struct error {
     friend bool operator==(const error&, const error&) = default;
 };
 
+namespace detail {
+
+/// An error on the heap, or none. Copies are deep.
+class maybe_error : public std::unique_ptr<const error> {
+public:
+    maybe_error() = default;
+    maybe_error(error one) : unique_ptr(std::make_unique<const error>(std::move(one))) {}
+    maybe_error(const maybe_error& other) : unique_ptr(other ? std::make_unique<const error>(*other) : nullptr) {}
+    maybe_error(maybe_error&&) noexcept = default;
+    maybe_error& operator=(maybe_error other) noexcept { return swap(other), *this; }
+};
+
+} // namespace detail
+
 /// A value, or the error that prevented it.
 template <class T>
 class [[nodiscard]] result {
@@ -115,7 +129,7 @@ public:
     using value_type = T;
 
     result(T value) : value_(std::in_place, std::move(value)) {}
-    result(kvcache::error reason) : reason_(std::make_unique<const kvcache::error>(std::move(reason))) {}
+    result(kvcache::error reason) : reason_(std::move(reason)) {}
 
     [[nodiscard]] bool has_value() const noexcept { return value_.has_value(); }
     [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
@@ -129,7 +143,7 @@ public:
 
     /// Requires: !has_value().
     [[nodiscard]] const kvcache::error& error() const {
-        require(!has_value(), "a result is asked for its error only when it has no value");
+        require(reason_ != nullptr, "a result is asked for its error only when it has no value");
         return *reason_;
     }
 
@@ -138,7 +152,7 @@ private:
 
     // One of the two. A std::variant takes a tenth more time to compile.
     std::optional<T> value_;
-    std::unique_ptr<const kvcache::error> reason_;
+    detail::maybe_error reason_;
 };
 
 /// Success, or the error that prevented it.
@@ -155,12 +169,12 @@ public:
 
     /// Requires: !has_value().
     [[nodiscard]] const kvcache::error& error() const {
-        require(!has_value(), "a result is asked for its error only when it has no value");
+        require(reason_ != nullptr, "a result is asked for its error only when it has no value");
         return *reason_;
     }
 
 private:
-    std::optional<kvcache::error> reason_;
+    detail::maybe_error reason_;
 };
 
 // The only header that throws and catches. In a program without exceptions nothing can be caught: a failed allocation

@@ -66,7 +66,7 @@ public:
             if (full) // a partial page is not encoded yet
                 parts_.push_back({part_kind::page, index, rows, core_.storage().bytes(entry.page)});
             const auto exact = core_.residual_bytes(entry.page);
-            if (!exact.empty() && core_.codec().exact().covers(page, end / shape.tokens))
+            if (!exact.empty() && core_.codec().window().covers(page, end / shape.tokens))
                 parts_.push_back(
                     {part_kind::exact, index, rows, full ? exact : cut(codec::f32::state(shape), exact, rows)});
         } else {
@@ -98,7 +98,7 @@ namespace detail {
 // Copies a part to its destination, and verifies the copy.
 [[nodiscard]] inline result<void> place_part(const record& from, part_kind kind, std::uint32_t index,
                                              std::uint32_t rows, std::span<std::byte> to,
-                                             const record_authenticator& seal) {
+                                             const record_authenticator& auth) {
     const char* const field = kind == part_kind::page ? "page" : "exact";
     const record_part* part = from.part(kind, index);
     if (part == nullptr)
@@ -110,7 +110,7 @@ namespace detail {
                          " rows in " + std::to_string(part->bytes.size()) + " bytes, and " + std::to_string(rows) +
                          " rows in " + std::to_string(to.size()) + " are needed"};
     std::ranges::copy(part->bytes, to.begin());
-    return record::sound(*part, to, seal);
+    return record::sound(*part, to, auth);
 }
 
 } // namespace detail
@@ -128,12 +128,12 @@ template <class Codec, class Lease>
 /// Cost: copies the page and reads the copy.
 template <class Codec, class Lease>
 [[nodiscard]] result<void> place_page(const record& from, std::uint32_t index, const Lease& lease, std::size_t page,
-                                      std::uint32_t rows, const record_authenticator& seal) {
+                                      std::uint32_t rows, const record_authenticator& auth) {
     for (const part_kind kind : {part_kind::page, part_kind::exact}) {
         if (!places<Codec>(kind, lease, page, rows))
             continue;
         const auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
-        if (auto placed = detail::place_part(from, kind, index, rows, to, seal); !placed)
+        if (auto placed = detail::place_part(from, kind, index, rows, to, auth); !placed)
             return placed;
     }
     return {};

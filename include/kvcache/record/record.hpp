@@ -48,7 +48,7 @@ inline constexpr std::size_t part_bytes = 64;   ///< Size of an entry in the tab
 
 /// Offsets in the header, in bytes.
 /// @{
-inline constexpr std::size_t format = 8, kind = 12, seal = 16, parts = 20, header_bytes = 24, total_bytes = 32,
+inline constexpr std::size_t format = 8, kind = 12, checksum_kind = 16, parts = 20, header_bytes = 24, total_bytes = 32,
                              first_token = 40, tokens = 48, tokens_offset = 56, identity_offset = 64,
                              identity_bytes = 72, parts_offset = 80, reserved = 88, identity = 96, before = 128,
                              name = 160, more_reserved = 192, checksum = 224;
@@ -174,11 +174,11 @@ public:
     /// Parses untrusted bytes. A record has exactly one valid form: any other header byte, or any missing or extra
     /// byte, is rejected. Errors: truncated, malformed, unsupported (another format), mismatched (another kind of
     /// checksum), with the field's name. Cost: O(header).
-    [[nodiscard]] static result<record> parse(std::span<const std::byte> bytes, const record_authenticator& seal) {
+    [[nodiscard]] static result<record> parse(std::span<const std::byte> bytes, const record_authenticator& auth) {
         record made;
-        for (const auto step : {&record::take_fixed, &record::take_places, &record::take_sealed, &record::take_parts,
+        for (const auto step : {&record::take_fixed, &record::take_places, &record::take_checked, &record::take_parts,
                                 &record::take_identity, &record::take_tokens})
-            if (auto fine = (made.*step)(bytes, seal); !fine)
+            if (auto fine = (made.*step)(bytes, auth); !fine)
                 return fine.error();
         return made;
     }
@@ -220,9 +220,9 @@ public:
     /// Checks a copy of a part's bytes against its checksum. Requires: no other thread changes the copy. Errors:
     /// malformed.
     [[nodiscard]] static result<void> sound(const record_part& part, std::span<const std::byte> copy,
-                                            const record_authenticator& seal) {
+                                            const record_authenticator& auth) {
         static constexpr const char* names[] = {"part", "page", "exact", "speaking"};
-        if (copy.size() == part.bytes.size() && same_in_constant_time(seal.of(copy), part.checksum))
+        if (copy.size() == part.bytes.size() && same_in_constant_time(auth.of(copy), part.checksum))
             return {};
         return refused(error_code::malformed, names[static_cast<std::uint32_t>(part.kind)],
                        "the bytes of page " + std::to_string(part.index) + " are not those that were written");
@@ -237,12 +237,12 @@ private:
     }
 
     // Each step parses a section of the header, in this order, and relies on the checks of the steps before it.
-    [[nodiscard]] result<void> take_fixed(std::span<const std::byte> bytes, const record_authenticator& seal);
-    [[nodiscard]] result<void> take_places(std::span<const std::byte> bytes, const record_authenticator& seal);
-    [[nodiscard]] result<void> take_sealed(std::span<const std::byte> bytes, const record_authenticator& seal);
-    [[nodiscard]] result<void> take_parts(std::span<const std::byte> bytes, const record_authenticator& seal);
-    [[nodiscard]] result<void> take_identity(std::span<const std::byte> bytes, const record_authenticator& seal);
-    [[nodiscard]] result<void> take_tokens(std::span<const std::byte> bytes, const record_authenticator& seal);
+    [[nodiscard]] result<void> take_fixed(std::span<const std::byte> bytes, const record_authenticator& auth);
+    [[nodiscard]] result<void> take_places(std::span<const std::byte> bytes, const record_authenticator& auth);
+    [[nodiscard]] result<void> take_checked(std::span<const std::byte> bytes, const record_authenticator& auth);
+    [[nodiscard]] result<void> take_parts(std::span<const std::byte> bytes, const record_authenticator& auth);
+    [[nodiscard]] result<void> take_identity(std::span<const std::byte> bytes, const record_authenticator& auth);
+    [[nodiscard]] result<void> take_tokens(std::span<const std::byte> bytes, const record_authenticator& auth);
 
     [[nodiscard]] static sha256_digest digest_at(std::span<const std::byte> bytes, std::size_t at) {
         sha256_digest made;
@@ -263,7 +263,7 @@ private:
     std::vector<record_part> parts_;
 };
 
-inline result<void> record::take_fixed(std::span<const std::byte> bytes, const record_authenticator& seal) {
+inline result<void> record::take_fixed(std::span<const std::byte> bytes, const record_authenticator& auth) {
     namespace at = record_layout;
     if (bytes.size() < at::fixed_bytes)
         return refused(error_code::truncated, "header",
@@ -280,13 +280,13 @@ inline result<void> record::take_fixed(std::span<const std::byte> bytes, const r
         kind != static_cast<std::uint32_t>(record_kind::sequence))
         return refused(error_code::malformed, "kind", std::to_string(kind) + " is no kind of record");
     kind_ = static_cast<record_kind>(kind);
-    const auto sealed = load_little<std::uint32_t>(bytes, at::seal);
+    const auto sealed = load_little<std::uint32_t>(bytes, at::checksum_kind);
     if (sealed != static_cast<std::uint32_t>(authenticator_kind::xxh3) &&
         sealed != static_cast<std::uint32_t>(authenticator_kind::hmac))
         return refused(error_code::malformed, "seal", std::to_string(sealed) + " is no kind of seal");
-    if (sealed != static_cast<std::uint32_t>(seal.kind()))
+    if (sealed != static_cast<std::uint32_t>(auth.kind()))
         return refused(error_code::mismatched, "seal",
-                       seal.kind() == authenticator_kind::hmac
+                       auth.kind() == authenticator_kind::hmac
                            ? "the record was sealed without a key, and one is asked for"
                            : "the record was sealed with a key, and none is given");
     const auto total = load_little<std::uint64_t>(bytes, at::total_bytes);
@@ -340,10 +340,10 @@ inline result<void> record::take_places(std::span<const std::byte> bytes, const 
     return {};
 }
 
-inline result<void> record::take_sealed(std::span<const std::byte> bytes, const record_authenticator& seal) {
+inline result<void> record::take_checked(std::span<const std::byte> bytes, const record_authenticator& auth) {
     namespace at = record_layout;
     const auto behind = bytes.first(static_cast<std::size_t>(header_)).subspan(at::fixed_bytes);
-    if (!same_in_constant_time(seal.of(bytes.first(at::checksum), behind), digest_at(bytes, at::checksum)))
+    if (!same_in_constant_time(auth.of(bytes.first(at::checksum), behind), digest_at(bytes, at::checksum)))
         return refused(error_code::malformed, "header", "its checksum is that of other bytes, or under another key");
     if (!zero(bytes.subspan(at::reserved, 8)) || !zero(bytes.subspan(at::more_reserved, 32)))
         return refused(error_code::malformed, "reserved", "it is not zero");

@@ -37,7 +37,7 @@ struct record_source {
 class record_writer {
 public:
     /// Cost: reads every part once.
-    record_writer(const record_source& source, const record_names& names, const record_authenticator& seal) {
+    record_writer(const record_source& source, const record_names& names, const record_authenticator& auth) {
         namespace at = record_layout;
         const std::vector<std::byte> identity = text_of(names.fields());
         const std::size_t identity_at = at::fixed_bytes + source.parts.size() * at::part_bytes;
@@ -48,7 +48,7 @@ public:
         std::ranges::copy(std::as_bytes(std::span(at::magic)), to.begin());
         store_little<std::uint32_t>(to, at::format, record_format_revision);
         store_little(to, at::kind, static_cast<std::uint32_t>(source.kind));
-        store_little(to, at::seal, static_cast<std::uint32_t>(seal.kind()));
+        store_little(to, at::checksum_kind, static_cast<std::uint32_t>(auth.kind()));
         store_little(to, at::parts, static_cast<std::uint32_t>(source.parts.size()));
         store_little<std::uint64_t>(to, at::header_bytes, header);
         store_little<std::uint64_t>(to, at::first_token, source.first);
@@ -63,8 +63,8 @@ public:
         std::ranges::copy(identity, to.begin() + static_cast<std::ptrdiff_t>(identity_at));
         for (std::size_t i = 0; i < source.tokens.size(); ++i)
             store_little(to, tokens_at + 4 * i, static_cast<std::uint32_t>(index_of(source.tokens[i])));
-        store_little<std::uint64_t>(to, at::total_bytes, put_parts(source.parts, seal));
-        put(at::checksum, seal.of(to.first(at::checksum), to.subspan(at::fixed_bytes)));
+        store_little<std::uint64_t>(to, at::total_bytes, put_parts(source.parts, auth));
+        put(at::checksum, auth.of(to.first(at::checksum), to.subspan(at::fixed_bytes)));
         lay_out(source.parts);
     }
 
@@ -100,7 +100,7 @@ private:
     }
 
     // Writes the table of the parts. Returns the end of the last part.
-    [[nodiscard]] std::uint64_t put_parts(std::span<const part_source> parts, const record_authenticator& seal) {
+    [[nodiscard]] std::uint64_t put_parts(std::span<const part_source> parts, const record_authenticator& auth) {
         namespace at = record_layout;
         std::uint64_t end = header_.size();
         std::size_t entry = at::fixed_bytes;
@@ -111,7 +111,7 @@ private:
             store_little(std::span(header_), entry + at::part_offset, begin);
             store_little<std::uint64_t>(header_, entry + at::part_size, part.bytes.size());
             store_little(std::span(header_), entry + at::part_rows, part.rows);
-            put(entry + at::part_checksum, seal.of(part.bytes));
+            put(entry + at::part_checksum, auth.of(part.bytes));
             end = begin + part.bytes.size();
             entry += at::part_bytes;
         }

@@ -102,8 +102,8 @@ struct chat_pages {
     [[nodiscard]] static chat_pages of(const Codec& codec, page_shape shape) {
         chat_pages made{codec.page_bytes(), shape.tokens};
         if constexpr (page_writer<Codec>) {
-            const residual_window exact = codec.exact();
-            const std::size_t rows = 2 * (exact.first + exact.recent + 1) + (chat_split - 1) / shape.tokens + 3;
+            const residual_window window = codec.window();
+            const std::size_t rows = 2 * (window.first + window.recent + 1) + (chat_split - 1) / shape.tokens + 3;
             made.residual = (rows * codec::residual_page::bytes_for(shape) + made.bytes - 1) / made.bytes;
         }
         return made;

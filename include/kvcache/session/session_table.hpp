@@ -117,7 +117,6 @@ class session_table {
     struct slot;
 
 public:
-    using session_type = Session;
     using hold = session_guard<session_table>;
 
     explicit session_table(session_limits limits, Eviction eviction)
@@ -161,19 +160,6 @@ public:
                 throw;
             }
         return hold(*this, of);
-    }
-
-    /// Like acquire, but returns nothing if the session is in use or no slot can be freed.
-    template <class Make>
-    [[nodiscard]] std::optional<hold> try_acquire(const digest& model, std::string_view key, Make make) {
-        {
-            const std::lock_guard guard(lock_);
-            const auto found = names_.find({model, std::string(key)});
-            if (found != names_.end() && slots_[index_of(found->second)]->busy())
-                return std::nullopt;
-        }
-        auto held = acquire(model, key, std::move(make)); // it waits here if another request came in between
-        return held ? std::optional<hold>(std::move(*held)) : std::nullopt;
     }
 
     /// Removes a session after the requests that wait for it. Returns false if there is none.

@@ -129,8 +129,8 @@ template <class Cache>
 [[nodiscard]] result<restored<Cache>> read_snapshot(Cache& cache, std::span<const std::byte> bytes,
                                                     std::string_view secret = {}, const tenant& of = {}) {
     using codec = typename Cache::codec_type;
-    const record_authenticator seal(secret);
-    const auto saved = record::parse(bytes, seal);
+    const record_authenticator auth(secret);
+    const auto saved = record::parse(bytes, auth);
     if (!saved)
         return saved.error();
     const record_names names(cache.id(of), secret);
@@ -160,7 +160,7 @@ template <class Cache>
     if (sequence.size() < tokens.size())
         sequence.truncate(sequence.size() / page_tokens * page_tokens);
     const std::size_t first = (sequence.size() + page_tokens - 1) / page_tokens; // truncate() may keep fewer
-    const auto check = [&](const record_part& part) { return record::sound(part, part.bytes, seal); };
+    const auto check = [&](const record_part& part) { return record::sound(part, part.bytes, auth); };
     for (const record_part& part : parts)
         if (part.index < first || part.index == pages)
             if (auto sound = check(part); !sound)
@@ -174,7 +174,7 @@ template <class Cache>
             const auto index = static_cast<std::uint32_t>(page);
             const std::size_t rows = std::min(page_tokens, tokens.size() - page * page_tokens);
             if (auto placed =
-                    place_page<codec>(*saved, index, opened, page - first, static_cast<std::uint32_t>(rows), seal);
+                    place_page<codec>(*saved, index, opened, page - first, static_cast<std::uint32_t>(rows), auth);
                 !placed)
                 return placed.error();
             for (const part_kind kind : {part_kind::page, part_kind::exact}) // parts that the page does not use
