@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: MIT
 // After warm-up a cache in external memory allocates nothing: prompts are matched, reserved, committed, forked, evicted
-// and released in memory that it has already. A separate program, because it replaces operator new.
+// and released in memory that it has already. Where an allocation fails, nothing has changed. A separate program,
+// because it replaces operator new.
 #include <kvcache/cache/block_tables.hpp>
 #include <kvcache/cache/compose.hpp>
+#include <kvcache/codec/int8.hpp>
+#include <kvcache/codec/keep_exact.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/index/hash_chain.hpp>
 #include <kvcache/storage/external.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -47,6 +52,38 @@ void serve(Cache& cache, seeded& choose, kv::block_tables& tables, std::span<con
     }
 }
 
+// Lets each allocation of `act` fail in turn, until it has all that it asks for. Returns how many there are. Between
+// these times nothing has changed.
+template <class Cache, class Act>
+std::size_t starve(const Cache& cache, const kv::basic_sequence<typename Cache::core_type>& sequence, Act act) {
+    const std::vector<kv::token_id> tokens(sequence.tokens().begin(), sequence.tokens().end());
+    const std::vector<kv::page_entry> table(sequence.table().begin(), sequence.table().end());
+    for (std::size_t n = 1;; ++n) {
+        CAPTURE(n);
+        const kv::cache_stats before = cache.stats();
+        bool failed = false;
+        counted_new::fails_at = n;
+        try {
+            act();
+        } catch (const std::bad_alloc&) {
+            failed = true;
+        }
+        const bool reached = counted_new::fails_at == 0;
+        counted_new::fails_at = 0;
+        REQUIRE(cache.check());
+        if (!reached)
+            return n - 1;
+        if (!failed)
+            continue; // an allocation that it can do without
+        REQUIRE(std::ranges::equal(sequence.tokens(), tokens));
+        REQUIRE(std::ranges::equal(sequence.table(), table));
+        const kv::cache_stats after = cache.stats();
+        REQUIRE(after.sequences == before.sequences);
+        REQUIRE(after.in_use == before.in_use);
+        REQUIRE(after.residual_pages == before.residual_pages);
+    }
+}
+
 } // namespace
 
 TEMPLATE_TEST_CASE("a cache in external memory allocates nothing after warm-up", "", kv::index::radix,
@@ -70,4 +107,37 @@ TEMPLATE_TEST_CASE("a cache in external memory allocates nothing after warm-up",
         CHECK(counted_new::allocations == before);
         CHECK(cache.check());
     }
+}
+
+TEMPLATE_TEST_CASE("where an allocation fails nothing has changed", "", kv::codec::f32,
+                   kv::codec::keep_recent<kv::codec::int8>) {
+    const bool merge = GENERATE(false, true);
+    auto cache = kv::make_cache({.shape = {.layers = 1, .kv_heads = 1, .head_dim = 16, .tokens = page_tokens},
+                                 .limit = {.pages = 200},
+                                 .tenants = 0,
+                                 .merge_equal_pages = merge},
+                                TestType{});
+    const auto prompt = counted(0, 100), more = counted(500, 70);
+    const std::vector<float> row(16, 1.0f);
+    auto sequence = cache.open();
+    const auto extend = [&](auto& one, std::span<const kv::token_id> tokens) {
+        auto lease = cache.reserve(one, tokens.size());
+        REQUIRE(lease);
+        for (std::size_t r = 0; r < tokens.size(); ++r)
+            lease->write(kv::layer_id{0}, r, row, row);
+        lease->commit(tokens);
+    };
+    extend(sequence, prompt);
+    const auto other = sequence.fork(60);
+    CHECK(starve(cache, sequence, [&] { static_cast<void>(cache.open(prompt)); }) > 0);
+    CHECK(starve(cache, sequence, [&] { static_cast<void>(cache.reserve(sequence, 300)); }) > 0);
+    starve(cache, sequence, [&] { static_cast<void>(sequence.fork(50)); });
+    starve(cache, sequence, [&] { static_cast<void>(cache.acquire(more)); });
+    if constexpr (decltype(cache)::writes_rows) {
+        CHECK(starve(cache, sequence, [&] { static_cast<void>(sequence.erase_range(10, 20)); }) > 0);
+    }
+    const kv::reservation<decltype(cache)> batch[] = {{.to = &sequence, .rows = 40}};
+    CHECK(starve(cache, sequence, [&] { static_cast<void>(cache.reserve(batch)); }) > 0);
+    extend(sequence, more);
+    CHECK(cache.check());
 }

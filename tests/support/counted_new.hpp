@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Replaces operator new by one that counts: for a program of one thread, in one of its files.
+// Replaces operator new by one that counts, and fails when asked to: for a program of one thread, in one of its files.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,13 @@ namespace counted_new {
 
 inline std::size_t allocations = 0;
 inline std::size_t allocated = 0; // bytes
+inline std::size_t fails_at = 0;  // the number of the allocation from now on that fails; 0 for none
 
 inline void* counted(std::size_t bytes) {
     ++allocations;
     allocated += bytes;
+    if (fails_at > 0 && --fails_at == 0)
+        throw std::bad_alloc();
     if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes))
         return memory;
     throw std::bad_alloc();
