@@ -3,6 +3,7 @@
 // attention reads in place. Prompts with reused rows give the bits of prompts computed without a cache.
 // test:
 #include <kvcache/cache.hpp>
+#include <kvcache/codec/row_major.hpp>
 
 #include <cstdint>
 #include <iostream>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The cache alone, with the standard policy of every role and the row-major codecs: pages, index, sequences, leases.
+// The cache alone, with the standard policy of every role: pages, index, sequences, leases.
 // Needs xxHash, and no Eigen, no xsimd, no compiler flag, no exceptions and no RTTI. A policy has a header of its own,
 // <kvcache/eviction/s3_fifo.hpp>; all of a role are in <kvcache/eviction/all.hpp>.
 
@@ -9,6 +9,5 @@
 #error "kvcache: C++20 is needed; compile with -std=c++20"
 #else
 #include <kvcache/cache/compose.hpp>
-#include <kvcache/codec/row_major.hpp>
 #include <kvcache/core/abi.hpp>
 #endif

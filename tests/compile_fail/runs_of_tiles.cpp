@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // message: for_each_run needs a row-major codec
 #include <kvcache/cache/compose.hpp>
+#include <kvcache/codec/row_major.hpp>
 
 void read_rows();
 void read_rows() {

@@ -4,7 +4,6 @@
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/residual_page.hpp>
-#include <kvcache/codec/row_major.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/memory.hpp>

@@ -65,6 +65,15 @@ concept row_writer = requires(const S s, std::span<std::byte> page, std::span<co
     s.copy(bytes, page, rows);
 };
 
+/// Codec whose rows a host reads in place: `key_row` and `value_row` point to the head_dim numbers of a row, and
+/// the same row of the next token is `row_stride` numbers further.
+template <class S>
+concept row_major_codec = row_writer<S> && requires(const S s, std::span<const std::byte> page, page_row at) {
+    { s.key_row(page, at) } -> std::same_as<const typename S::number*>;
+    { s.value_row(page, at) } -> std::same_as<const typename S::number*>;
+    { s.row_stride() } -> std::same_as<std::size_t>;
+};
+
 /// Writer of whole pages: it quantizes one head of a layer once all rows of the page are present, in the layout of
 /// codec::f32. `transform_key` and `transform_value` transform a row before it is stored, in full precision or
 /// quantized. Queries are transformed as keys; the output of attention is transformed back by `inverse_transform`. row:

@@ -12,18 +12,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Codec whose rows a host reads in place: `key_row` and `value_row` point to the head_dim numbers of a row, and
-/// the same row of the next token is `row_stride` numbers further.
-template <class S>
-concept row_major_codec = row_writer<S> && requires(const S s, std::span<const std::byte> page, page_row at) {
-    { s.key_row(page, at) } -> std::same_as<const typename S::number*>;
-    { s.value_row(page, at) } -> std::same_as<const typename S::number*>;
-    { s.row_stride() } -> std::same_as<std::size_t>;
-};
-
-namespace codec {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// The order of a layer's rows in a page.
 enum class kv_layout : std::uint8_t {
