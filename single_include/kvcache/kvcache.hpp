@@ -25841,8 +25841,8 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 template <tier_state First, tier_state Second>
 class chain_copies {
 public:
-    /// At most `capacity` records wait, each for `delay` before it is copied. With capacity 0 there is no thread, and nothing
-    /// is copied.
+    /// At most `capacity` records wait, each for `delay` before it is copied. With capacity 0 there is no thread, and
+    /// nothing is copied.
     chain_copies(First& first, Second& second, std::size_t capacity, std::chrono::milliseconds delay, bool on_touch)
         : first_(first), second_(second), capacity_(capacity), delay_(delay), on_touch_(on_touch) {
         if (capacity_ > 0)

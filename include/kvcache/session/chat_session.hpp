@@ -333,7 +333,8 @@ private:
         std::optional<typename Cache::sequence> known = {}; // the remaining rows, with their keys and values unchanged
     };
 
-    // Removes tokens after the sink tokens of a prompt, if the overflow policy allows it, until `answer_tokens` more fit.
+    // Removes tokens after the sink tokens of a prompt, if the overflow policy allows it, until `answer_tokens` more
+    // fit.
     [[nodiscard]] result<dropped_tokens> forget_some(std::vector<token_id>& prompt, std::size_t answer_tokens) {
         dropped_tokens made;
         if constexpr (drops_tokens<Overflow> && Cache::writes_rows) {
