@@ -18,11 +18,9 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <limits>
@@ -230,6 +228,195 @@ concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 
 }} // namespace kvcache
 
+// ---- kvcache/core/platform/machine.hpp ----------------------------------------------------------------------------
+
+// The family of the system: 1 for the one that it is. A system of neither family has what standard C++ has: no memory
+// mappings, and files that are read as a whole.
+#if defined(_WIN32)
+#define KVCACHE_WINDOWS 1
+#define KVCACHE_POSIX 0
+#elif (defined(__unix__) || defined(__APPLE__)) && !defined(__wasm__)
+#define KVCACHE_WINDOWS 0
+#define KVCACHE_POSIX 1
+#else
+#define KVCACHE_WINDOWS 0
+#define KVCACHE_POSIX 0
+#endif
+
+// GCC 12 reports uninitialized values inside its own AVX-512 intrinsics, wherever a program inlines them. A warning
+// belongs to the line it points at, so it is silenced there: include this header before any other header that includes
+// the intrinsics.
+#if defined(__x86_64__) || defined(__i386__) || defined(_M_X64) || defined(_M_IX86)
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__SSE2__) || defined(_M_X64)
+#include <emmintrin.h> // a tenth of the lines
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+#endif
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+#include <limits>
+#if !KVCACHE_POSIX
+#include <chrono>
+#endif
+
+// The extensions of compilers, each with a fallback.
+
+/// Forces inlining. For functions whose sums must stay in the caller's registers, and for functions that only prefetch:
+/// GCC considers them free of effects and drops the calls. On a lambda: after its (...).
+#if defined(__GNUC__)
+#define KVCACHE_INLINE __attribute__((always_inline))
+#else
+#define KVCACHE_INLINE
+#endif
+
+/// Keeps a function out of its callers.
+#if defined(__GNUC__)
+#define KVCACHE_NOINLINE [[gnu::noinline]]
+#elif defined(_MSC_VER)
+#define KVCACHE_NOINLINE __declspec(noinline)
+#else
+#define KVCACHE_NOINLINE
+#endif
+
+/// Marks a function that is seldom called. With KVCACHE_NOINLINE.
+#if defined(__GNUC__)
+#define KVCACHE_COLD [[gnu::cold]]
+#else
+#define KVCACHE_COLD
+#endif
+
+/// Inlines into a function whatever it calls. With KVCACHE_NOINLINE.
+#if defined(__GNUC__)
+#define KVCACHE_FLATTEN [[gnu::flatten]]
+#else
+#define KVCACHE_FLATTEN
+#endif
+
+/// Fully unrolls the loop that follows, of a constant number of iterations, 64 at most. nvcc rejects the pragma.
+#if defined(__CUDACC__)
+#define KVCACHE_UNROLL
+#elif defined(__clang__)
+#define KVCACHE_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define KVCACHE_UNROLL _Pragma("GCC unroll 64")
+#else
+#define KVCACHE_UNROLL
+#endif
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Nanoseconds since some moment, by a clock that is never set back.
+[[nodiscard]] inline std::int64_t monotonic_nanoseconds() noexcept {
+#if KVCACHE_POSIX // <chrono> is 8,000 lines
+    std::timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+#else
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+#endif
+}
+
+/// The address of element `offset` of `base`. For prefetches only: unlike a pointer, it may lie outside any array.
+template <class T>
+[[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the address is not that of an object
+    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
+}
+
+/// Prefetches the cache line of element `offset` of `base` for a read soon. Any offset is allowed.
+template <class T>
+KVCACHE_INLINE inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(address(base, offset), 0, 3);
+#endif
+}
+
+/// Prefetches into the second-level cache, for a line that is read somewhat later.
+template <class T>
+KVCACHE_INLINE inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(address(base, offset), 0, 2);
+#endif
+}
+
+/// Prefetches a line for a write soon.
+template <class T>
+KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
+                                             [[maybe_unused]] std::size_t offset) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(address(base, offset), 1, 3);
+#endif
+}
+
+/// Hints to the processor that this thread is spinning.
+inline void spin_pause() noexcept {
+#if defined(__SSE2__) || defined(_M_X64)
+    _mm_pause();
+#elif defined(__aarch64__) && defined(__GNUC__)
+    asm volatile("yield");
+#endif
+}
+
+/// Stores x + y, and returns whether it is past the range of the type; what is stored is then unspecified.
+template <std::integral T>
+[[nodiscard]] constexpr bool add_overflows(T x, T y, T& sum) noexcept {
+#if defined(__GNUC__)
+    return __builtin_add_overflow(x, y, &sum);
+#else
+    using limits = std::numeric_limits<T>;
+    if (y < 0 ? x < limits::min() - y : x > limits::max() - y)
+        return true;
+    sum = static_cast<T>(x + y);
+    return false;
+#endif
+}
+
+/// Stores x - y, and returns whether it is past the range of the type; what is stored is then unspecified.
+template <std::integral T>
+[[nodiscard]] constexpr bool subtract_overflows(T x, T y, T& difference) noexcept {
+#if defined(__GNUC__)
+    return __builtin_sub_overflow(x, y, &difference);
+#else
+    using limits = std::numeric_limits<T>;
+    if (y < 0 ? x > limits::max() + y : x < limits::min() + y)
+        return true;
+    difference = static_cast<T>(x - y);
+    return false;
+#endif
+}
+
+/// Stores x * y, and returns whether it is past the range of the type; what is stored is then unspecified.
+template <std::integral T>
+[[nodiscard]] constexpr bool multiply_overflows(T x, T y, T& product) noexcept {
+#if defined(__GNUC__)
+    return __builtin_mul_overflow(x, y, &product);
+#else
+    using limits = std::numeric_limits<T>;
+    if (x != 0 && y != 0) {
+        const bool over = x > 0 ? (y > 0 ? x > limits::max() / y : y < limits::min() / x)
+                                : (y > 0 ? x < limits::min() / y : x < limits::max() / y);
+        if (over)
+            return true;
+    }
+    product = static_cast<T>(x * y);
+    return false;
+#endif
+}
+
+}} // namespace kvcache
+
 // ---- kvcache/core/errors.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -258,11 +445,7 @@ inline violation_handler set_violation_handler(violation_handler handler) noexce
 namespace detail {
 
 /// Calls the violation handler, then throws contract_violation, or ends a program without exceptions.
-#if defined(__GNUC__)
-[[gnu::cold, gnu::noinline]]
-#endif
-[[noreturn]] inline void
-violate(const char* what) {
+KVCACHE_NOINLINE KVCACHE_COLD [[noreturn]] inline void violate(const char* what) {
     if (const violation_handler handler = on_violation.load())
         handler(what);
 #if defined(__cpp_exceptions)
@@ -649,85 +832,6 @@ concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape sh
 
 }} // namespace kvcache
 
-// ---- kvcache/core/intrinsics.hpp ----------------------------------------------------------------------------------
-
-// GCC 12 reports uninitialized values inside its own AVX-512 intrinsics, wherever a program inlines them. A warning
-// belongs to the line it points at, so it is silenced there: include this header before any other header that includes
-// the intrinsics.
-#if defined(__x86_64__) || defined(__i386__)
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#if defined(__AVX__)
-#include <immintrin.h>
-#else
-#include <emmintrin.h> // a tenth of the lines
-#endif
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
-#endif
-
-#include <cstddef>
-#include <cstdint>
-
-/// Forces inlining. For functions whose sums must stay in the caller's registers, and for functions that only prefetch:
-/// GCC considers them free of effects and drops the calls. On a lambda: after its (...).
-#if defined(__GNUC__)
-#define KVCACHE_INLINE __attribute__((always_inline))
-#else
-#define KVCACHE_INLINE
-#endif
-
-/// Fully unrolls the loop that follows, of a constant number of iterations, 64 at most. nvcc rejects the pragma.
-#if defined(__CUDACC__)
-#define KVCACHE_UNROLL
-#elif defined(__clang__)
-#define KVCACHE_UNROLL _Pragma("clang loop unroll(full)")
-#elif defined(__GNUC__)
-#define KVCACHE_UNROLL _Pragma("GCC unroll 64")
-#else
-#define KVCACHE_UNROLL
-#endif
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The address of element `offset` of `base`. For prefetches only: unlike a pointer, it may lie outside any array.
-template <class T>
-[[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): the address is not that of an object
-    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
-}
-
-/// Prefetches the cache line of element `offset` of `base` for a read soon. Any offset is allowed.
-template <class T>
-KVCACHE_INLINE inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address(base, offset), 0, 3);
-#endif
-}
-
-/// Prefetches into the second-level cache, for a line that is read somewhat later.
-template <class T>
-KVCACHE_INLINE inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address(base, offset), 0, 2);
-#endif
-}
-
-/// Prefetches a line for a write soon.
-template <class T>
-KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
-                                             [[maybe_unused]] std::size_t offset) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address(base, offset), 1, 3);
-#endif
-}
-
-}} // namespace kvcache
-
 // ---- kvcache/core/digest.hpp --------------------------------------------------------------------------------------
 
 #ifndef XXH_INLINE_ALL
@@ -920,78 +1024,6 @@ void for_each_field(const identity& id, Visit visit) {
     });
     return builder.finish();
 }
-
-}} // namespace kvcache
-
-// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The reason why a match ended.
-enum class match_end {
-    complete,  ///< Every token was found.
-    unknown,   ///< Nothing is stored after the last token found.
-    different, ///< A different token is stored there.
-};
-
-/// The longest known prefix and its pages, in order. Only the last page may be matched in part.
-struct index_match {
-    std::vector<page_id> pages = {};
-    std::size_t tokens = 0;
-    match_end end = match_end::unknown;
-    std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
-};
-
-/// The outcome of an insertion.
-struct insertion {
-    enum class outcome {
-        inserted, ///< The page is new in the index.
-        extended, ///< The page was in the index with fewer rows.
-        covered,  ///< `other` already holds the run, or a longer run that starts with it; nothing changed.
-    };
-    outcome what = outcome::inserted;
-    std::optional<page_id> other = {}; ///< covered: the page with the run; otherwise: the page that was replaced.
-};
-
-/// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
-/// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
-/// nothing; `erase` does not throw. A state with `match(tokens, found)` too uses the memory of an earlier match.
-template <class S>
-concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
-                               std::optional<page_id> parent) {
-    { c.match(tokens) } -> std::same_as<index_match>;
-    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
-    s.erase(page);
-    { c.contains(page) } -> std::same_as<bool>;
-    { c.leaf(page) } -> std::same_as<bool>;
-    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
-    { c.run(page) } -> std::same_as<std::span<const token_id>>;
-};
-
-/// A run of a prompt's tokens that is stored after any prefix.
-struct chunk_match {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0; ///< Number of tokens.
-    page_id last = {};     ///< The page of the last token; the tokens before it are in the page's ancestors.
-    std::uint32_t end = 0; ///< Rows of that page up to the end of the chunk.
-
-    friend bool operator==(const chunk_match&, const chunk_match&) = default;
-};
-
-/// An index that also finds tokens by content alone. Lookups with one salt do not find chunks of another.
-template <class S>
-concept chunk_index_state = index_state<S> &&
-    requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
-             std::size_t count) {
-    { s.note(salt, page, end, count) } -> std::same_as<bool>;
-    { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
-};
-
-/// A policy that finds cached tokens.
-template <class P>
-concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
-    p.open(shape, pages);
-} && index_state<opened_by<P, page_shape, std::size_t>>;
 
 }} // namespace kvcache
 
@@ -1232,76 +1264,6 @@ private:
     std::uint64_t uses_ = 0;
 };
 
-/// An index with a root for each tenant: a full page outside the pool, whose run repeats the tenant's number. A
-/// tenant's first pages continue its root, so no sequence of tokens leads from one tenant to another, in any index.
-template <index_state Index>
-class tenant_index {
-public:
-    template <class Indexes>
-    tenant_index(const Indexes& indexes, page_shape shape, std::size_t pages, std::size_t most_tenants)
-        : page_tokens_(shape.tokens), pages_(pages), index_(indexes.open(shape, pages + most_tenants)) {}
-
-    /// The parent of the first page of a tenant's sequence; nullopt in a cache without tenants (number zero).
-    [[nodiscard]] std::optional<page_id> root_of(std::uint32_t tenant) const noexcept {
-        return tenant == 0 ? std::nullopt : std::optional(page_id{static_cast<std::uint32_t>(pages_ + tenant - 1)});
-    }
-    /// Throws: bad_alloc; the index is then unchanged.
-    void add_root(std::uint32_t tenant) { index_.insert(std::nullopt, run_of(tenant), *root_of(tenant)); }
-
-    /// Makes `found` the longest cached prefix of a tenant's tokens.
-    void match(std::uint32_t tenant, std::span<const token_id> tokens, index_match& found) const {
-        if (tenant == 0)
-            return in_index(tokens, found);
-        std::vector<token_id> query = run_of(tenant);
-        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
-        in_index(query, found);
-        found.pages.erase(found.pages.begin());
-        found.tokens -= page_tokens_;
-    }
-
-    /// Chunks that a tenant has registered, if the index supports chunks.
-    [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
-                                                  std::size_t known) const requires chunk_index_state<Index> {
-        return index_.chunks(tenant, tokens, known);
-    }
-    bool note(std::uint32_t tenant, page_id last, std::uint32_t end,
-              std::size_t count) requires chunk_index_state<Index> {
-        return index_.note(tenant, last, end, count);
-    }
-
-    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
-        return index_.insert(parent, tokens, page);
-    }
-    void erase(page_id page) { index_.erase(page); }
-    [[nodiscard]] bool contains(page_id page) const { return index_.contains(page); }
-    [[nodiscard]] bool leaf(page_id page) const { return index_.leaf(page); }
-    [[nodiscard]] std::span<const token_id> run(page_id page) const { return index_.run(page); }
-
-    /// The parent of a page, roots included.
-    [[nodiscard]] std::optional<page_id> above(page_id page) const { return index_.parent(page); }
-    /// The parent of a page, if it is a page of the pool.
-    [[nodiscard]] std::optional<page_id> parent(page_id page) const {
-        const auto found = above(page);
-        return found && index_of(*found) < pages_ ? found : std::nullopt;
-    }
-
-private:
-    void in_index(std::span<const token_id> tokens, index_match& found) const {
-        if constexpr (requires { index_.match(tokens, found); })
-            index_.match(tokens, found);
-        else
-            found = index_.match(tokens);
-    }
-
-    [[nodiscard]] std::vector<token_id> run_of(std::uint32_t tenant) const {
-        return std::vector<token_id>(page_tokens_, token_id{static_cast<std::int32_t>(tenant)});
-    }
-
-    std::size_t page_tokens_;
-    std::size_t pages_; // of the pool
-    Index index_;
-};
-
 /// What a cache is opened for.
 struct cache_config {
     page_shape shape = {};
@@ -1522,9 +1484,184 @@ static_assert(codec_policy<f32>);
 
 }}} // namespace kvcache::codec
 
-// ---- kvcache/core/memory.hpp --------------------------------------------------------------------------------------
+// ---- kvcache/core/platform/windows.hpp ----------------------------------------------------------------------------
 
+// Functions of kernel32 that neither C nor C++ has, declared by hand, because windows.h defines thousands of macros.
+// The types are those of windows.h, so a file may include both.
+
+#if KVCACHE_WINDOWS
+
+struct _SECURITY_ATTRIBUTES;
+struct _MEMORY_BASIC_INFORMATION;
+
+extern "C" {
+__declspec(dllimport) void* __stdcall VirtualAlloc(void*, std::size_t, unsigned long, unsigned long);
+__declspec(dllimport) int __stdcall VirtualFree(void*, std::size_t, unsigned long);
+__declspec(dllimport) std::size_t __stdcall VirtualQuery(const void*, struct _MEMORY_BASIC_INFORMATION*, std::size_t);
+__declspec(dllimport) int __stdcall VirtualUnlock(void*, std::size_t);
+__declspec(dllimport) int __stdcall GetPhysicallyInstalledSystemMemory(unsigned long long*);
+__declspec(dllimport) void* __stdcall CreateFileMappingW(void*, struct _SECURITY_ATTRIBUTES*, unsigned long,
+                                                         unsigned long, unsigned long, const wchar_t*);
+__declspec(dllimport) void* __stdcall MapViewOfFile(void*, unsigned long, unsigned long, unsigned long, std::size_t);
+__declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
+__declspec(dllimport) int __stdcall CloseHandle(void*);
+}
+
+#endif
+
+// ---- kvcache/core/platform/memory.hpp -----------------------------------------------------------------------------
+
+#if KVCACHE_POSIX
 #include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace platform {
+
+/// Bytes of a page of the system's memory, or a guess.
+[[nodiscard]] inline std::size_t system_page_bytes() noexcept {
+#if KVCACHE_POSIX
+    return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+#else
+    return 4096;
+#endif
+}
+
+/// Bytes of the machine's memory; zero where the system does not tell.
+[[nodiscard]] inline std::uint64_t machine_bytes() noexcept {
+#if KVCACHE_POSIX
+    const auto pages = ::sysconf(_SC_PHYS_PAGES);
+    return pages < 0 ? 0 : static_cast<std::uint64_t>(pages) * system_page_bytes();
+#elif KVCACHE_WINDOWS
+    unsigned long long kilobytes = 0;
+    return ::GetPhysicallyInstalledSystemMemory(&kilobytes) != 0 ? std::uint64_t{kilobytes} * 1024 : 0;
+#else
+    return 0;
+#endif
+}
+
+/// Advises the system to back these bytes with huge pages. Returns whether it accepts the advice.
+inline bool advise_huge_pages([[maybe_unused]] std::byte* at, [[maybe_unused]] std::size_t bytes) noexcept {
+#if KVCACHE_POSIX && defined(MADV_HUGEPAGE)
+    return ::madvise(at, bytes, MADV_HUGEPAGE) == 0;
+#else
+    return false;
+#endif
+}
+
+/// Zeroed memory from the system, which clears a page on the first write to it where it can. Returns null if there is
+/// none. Requires: `alignment` is a power of two and a multiple of the system's pages, and divides `bytes`; the sum of
+/// both can be represented.
+[[nodiscard]] inline std::byte* map_zeroed(std::size_t bytes, std::size_t alignment) noexcept {
+    [[maybe_unused]] const auto past = [alignment](const void* at) { // the bytes from a boundary to `at`
+        return reinterpret_cast<std::uintptr_t>(at) % alignment;
+    };
+#if KVCACHE_POSIX
+    // More by the alignment, so that a boundary lies inside; the excess is unmapped.
+    void* const from = ::mmap(nullptr, bytes + alignment, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (from == MAP_FAILED)
+        return nullptr;
+    auto* const first = static_cast<std::byte*>(from);
+    const std::size_t before = past(from) == 0 ? 0 : alignment - past(from);
+    if (before > 0)
+        ::munmap(first, before);
+    ::munmap(first + before + bytes, alignment - before);
+    return first + before;
+#elif KVCACHE_WINDOWS
+    constexpr unsigned long reserve = 0x2000, commit = 0x1000, read_write = 4;
+    // An excess cannot be given back here: its addresses stay reserved, without memory.
+    auto* const from = static_cast<std::byte*>(::VirtualAlloc(nullptr, bytes + alignment, reserve, read_write));
+    if (from == nullptr)
+        return nullptr;
+    std::byte* const first = from + (past(from) == 0 ? 0 : alignment - past(from));
+    if (::VirtualAlloc(first, bytes, commit, read_write) != nullptr)
+        return first;
+    ::VirtualFree(from, 0, 0x8000);
+    return nullptr;
+#else
+    void* const at = ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
+    return at == nullptr ? nullptr : static_cast<std::byte*>(std::memset(at, 0, bytes));
+#endif
+}
+
+/// Gives memory of map_zeroed back, with the same numbers.
+inline void unmap_zeroed(std::byte* at, [[maybe_unused]] std::size_t bytes,
+                         [[maybe_unused]] std::size_t alignment) noexcept {
+#if KVCACHE_POSIX
+    ::munmap(at, bytes);
+#elif KVCACHE_WINDOWS
+    void* information[8] = {}; // a MEMORY_BASIC_INFORMATION; the second field is where the reservation begins
+    if (::VirtualQuery(at, reinterpret_cast<struct _MEMORY_BASIC_INFORMATION*>(information), sizeof information) != 0)
+        ::VirtualFree(information[1], 0, 0x8000);
+#else
+    ::operator delete (at, std::align_val_t{alignment});
+#endif
+}
+
+#if KVCACHE_POSIX
+
+/// What a mapped range of addresses has.
+enum class backing {
+    nothing, ///< Addresses alone: an access kills the process.
+    lazy,    ///< Memory that is committed where it is touched.
+    huge,    ///< Huge pages that the administrator reserved, all of them at once; nothing where a system has none.
+};
+
+/// A mapped range of this process's addresses, unmapped on destruction. Movable; a move does not relocate the bytes.
+class address_range {
+public:
+    address_range() = default;
+    address_range(address_range&& other) noexcept
+        : begin_(std::exchange(other.begin_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    address_range& operator=(address_range&& other) noexcept {
+        std::swap(begin_, other.begin_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
+    ~address_range() {
+        if (begin_ != nullptr)
+            ::munmap(begin_, size_);
+    }
+
+    /// Maps `size` bytes. Returns an empty range and sets errno if the system refuses. Requires: size > 0.
+    [[nodiscard]] static address_range map(std::size_t size, backing of) noexcept {
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+#if defined(MAP_HUGETLB) // without MAP_NORESERVE, the system reserves the pages now or fails now
+        flags |= of == backing::huge ? MAP_HUGETLB : 0;
+#else
+        if (of == backing::huge)
+            return {};
+#endif
+#if defined(MAP_NORESERVE)
+        flags |= of == backing::huge ? 0 : MAP_NORESERVE;
+#endif
+        address_range made;
+        const int protection = of == backing::nothing ? PROT_NONE : PROT_READ | PROT_WRITE;
+        void* const at = ::mmap(nullptr, size, protection, flags, -1, 0);
+        if (at != MAP_FAILED) {
+            made.begin_ = static_cast<std::byte*>(at);
+            made.size_ = size;
+        }
+        return made;
+    }
+
+    [[nodiscard]] bool empty() const noexcept {
+        return begin_ == nullptr;
+    }
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept {
+        return {begin_, size_};
+    }
+
+private:
+    std::byte* begin_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+#endif
+
+}}} // namespace kvcache::platform
+
+// ---- kvcache/core/memory.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -1534,15 +1671,11 @@ inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
 /// Advises the system to back the whole huge pages inside [at, at + bytes) with huge pages: at once for memory not
 /// touched yet, gradually for the rest. Returns whether the system accepts the advice; where it does not, nothing
 /// happens. bytes_on_huge_pages() reports the outcome.
-inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) noexcept {
-#if defined(MADV_HUGEPAGE)
+inline bool want_huge_pages(void* at, std::size_t bytes) noexcept {
     const auto from = reinterpret_cast<std::uintptr_t>(at);
     const std::uintptr_t first = (from + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
     const std::uintptr_t last = (from + bytes) / huge_page_bytes * huge_page_bytes;
-    return first < last && ::madvise(static_cast<std::byte*>(at) + (first - from), last - first, MADV_HUGEPAGE) == 0;
-#else
-    return false;
-#endif
+    return first < last && platform::advise_huge_pages(static_cast<std::byte*>(at) + (first - from), last - first);
 }
 
 /// Bytes of a cache line, and of an AVX-512 vector.
@@ -1580,8 +1713,8 @@ struct line_allocator {
 template <class T>
 using aligned_vector = std::vector<T, line_allocator<T>>;
 
-/// A memory resource whose allocations are zeroed. An allocation aligned to a huge page comes straight from the system,
-/// which clears each page on the first write to it. Other allocations are cleared here. Thread-safe.
+/// A memory resource whose allocations are zeroed. An allocation aligned to a huge page comes straight from the system
+/// (platform::map_zeroed). Other allocations are cleared here. Thread-safe.
 class zeroed_memory : public std::pmr::memory_resource {
 public:
     /// The shared instance.
@@ -1596,24 +1729,16 @@ private:
             return std::memset(std::pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
         if (bytes > (std::numeric_limits<std::size_t>::max() >> 1))
             detail::throw_bad_alloc();
-        // One extra huge page, so that a boundary lies inside; the excess is unmapped.
-        const std::size_t size = mapped(bytes), all = size + huge_page_bytes;
-        void* const from = ::mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (from == MAP_FAILED)
+        std::byte* const at = platform::map_zeroed(mapped(bytes), huge_page_bytes);
+        if (at == nullptr)
             detail::throw_bad_alloc();
-        auto* const first = static_cast<std::byte*>(from);
-        const std::size_t past = reinterpret_cast<std::uintptr_t>(from) % huge_page_bytes;
-        const std::size_t before = past == 0 ? 0 : huge_page_bytes - past;
-        if (before > 0)
-            ::munmap(first, before);
-        ::munmap(first + before + size, huge_page_bytes - before);
-        return first + before;
+        return at;
     }
     void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
         if (alignment != huge_page_bytes)
             std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
         else
-            ::munmap(at, mapped(bytes));
+            platform::unmap_zeroed(static_cast<std::byte*>(at), mapped(bytes), huge_page_bytes);
     }
     [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 
@@ -1701,29 +1826,6 @@ struct sequence_pages {
     std::span<const codec::residual_page* const> residual = {};
     bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
 };
-
-}} // namespace kvcache
-
-// ---- kvcache/core/clock.hpp ---------------------------------------------------------------------------------------
-
-#if defined(__unix__) || defined(__APPLE__)
-#include <ctime> // <chrono> is a tenth of what an empty file with a cache compiles
-#else
-#include <chrono>
-#endif
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Nanoseconds since some moment, by a clock that is never set back.
-[[nodiscard]] inline std::int64_t monotonic_nanoseconds() noexcept {
-#if defined(__unix__) || defined(__APPLE__)
-    std::timespec now{};
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-#else
-    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-#endif
-}
 
 }} // namespace kvcache
 
@@ -1899,13 +2001,7 @@ struct lease_state {
 
     /// Notes where the lease keeps its pointer to this. Out of line: GCC 12 takes the note of a lease that is returned
     /// for a dangling pointer.
-#if defined(__GNUC__)
-    [[gnu::noinline]]
-#endif
-    void
-    hold(sequence_state** place) noexcept {
-        holder = place;
-    }
+    KVCACHE_NOINLINE void hold(sequence_state** place) noexcept { holder = place; }
 
     /// Ends the lease, which has no state any more; the vectors keep their memory.
     void end() noexcept {
@@ -2217,6 +2313,78 @@ template <weight_format Number>
     else
         return number;
 }
+
+}} // namespace kvcache
+
+// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The reason why a match ended.
+enum class match_end {
+    complete,  ///< Every token was found.
+    unknown,   ///< Nothing is stored after the last token found.
+    different, ///< A different token is stored there.
+};
+
+/// The longest known prefix and its pages, in order. Only the last page may be matched in part.
+struct index_match {
+    std::vector<page_id> pages = {};
+    std::size_t tokens = 0;
+    match_end end = match_end::unknown;
+    std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
+};
+
+/// The outcome of an insertion.
+struct insertion {
+    enum class outcome {
+        inserted, ///< The page is new in the index.
+        extended, ///< The page was in the index with fewer rows.
+        covered,  ///< `other` already holds the run, or a longer run that starts with it; nothing changed.
+    };
+    outcome what = outcome::inserted;
+    std::optional<page_id> other = {}; ///< covered: the page with the run; otherwise: the page that was replaced.
+};
+
+/// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
+/// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
+/// nothing; `erase` does not throw. A state with `match(tokens, found)` too uses the memory of an earlier match.
+template <class S>
+concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
+                               std::optional<page_id> parent) {
+    { c.match(tokens) } -> std::same_as<index_match>;
+    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
+    s.erase(page);
+    { c.contains(page) } -> std::same_as<bool>;
+    { c.leaf(page) } -> std::same_as<bool>;
+    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
+    { c.run(page) } -> std::same_as<std::span<const token_id>>;
+};
+
+/// A run of a prompt's tokens that is stored after any prefix.
+struct chunk_match {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0; ///< Number of tokens.
+    page_id last = {};     ///< The page of the last token; the tokens before it are in the page's ancestors.
+    std::uint32_t end = 0; ///< Rows of that page up to the end of the chunk.
+
+    friend bool operator==(const chunk_match&, const chunk_match&) = default;
+};
+
+/// An index that also finds tokens by content alone. Lookups with one salt do not find chunks of another.
+template <class S>
+concept chunk_index_state = index_state<S> &&
+    requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
+             std::size_t count) {
+    { s.note(salt, page, end, count) } -> std::same_as<bool>;
+    { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
+};
+
+/// A policy that finds cached tokens.
+template <class P>
+concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
+    p.open(shape, pages);
+} && index_state<opened_by<P, page_shape, std::size_t>>;
 
 }} // namespace kvcache
 
@@ -2859,7 +3027,7 @@ concept hash_policy = plays<P, hash_role> && requires(const P p, const identity&
 
 }} // namespace kvcache
 
-// ---- kvcache/cache/page_eviction.hpp ------------------------------------------------------------------------------
+// ---- kvcache/cache/page_index.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -2923,6 +3091,76 @@ private:
 
     double projections_ = 1e-4, attention_ = 0.0;                 // seconds per row, and per row and position
     double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
+};
+
+/// An index with a root for each tenant: a full page outside the pool, whose run repeats the tenant's number. A
+/// tenant's first pages continue its root, so no sequence of tokens leads from one tenant to another, in any index.
+template <index_state Index>
+class tenant_index {
+public:
+    template <class Indexes>
+    tenant_index(const Indexes& indexes, page_shape shape, std::size_t pages, std::size_t most_tenants)
+        : page_tokens_(shape.tokens), pages_(pages), index_(indexes.open(shape, pages + most_tenants)) {}
+
+    /// The parent of the first page of a tenant's sequence; nullopt in a cache without tenants (number zero).
+    [[nodiscard]] std::optional<page_id> root_of(std::uint32_t tenant) const noexcept {
+        return tenant == 0 ? std::nullopt : std::optional(page_id{static_cast<std::uint32_t>(pages_ + tenant - 1)});
+    }
+    /// Throws: bad_alloc; the index is then unchanged.
+    void add_root(std::uint32_t tenant) { index_.insert(std::nullopt, run_of(tenant), *root_of(tenant)); }
+
+    /// Makes `found` the longest cached prefix of a tenant's tokens.
+    void match(std::uint32_t tenant, std::span<const token_id> tokens, index_match& found) const {
+        if (tenant == 0)
+            return in_index(tokens, found);
+        std::vector<token_id> query = run_of(tenant);
+        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
+        in_index(query, found);
+        found.pages.erase(found.pages.begin());
+        found.tokens -= page_tokens_;
+    }
+
+    /// Chunks that a tenant has registered, if the index supports chunks.
+    [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
+                                                  std::size_t known) const requires chunk_index_state<Index> {
+        return index_.chunks(tenant, tokens, known);
+    }
+    bool note(std::uint32_t tenant, page_id last, std::uint32_t end,
+              std::size_t count) requires chunk_index_state<Index> {
+        return index_.note(tenant, last, end, count);
+    }
+
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        return index_.insert(parent, tokens, page);
+    }
+    void erase(page_id page) { index_.erase(page); }
+    [[nodiscard]] bool contains(page_id page) const { return index_.contains(page); }
+    [[nodiscard]] bool leaf(page_id page) const { return index_.leaf(page); }
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return index_.run(page); }
+
+    /// The parent of a page, roots included.
+    [[nodiscard]] std::optional<page_id> above(page_id page) const { return index_.parent(page); }
+    /// The parent of a page, if it is a page of the pool.
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const {
+        const auto found = above(page);
+        return found && index_of(*found) < pages_ ? found : std::nullopt;
+    }
+
+private:
+    void in_index(std::span<const token_id> tokens, index_match& found) const {
+        if constexpr (requires { index_.match(tokens, found); })
+            index_.match(tokens, found);
+        else
+            found = index_.match(tokens);
+    }
+
+    [[nodiscard]] std::vector<token_id> run_of(std::uint32_t tenant) const {
+        return std::vector<token_id>(page_tokens_, token_id{static_cast<std::int32_t>(tenant)});
+    }
+
+    std::size_t page_tokens_;
+    std::size_t pages_; // of the pool
+    Index index_;
 };
 
 /// Adapts the pages of an index to the eviction policy: their keys, the cost that a hit saves, and their children.
@@ -6231,8 +6469,6 @@ static_assert(storage_policy<heap>);
 
 // ---- kvcache/cache/compose.hpp ------------------------------------------------------------------------------------
 
-#include <unistd.h>
-
 // Policies that cannot be composed, and why, in words. A misuse is the type of the cache that such policies would make.
 // It has the members of a standard cache, so that the message is the only error. Compilers print the names of the
 // policies as arguments of the misuse, and each static_assert prints the policy again.
@@ -6571,9 +6807,8 @@ template <class Cache, class Codec, class Storage>
             return error{error_code::mismatched, "merge_equal_pages",
                          "external memory has on_move, or the cache has merge_equal_pages = false"};
     constexpr std::size_t records_bytes = 256; // what the cache remembers of a page
-    const auto machine =
-        static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    if (pages > machine / records_bytes)
+    const std::uint64_t machine = platform::machine_bytes();
+    if (machine != 0 && pages > machine / records_bytes)
         return error{error_code::out_of_memory, "limit",
                      joined({"the records of ", std::to_string(pages), " pages do not fit into the machine's ",
                              std::to_string(machine), " bytes"})};
@@ -10125,96 +10360,6 @@ static_assert(storage_policy<external>);
 
 }}} // namespace kvcache::storage
 
-// ---- kvcache/core/memory_mapping.hpp ------------------------------------------------------------------------------
-
-#include <sys/mman.h>
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// A mapped range of this process's addresses, unmapped on destruction. Movable; a move does not relocate the bytes.
-class address_range {
-public:
-    address_range() = default;
-    address_range(address_range&& other) noexcept
-        : begin_(std::exchange(other.begin_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-    address_range& operator=(address_range&& other) noexcept {
-        std::swap(begin_, other.begin_);
-        std::swap(size_, other.size_);
-        return *this;
-    }
-    ~address_range() {
-        if (begin_ != nullptr)
-            ::munmap(begin_, size_);
-    }
-
-    /// Maps `size` bytes with mmap. Returns an empty range and sets errno if mmap fails. Requires: size > 0.
-    [[nodiscard]] static address_range map(std::size_t size, int protection, int flags) noexcept {
-        address_range made;
-        void* const at = ::mmap(nullptr, size, protection, flags, -1, 0);
-        if (at != MAP_FAILED) {
-            made.begin_ = static_cast<std::byte*>(at);
-            made.size_ = size;
-        }
-        return made;
-    }
-
-    [[nodiscard]] bool empty() const noexcept { return begin_ == nullptr; }
-    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {begin_, size_}; }
-
-private:
-    std::byte* begin_ = nullptr;
-    std::size_t size_ = 0;
-};
-
-namespace detail {
-
-/// The size in a line of /proc/self/smaps: 2048 of "AnonHugePages:   2048 kB".
-[[nodiscard]] inline std::size_t smaps_kilobytes(std::string_view line) {
-    const std::size_t digit = line.find_first_of("0123456789");
-    std::size_t number = 0;
-    if (digit != line.npos)
-        std::from_chars(line.data() + digit, line.data() + line.size(), number);
-    return number;
-}
-
-} // namespace detail
-
-/// The number of these bytes that are on huge pages now. An estimate: the system reports huge pages per mapping, not
-/// per address. Zero where there is no /proc. Cost: reads the list of all mappings, milliseconds.
-[[nodiscard]] inline std::size_t bytes_on_huge_pages(std::span<const std::byte> bytes) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
-    std::ifstream mappings("/proc/self/smaps");
-    std::size_t huge = 0, inside = 0; // of the current mapping: bytes of `bytes` inside it
-    for (std::string line; std::getline(mappings, line);) {
-        std::uintptr_t from = 0, to = 0;
-        const char* const end = line.data() + line.size();
-        const auto [dash, wrong] = std::from_chars(line.data(), end, from, 16);
-        if (wrong == std::errc() && dash != end && *dash == '-' &&
-            std::from_chars(dash + 1, end, to, 16).ec == std::errc()) {
-            const std::uintptr_t first = std::max(from, begin), last = std::min(to, begin + bytes.size());
-            inside = first < last ? last - first : 0;
-        } else if (line.starts_with("AnonHugePages:") || line.starts_with("FilePmdMapped:")) {
-            const std::size_t more = std::min(inside, detail::smaps_kilobytes(line) * 1024);
-            huge += more;
-            inside -= more;
-        }
-    }
-    return huge;
-}
-
-/// Reference-counted, uninitialized memory of `bytes`, aligned as alignment_for(bytes). A null `resource` means new and
-/// delete. Throws: what the resource throws.
-[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, std::pmr::memory_resource* resource) {
-    std::pmr::memory_resource* const from = resource != nullptr ? resource : std::pmr::new_delete_resource();
-    const std::size_t alignment = alignment_for(bytes);
-    auto* const at = static_cast<std::byte*>(from->allocate(bytes, alignment));
-    if (alignment == huge_page_bytes)
-        want_huge_pages(at, bytes);
-    return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
-}
-
-}} // namespace kvcache
-
 // ---- kvcache/storage/huge_pages.hpp -------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
@@ -10257,18 +10402,14 @@ struct huge_pages {
         using backing_type = huge_pages::backing;
 
         void take(bool from_pool, std::size_t size) {
-            constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
-#if defined(MAP_HUGETLB)
-            // Without MAP_NORESERVE, the system reserves the pages now or fails now.
             if (from_pool)
-                memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
+                memory_ = platform::address_range::map(size, platform::backing::huge);
             if (!memory_.empty()) {
                 backing_ = backing_type::set_aside;
                 return;
             }
-#endif
             // One extra huge page, so that the first page can begin on a boundary.
-            memory_ = address_range::map(size + huge_page_bytes, readable, own | MAP_NORESERVE);
+            memory_ = platform::address_range::map(size + huge_page_bytes, platform::backing::lazy);
             if (memory_.empty())
                 return;
             const auto at = reinterpret_cast<std::uintptr_t>(memory_.bytes().data());
@@ -10279,14 +10420,12 @@ struct huge_pages {
 
         std::size_t page_bytes_;
         std::size_t stride_; // distance between pages, in bytes
-        address_range memory_;
+        platform::address_range memory_;
         std::size_t begin_ = 0; // offset of the first page
         backing_type backing_ = backing_type::none;
     };
 
-    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
-        return {set_aside, pages, page_bytes};
-    }
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const { return {set_aside, pages, page_bytes}; }
 };
 
 /// The name of a backing.
@@ -10308,11 +10447,420 @@ static_assert(storage_policy<huge_pages>);
 
 }}} // namespace kvcache::storage
 
-// ---- kvcache/storage/mapped.hpp -----------------------------------------------------------------------------------
+// ---- kvcache/core/compiled.hpp ------------------------------------------------------------------------------------
+
+// The library has two forms. Header-only (the default): every function is defined in a header. Compiled
+// (KVCACHE_COMPILED is defined and not 0): functions that are expensive to compile are only declared in their headers
+// and defined once, in the objects of the CMake target kvcache::compiled. That target defines KVCACHE_COMPILED for
+// itself and for targets that link it. Objects that are built with other flags do not link: their names differ
+// (core/abi.hpp).
+//
+//     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
+//     KVCACHE_BODY   before its definition, in an impl/ header
+//     KVCACHE_LAZY   before an inline function: it is instantiated where it is called
+//
+// Every file that includes an ordinary inline function compiles it and the functions it calls, used or not; a template
+// is compiled only where it is called. A function template with an empty pack is called like an ordinary function.
+// Classes with many members are templates with an empty pack for the same reason.
+#if !defined(KVCACHE_COMPILED)
+#define KVCACHE_COMPILED 0
+#endif
+#define KVCACHE_LAZY template <class...>
+#if KVCACHE_COMPILED
+#define KVCACHE_ONCE
+#define KVCACHE_BODY
+#else
+#define KVCACHE_ONCE KVCACHE_LAZY
+#define KVCACHE_BODY KVCACHE_LAZY
+#endif
+
+// ---- kvcache/core/platform/file.hpp -------------------------------------------------------------------------------
+
+#if KVCACHE_POSIX
+#include <cstdlib>
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
+#elif KVCACHE_WINDOWS
+#include <fcntl.h>
+#include <io.h>
+#include <process.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#else
+#include <cstdio>
+#include <new>
+#endif
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace platform {
+
+/// Whether file_bytes maps files; if not, it reads them.
+inline constexpr bool maps_files = KVCACHE_POSIX || KVCACHE_WINDOWS;
+
+/// Why the system refused something.
+struct refusal {
+    const char* what = nullptr; ///< "cannot be opened"; null: it did not refuse.
+    int reason = 0;             ///< An errno; zero: `what` says it all.
+};
+
+/// The number of this process, for names of temporary files.
+[[nodiscard]] inline int process_number() noexcept {
+#if KVCACHE_POSIX
+    return ::getpid();
+#elif KVCACHE_WINDOWS
+    return ::_getpid();
+#else
+    return 0;
+#endif
+}
+
+/// What the system knows of a file. A moment counts from 1970.
+struct file_status {
+    struct moment {
+        std::int64_t seconds = 0, nanoseconds = 0;
+    };
+    std::uint64_t device = 0, inode = 0, size = 0;
+    std::optional<moment> modified = {},
+                          changed = {}; ///< None where the system keeps no time that a program cannot set.
+};
+
+/// The descriptor of an open file, closed at the end of its scope.
+class descriptor {
+public:
+    descriptor() = default;
+    explicit descriptor(int number) noexcept : number_(number) {}
+    descriptor(descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+    descriptor& operator=(descriptor&& other) noexcept {
+        std::swap(number_, other.number_);
+        return *this;
+    }
+    ~descriptor() {
+#if KVCACHE_POSIX
+        if (number_ >= 0)
+            ::close(number_);
+#elif KVCACHE_WINDOWS
+        if (number_ >= 0)
+            ::_close(number_);
+#endif
+    }
+
+    [[nodiscard]] explicit operator bool() const noexcept {
+        return number_ >= 0;
+    }
+    [[nodiscard]] int number() const noexcept {
+        return number_;
+    }
+
+private:
+    int number_ = -1;
+};
+
+#if KVCACHE_POSIX || KVCACHE_WINDOWS
+
+/// The status of an open file; nullopt and errno if the system refuses, or if it is not a regular file (EINVAL).
+KVCACHE_LAZY [[nodiscard]] inline std::optional<file_status> status_of(int file) noexcept {
+#if KVCACHE_POSIX
+    struct ::stat found = {};
+    if (::fstat(file, &found) != 0)
+        return std::nullopt;
+    const bool regular = S_ISREG(found.st_mode);
+#else
+    struct ::_stat64 found = {};
+    if (::_fstat64(file, &found) != 0)
+        return std::nullopt;
+    const bool regular = (found.st_mode & _S_IFMT) == _S_IFREG;
+#endif
+    if (!regular) {
+        errno = EINVAL;
+        return std::nullopt;
+    }
+    file_status made{.device = static_cast<std::uint64_t>(found.st_dev),
+                     .inode = static_cast<std::uint64_t>(found.st_ino),
+                     .size = static_cast<std::uint64_t>(found.st_size)};
+#if defined(__APPLE__)
+    made.modified = {found.st_mtimespec.tv_sec, found.st_mtimespec.tv_nsec};
+    made.changed = {found.st_ctimespec.tv_sec, found.st_ctimespec.tv_nsec};
+#elif KVCACHE_POSIX
+    made.modified = {found.st_mtim.tv_sec, found.st_mtim.tv_nsec};
+    made.changed = {found.st_ctim.tv_sec, found.st_ctim.tv_nsec};
+#endif
+    return made;
+}
+
+#endif
+
+/// The bytes of a regular file: mapped, or read as a whole where the system has no mappings.
+class file_bytes {
+public:
+    /// Opens a file in place of the one before.
+    KVCACHE_LAZY [[nodiscard]] refusal open(const std::filesystem::path& file) {
+        *this = {};
+#if KVCACHE_POSIX || KVCACHE_WINDOWS
+#if KVCACHE_POSIX
+        // Without O_NONBLOCK, opening a pipe would wait for its writer.
+        file_ = descriptor(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+#else
+        file_ = descriptor(::_wopen(file.c_str(), _O_RDONLY | _O_BINARY | _O_NOINHERIT));
+#endif
+        if (!file_)
+            return {"cannot be opened", errno};
+        const auto status = status_of(file_.number());
+        if (!status)
+            return errno == EINVAL ? refusal{"is not a regular file"} : refusal{"has no readable status", errno};
+        if (status->size > std::numeric_limits<std::size_t>::max() / 2)
+            return {"is larger than this process can address", EFBIG};
+        if (status->size > 0)
+            begin_ = map(static_cast<std::size_t>(status->size));
+        size_ = begin_ == nullptr ? 0 : static_cast<std::size_t>(status->size);
+        return begin_ == nullptr && status->size > 0 ? refusal{"cannot be mapped", errno} : refusal{};
+#else
+        std::error_code reason;
+        if (const auto kind = std::filesystem::status(file, reason).type();
+            kind != std::filesystem::file_type::regular && kind != std::filesystem::file_type::not_found)
+            return {"is not a regular file"};
+        std::FILE* const from = std::fopen(file.c_str(), "rb");
+        if (from == nullptr)
+            return {"cannot be opened", errno};
+        const auto bytes = std::filesystem::file_size(file, reason);
+        refusal made = reason ? refusal{"has no readable status", reason.value()} : refusal{};
+        if (made.what == nullptr && bytes > 0) {
+            begin_ = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::nothrow));
+            if (begin_ == nullptr)
+                made = {"cannot be read", ENOMEM};
+            else if (std::fread(begin_, 1, static_cast<std::size_t>(bytes), from) != bytes)
+                made = {"cannot be read", EIO};
+        }
+        size_ = begin_ == nullptr ? 0 : static_cast<std::size_t>(bytes);
+        std::fclose(from);
+        return made;
+#endif
+    }
+
+    file_bytes() = default;
+    file_bytes(file_bytes&& other) noexcept {
+        swap(other);
+    }
+    file_bytes& operator=(file_bytes&& other) noexcept {
+        file_bytes(std::move(other)).swap(*this);
+        return *this;
+    }
+    ~file_bytes() {
+        if (begin_ == nullptr)
+            return;
+#if KVCACHE_POSIX
+        ::munmap(begin_, size_);
+#elif KVCACHE_WINDOWS
+        ::UnmapViewOfFile(begin_);
+#else
+        ::operator delete(begin_);
+#endif
+    }
+
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept {
+        return {begin_, size_};
+    }
+
+    /// The file's status now; none where it was read, and where the system refuses.
+    KVCACHE_LAZY [[nodiscard]] std::optional<file_status> status() const noexcept {
+#if KVCACHE_POSIX || KVCACHE_WINDOWS
+        return status_of(file_.number());
+#else
+        return std::nullopt;
+#endif
+    }
+
+    /// Starts reading the file from disk, as far as the system chooses; returns at once.
+    void read_ahead() const noexcept {
+#if KVCACHE_POSIX
+        if (begin_ != nullptr)
+            ::madvise(begin_, size_, MADV_WILLNEED);
+#endif
+    }
+
+    /// Drops whole pages from this process's memory. Requires: the range is a part of the file, in whole system pages.
+    void forget([[maybe_unused]] std::size_t first, [[maybe_unused]] std::size_t past) const noexcept {
+#if KVCACHE_POSIX
+        ::madvise(begin_ + first, past - first, MADV_DONTNEED);
+#elif KVCACHE_WINDOWS
+        ::VirtualUnlock(begin_ + first, past - first); // of pages that are not locked: out of the working set
+#endif
+    }
+
+private:
+#if KVCACHE_POSIX
+    KVCACHE_LAZY [[nodiscard]] std::byte* map(std::size_t size) const noexcept {
+        void* const at = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file_.number(), 0);
+        return at == MAP_FAILED ? nullptr : static_cast<std::byte*>(at);
+    }
+#elif KVCACHE_WINDOWS
+    KVCACHE_LAZY [[nodiscard]] std::byte* map(std::size_t) const noexcept {
+        constexpr unsigned long read_only = 2, view_to_read = 4;
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): what the C library returns for a handle
+        auto* const handle = reinterpret_cast<void*>(::_get_osfhandle(file_.number()));
+        void* const mapping = ::CreateFileMappingW(handle, nullptr, read_only, 0, 0, nullptr);
+        void* const at = mapping == nullptr ? nullptr : ::MapViewOfFile(mapping, view_to_read, 0, 0, 0);
+        if (mapping != nullptr)
+            ::CloseHandle(mapping); // the view keeps it
+        if (at == nullptr)
+            errno = EIO;
+        return static_cast<std::byte*>(at);
+    }
+#endif
+    void swap(file_bytes& other) noexcept {
+        std::swap(file_, other.file_);
+        std::swap(begin_, other.begin_);
+        std::swap(size_, other.size_);
+    }
+
+    descriptor file_;
+    std::byte* begin_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+/// A new file that is written from its beginning. Each member returns zero or an errno.
+class new_file {
+public:
+    new_file() = default;
+    new_file(const new_file&) = delete;
+    new_file& operator=(const new_file&) = delete;
+#if KVCACHE_POSIX || KVCACHE_WINDOWS
+    /// Creates the file, which must not exist.
+    KVCACHE_LAZY [[nodiscard]] int create(const std::filesystem::path& file) {
+#if KVCACHE_POSIX
+        file_ = descriptor(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+#else
+        constexpr int flags = _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY | _O_NOINHERIT;
+        file_ = descriptor(::_wopen(file.c_str(), flags, _S_IREAD | _S_IWRITE));
+#endif
+        return file_ ? 0 : errno;
+    }
+    /// Appends all bytes.
+    KVCACHE_LAZY [[nodiscard]] int write(std::span<const std::byte> bytes) noexcept {
+        constexpr std::size_t most = std::size_t{1} << 30; // a single call takes 2 GiB at most
+        while (!bytes.empty()) {
+#if KVCACHE_POSIX
+            const auto written = ::write(file_.number(), bytes.data(), std::min(most, bytes.size()));
+#else
+            const auto written =
+                ::_write(file_.number(), bytes.data(), static_cast<unsigned>(std::min(most, bytes.size())));
+#endif
+            if (written < 0 && errno != EINTR)
+                return errno;
+            if (written > 0)
+                bytes = bytes.subspan(static_cast<std::size_t>(written));
+        }
+        return 0;
+    }
+    /// Waits until the bytes are on the disk.
+    [[nodiscard]] int sync() noexcept {
+#if KVCACHE_POSIX
+        return ::fsync(file_.number()) == 0 ? 0 : errno;
+#else
+        return ::_commit(file_.number()) == 0 ? 0 : errno;
+#endif
+    }
+
+private:
+    descriptor file_;
+#else
+    [[nodiscard]] int create(const std::filesystem::path& file) {
+        file_ = std::fopen(file.c_str(), "wbx");
+        return file_ != nullptr ? 0 : errno;
+    }
+    [[nodiscard]] int write(std::span<const std::byte> bytes) noexcept {
+        return std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size() ? 0 : EIO;
+    }
+    [[nodiscard]] int sync() noexcept {
+        return std::fflush(file_) == 0 ? 0 : errno;
+    }
+    ~new_file() {
+        if (file_ != nullptr)
+            std::fclose(file_);
+    }
+
+private:
+    std::FILE* file_ = nullptr;
+#endif
+};
+
+/// Waits until the names in a directory are on the disk. If the system has no such thing, a crash may undo a rename.
+KVCACHE_LAZY inline void sync_directory([[maybe_unused]] const std::filesystem::path& directory) noexcept {
+#if KVCACHE_POSIX
+    const descriptor folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (folder)
+        static_cast<void>(::fsync(folder.number()));
+#endif
+}
+
+#if KVCACHE_POSIX
+
+/// A file of its process alone that grows and is mapped as far as it reaches, at addresses that stay.
+class growing_file {
+public:
+    /// Creates `file`, which must not exist and is readable for its owner alone; an empty path becomes a new name in
+    /// the temporary directory.
+    [[nodiscard]] refusal create(std::filesystem::path& file, bool unlink) {
+        if (file.empty()) {
+            std::error_code none;
+            const auto folder = std::filesystem::temp_directory_path(none);
+            std::string name = ((none ? std::filesystem::path("/tmp") : folder) / "kvcache-XXXXXX").string();
+            file_ = descriptor(::mkstemp(name.data()));
+            file = std::move(name);
+        } else {
+            file_ = descriptor(::open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+        }
+        if (!file_)
+            return {"cannot be created", errno};
+        return unlink && ::unlink(file.c_str()) != 0 ? refusal{"cannot be unlinked", errno} : refusal{};
+    }
+
+    /// Reserves the addresses for `bytes`, whole system pages.
+    [[nodiscard]] refusal reserve(std::size_t bytes) noexcept {
+        memory_ = address_range::map(bytes, backing::nothing);
+        return memory_.empty() ? refusal{"cannot be given addresses", errno} : refusal{};
+    }
+
+    /// The addresses; of these the first `size()` bytes can be accessed.
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return memory_.bytes(); }
+    [[nodiscard]] std::size_t size() const noexcept { return memory_.empty() ? 0 : size_; }
+
+    /// Grows the file and its mapping. Disk space is allocated first: otherwise a write would kill the process on a
+    /// full disk (SIGBUS). Requires: `size` is more than now, whole system pages, and within the addresses.
+    [[nodiscard]] refusal grow(std::size_t size) noexcept {
+        const auto at = static_cast<::off_t>(size_), more = static_cast<::off_t>(size - size_);
+        if (const int why = allocate(at, more); why != 0)
+            return {"cannot grow", why};
+        if (::mmap(memory_.bytes().data() + size_, size - size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                   file_.number(), at) == MAP_FAILED)
+            return {"cannot be mapped", errno};
+        size_ = size;
+        return {};
+    }
+
+private:
+    [[nodiscard]] int allocate(::off_t at, ::off_t more) const noexcept {
+#if defined(__APPLE__) // has no posix_fallocate
+        ::fstore_t wanted = {F_ALLOCATEALL, F_PEOFPOSMODE, 0, more, 0};
+        return ::fcntl(file_.number(), F_PREALLOCATE, &wanted) == -1 || ::ftruncate(file_.number(), at + more) != 0
+                   ? errno
+                   : 0;
+#else
+        return ::posix_fallocate(file_.number(), at, more);
+#endif
+    }
+
+    descriptor file_;
+    address_range memory_;
+    std::size_t size_ = 0;
+};
+
+#endif
+
+}}} // namespace kvcache::platform
+
+// ---- kvcache/storage/mapped.hpp -----------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
@@ -10331,7 +10879,7 @@ struct mapped {
             : page_bytes_(page_bytes),
               stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
               file_(how.file) {
-            const auto system_page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+            const std::size_t system_page = platform::system_page_bytes();
             const auto whole = [&](std::size_t bytes) { return (bytes + system_page - 1) / system_page * system_page; };
             if (pages == 0 || stride_ == 0)
                 return;
@@ -10340,45 +10888,14 @@ struct mapped {
                 return;
             }
             growth_ = whole(std::max({how.growth, stride_, std::size_t{1}}));
-            create(how.unlink);
-            if (!reason_) {
-                memory_ =
-                    address_range::map(whole(pages * stride_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
-                if (memory_.empty())
-                    reason_ = failure("cannot be given addresses", errno);
-            }
-        }
-
-        state(state&& other) noexcept
-            : page_bytes_(other.page_bytes_),
-              stride_(other.stride_),
-              growth_(other.growth_),
-              usable_(std::exchange(other.usable_, 0)),
-              descriptor_(std::exchange(other.descriptor_, -1)),
-              file_(std::move(other.file_)),
-              memory_(std::move(other.memory_)),
-              reason_(std::move(other.reason_)) {}
-        state& operator=(state&& other) noexcept {
-            std::swap(page_bytes_, other.page_bytes_);
-            std::swap(stride_, other.stride_);
-            std::swap(growth_, other.growth_);
-            std::swap(usable_, other.usable_);
-            std::swap(descriptor_, other.descriptor_);
-            std::swap(file_, other.file_);
-            std::swap(memory_, other.memory_);
-            std::swap(reason_, other.reason_);
-            return *this;
-        }
-        ~state() {
-            if (descriptor_ >= 0)
-                ::close(descriptor_);
+            usable_ = succeeds(memory_.create(file_, how.unlink)) && succeeds(memory_.reserve(whole(pages * stride_)));
         }
 
         /// Returns false if the file cannot grow to hold the page; `status` then gives the reason. A later call tries
         /// again.
         [[nodiscard]] bool acquire(page_id page) {
             const std::size_t end = (index_of(page) + std::size_t{1}) * stride_;
-            return end <= usable_ || grow(end);
+            return end <= memory_.size() || grow(end);
         }
         void release(page_id) noexcept {}
         [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
@@ -10390,60 +10907,30 @@ struct mapped {
         /// The file's name, which no longer exists if `unlink` is set.
         [[nodiscard]] const std::filesystem::path& file() const noexcept { return file_; }
         /// The size of the file in bytes.
-        [[nodiscard]] std::size_t size() const noexcept { return usable_; }
+        [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
 
     private:
-        void create(bool nameless) {
-            if (file_.empty()) {
-                std::error_code none;
-                const auto folder = std::filesystem::temp_directory_path(none);
-                std::string name = ((none ? std::filesystem::path("/tmp") : folder) / "kvcache-XXXXXX").string();
-                descriptor_ = ::mkstemp(name.data());
-                file_ = std::move(name);
-            } else {
-                descriptor_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-            }
-            if (descriptor_ < 0)
-                reason_ = failure("cannot be created", errno);
-            else if (nameless && ::unlink(file_.c_str()) != 0)
-                reason_ = failure("cannot be unlinked", errno);
-        }
-
-        // Disk space is allocated before it is mapped: otherwise a write would die on a full disk (SIGBUS).
         [[nodiscard]] bool grow(std::size_t end) {
-            if (descriptor_ < 0 || memory_.empty())
-                return false;
-            const std::size_t all = memory_.bytes().size();
-            const std::size_t wanted = std::min(all, (end + growth_ - 1) / growth_ * growth_);
-            const std::size_t more = wanted - usable_;
-            if (const int why =
-                    ::posix_fallocate(descriptor_, static_cast<::off_t>(usable_), static_cast<::off_t>(more));
-                why != 0) {
-                reason_ = failure("cannot grow", why);
-                return false;
-            }
-            if (::mmap(memory_.bytes().data() + usable_, more, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                       descriptor_, static_cast<::off_t>(usable_)) == MAP_FAILED) {
-                reason_ = failure("cannot be mapped", errno);
-                return false;
-            }
-            usable_ = wanted;
-            reason_.reset();
-            return true;
+            const std::size_t wanted = std::min(memory_.bytes().size(), (end + growth_ - 1) / growth_ * growth_);
+            return usable_ && succeeds(memory_.grow(wanted));
         }
 
-        [[nodiscard]] error failure(const char* what, int why) const {
-            return {error_code::io, file_.filename().string(),
-                    file_.string() + " " + what + ": " + std::generic_category().message(why)};
+        // Notes a refusal as the reason.
+        [[nodiscard]] bool succeeds(const platform::refusal& refused) {
+            reason_.reset();
+            if (refused.what != nullptr)
+                reason_ =
+                    error{error_code::io, file_.filename().string(),
+                          file_.string() + " " + refused.what + ": " + std::generic_category().message(refused.reason)};
+            return !reason_;
         }
 
         std::size_t page_bytes_;
         std::size_t stride_; // distance between pages, in bytes
         std::size_t growth_ = 1;
-        std::size_t usable_ = 0; // bytes of the file, all mapped
-        int descriptor_ = -1;
+        bool usable_ = false; // the file is there, and has addresses
         std::filesystem::path file_;
-        address_range memory_;
+        platform::growing_file memory_;
         std::optional<error> reason_;
     };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/config.hpp>
-#include <kvcache/cache/page_eviction.hpp>
+#include <kvcache/cache/page_index.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/hash/xxh3.hpp>
 #include <kvcache/index/radix.hpp>

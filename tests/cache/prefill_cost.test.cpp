@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/page_eviction.hpp>
+#include <kvcache/cache/page_index.hpp>
 
 #include <catch2/catch.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/cache/config.hpp>
+#include <kvcache/cache/page_index.hpp>
 #include <kvcache/index/radix.hpp>
 
 #include <vector>

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/memory_mapping.hpp>
+#include <kvcache/core/platform/memory.hpp>
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include <catch2/catch.hpp>
 
+namespace platform = kvcache::platform;
+
 TEST_CASE("an address range moves and its bytes stay") {
-    auto range = kvcache::address_range::map(8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
+    auto range = platform::address_range::map(8192, platform::backing::lazy);
     REQUIRE_FALSE(range.empty());
     range.bytes()[8191] = std::byte{3};
     auto moved = std::move(range);
     CHECK(range.empty()); // NOLINT: a moved-from range is empty
     CHECK(moved.bytes()[8191] == std::byte{3});
-    moved = kvcache::address_range();
-    CHECK(kvcache::address_range::map(~std::size_t{} / 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS).empty());
+    moved = platform::address_range();
+    CHECK(platform::address_range::map(~std::size_t{} / 2, platform::backing::nothing).empty());
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/core/memory.hpp>
-#include <kvcache/core/memory_mapping.hpp>
+#include <kvcache/core/shared_memory.hpp>
 
 #include <cstddef>
 #include <cstdint>

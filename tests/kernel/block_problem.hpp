@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/memory_mapping.hpp>
+#include <kvcache/core/shared_memory.hpp>
 #include <kvcache/kernel/block_matrix.hpp>
 #include <kvcache/kernel/quant_block.hpp>
 #include <kvcache/kernel/thread_pool.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/memory_mapping.hpp>
+#include <kvcache/core/shared_memory.hpp>
 #include <kvcache/kernel/int8_gemm.hpp>
 
 #include <algorithm>

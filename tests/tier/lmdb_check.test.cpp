@@ -14,8 +14,6 @@
 
 #include "model/huggingface/files.hpp"
 #include <catch2/catch.hpp>
-#include <fcntl.h>
-#include <unistd.h>
 
 namespace kv = kvcache;
 
@@ -50,10 +48,9 @@ std::string words_of(const std::string& store) {
         {{"records", 32}, {"places", 32, 8}, {"order", 8, 52}, {"books", 0, 8}}};
     const temporary_directory directory;
     directory.write("data.mdb", store);
-    const int file = ::open((directory.path() / "data.mdb").c_str(), O_RDONLY | O_CLOEXEC);
-    REQUIRE(file >= 0);
+    const auto file = kv::platform::open_no_link(directory.path() / "data.mdb", kv::platform::access::read);
+    REQUIRE(file);
     const auto sound = kv::tier::lmdb_check::run(file, tables);
-    ::close(file);
     if (sound)
         return {};
     CHECK(sound.error().code == kv::error_code::malformed);

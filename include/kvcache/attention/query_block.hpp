@@ -9,6 +9,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
 
 #include <algorithm>
@@ -294,7 +295,7 @@ private:
     // N selected queries from `begin` on, over up to most_tiles tiles of one split. A separate function, so that GCC
     // has the budget to inline the kernels into it.
     template <std::size_t N>
-    [[gnu::noinline]] void take(std::span<const attention_tile> tiles, std::size_t begin, bool ahead) {
+    KVCACHE_NOINLINE void take(std::span<const attention_tile> tiles, std::size_t begin, bool ahead) {
         constexpr bool fetches = N > 1 || detail::wide_vectors; // otherwise the hardware prefetcher suffices
         const std::size_t q = packed_.first() + begin;
         const auto limits = states_.limits_of(q, N);
@@ -380,8 +381,8 @@ private:
     // Turns the scores of `count` queries into weights, in place. All queries see the first `whole` tiles to their
     // ends. `Ahead`: prefetches a little with each query.
     template <bool Ahead>
-    [[gnu::noinline, gnu::flatten]] void softmax_tile(std::span<const attention_tile> tiles, std::size_t whole,
-                                                      std::size_t q, std::size_t count, detail::tile_fetch& ahead) {
+    KVCACHE_NOINLINE KVCACHE_FLATTEN void softmax_tile(std::span<const attention_tile> tiles, std::size_t whole,
+                                                       std::size_t q, std::size_t count, detail::tile_fetch& ahead) {
         const auto meanwhile = [&]() KVCACHE_INLINE {
             if constexpr (Ahead)
                 ahead.ask_early();

@@ -35,8 +35,6 @@
 #include <utility>
 #include <vector>
 
-#include <unistd.h>
-
 // Policies that cannot be composed, and why, in words. A misuse is the type of the cache that such policies would make.
 // It has the members of a standard cache, so that the message is the only error. Compilers print the names of the
 // policies as arguments of the misuse, and each static_assert prints the policy again.
@@ -375,9 +373,8 @@ template <class Cache, class Codec, class Storage>
             return error{error_code::mismatched, "merge_equal_pages",
                          "external memory has on_move, or the cache has merge_equal_pages = false"};
     constexpr std::size_t records_bytes = 256; // what the cache remembers of a page
-    const auto machine =
-        static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    if (pages > machine / records_bytes)
+    const std::uint64_t machine = platform::machine_bytes();
+    if (machine != 0 && pages > machine / records_bytes)
         return error{error_code::out_of_memory, "limit",
                      joined({"the records of ", std::to_string(pages), " pages do not fit into the machine's ",
                              std::to_string(machine), " bytes"})};

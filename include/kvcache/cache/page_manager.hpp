@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/config.hpp>
-#include <kvcache/cache/page_eviction.hpp>
+#include <kvcache/cache/page_index.hpp>
 #include <kvcache/cache/residual.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/errors.hpp>

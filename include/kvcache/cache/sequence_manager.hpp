@@ -7,9 +7,9 @@
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/clock.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/observer/concept.hpp>
 
 #include <algorithm>

@@ -3,9 +3,9 @@
 
 #include <kvcache/codec/residual_page.hpp>
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/clock.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/machine.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -188,13 +188,7 @@ struct lease_state {
 
     /// Notes where the lease keeps its pointer to this. Out of line: GCC 12 takes the note of a lease that is returned
     /// for a dangling pointer.
-#if defined(__GNUC__)
-    [[gnu::noinline]]
-#endif
-    void
-    hold(sequence_state** place) noexcept {
-        holder = place;
-    }
+    KVCACHE_NOINLINE void hold(sequence_state** place) noexcept { holder = place; }
 
     /// Ends the lease, which has no state any more; the vectors keep their memory.
     void end() noexcept {

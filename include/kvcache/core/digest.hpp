@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/intrinsics.hpp>
+#include <kvcache/core/platform/machine.hpp>
 
 #ifndef XXH_INLINE_ALL
 #define XXH_INLINE_ALL

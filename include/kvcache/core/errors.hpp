@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/platform/machine.hpp>
 
 #include <atomic>
 #include <concepts>
@@ -41,11 +42,7 @@ inline violation_handler set_violation_handler(violation_handler handler) noexce
 namespace detail {
 
 /// Calls the violation handler, then throws contract_violation, or ends a program without exceptions.
-#if defined(__GNUC__)
-[[gnu::cold, gnu::noinline]]
-#endif
-[[noreturn]] inline void
-violate(const char* what) {
+KVCACHE_NOINLINE KVCACHE_COLD [[noreturn]] inline void violate(const char* what) {
     if (const violation_handler handler = on_violation.load())
         handler(what);
 #if defined(__cpp_exceptions)

@@ -5,6 +5,8 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/file.hpp>
+#include <kvcache/core/platform/memory.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -18,11 +20,6 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
-
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -38,40 +35,13 @@ public:
     KVCACHE_LAZY [[nodiscard]] static result<mapped_file> open(const std::filesystem::path& file) {
         mapped_file opened;
         opened.path_ = file;
-        // Without O_NONBLOCK, opening a pipe would wait for its writer.
-        opened.descriptor_ = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-        if (opened.descriptor_ < 0)
-            return opened.failure("cannot be opened", errno);
-        struct ::stat status = {};
-        if (::fstat(opened.descriptor_, &status) != 0)
-            return opened.failure("has no readable status", errno);
-        if (!S_ISREG(status.st_mode))
-            return kvcache::error{error_code::io, opened.name(), file.string() + " is not a regular file"};
-        opened.size_ = static_cast<std::size_t>(status.st_size);
-        if (opened.size_ != 0) {
-            void* at = ::mmap(nullptr, opened.size_, PROT_READ, MAP_PRIVATE, opened.descriptor_, 0);
-            if (at == MAP_FAILED)
-                return opened.failure("cannot be mapped", errno);
-            opened.begin_ = static_cast<const std::byte*>(at);
-        }
+        if (const auto refused = opened.bytes_.open(file); refused.what != nullptr)
+            return opened.failure(refused.what, refused.reason);
         return opened;
     }
 
-    mapped_file() = default;
-    mapped_file(mapped_file&& other) noexcept { swap(other); }
-    mapped_file& operator=(mapped_file&& other) noexcept {
-        mapped_file(std::move(other)).swap(*this);
-        return *this;
-    }
-    ~mapped_file() {
-        if (begin_ != nullptr)
-            ::munmap(const_cast<std::byte*>(begin_), size_);
-        if (descriptor_ >= 0)
-            ::close(descriptor_);
-    }
-
     /// The whole file; empty for an empty file.
-    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {begin_, begin_ == nullptr ? 0 : size_}; }
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_.bytes(); }
 
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 
@@ -79,103 +49,65 @@ public:
     KVCACHE_LAZY [[nodiscard]] std::string name() const { return path_.filename().string(); }
 
     /// Starts reading the file from disk sequentially, as far as the system chooses; returns at once.
-    void read_ahead() const noexcept {
-        if (begin_ != nullptr)
-            ::madvise(const_cast<std::byte*>(begin_), size_, MADV_WILLNEED);
-    }
+    void read_ahead() const noexcept { bytes_.read_ahead(); }
 
     /// Drops the whole pages of these bytes from this process's memory; a later access maps them again. The system's
     /// page cache keeps its copy while it has room. Requires: the bytes are this file's.
-    void forget(std::span<const std::byte> bytes) const noexcept {
-        const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-        const auto begin = static_cast<std::size_t>(bytes.data() - begin_);
-        const std::size_t first = (begin + page - 1) / page * page, last = (begin + bytes.size()) / page * page;
-        if (begin_ != nullptr && first < last && last <= size_)
-            ::madvise(const_cast<std::byte*>(begin_ + first), last - first, MADV_DONTNEED);
+    void forget(std::span<const std::byte> part) const noexcept {
+        const std::size_t page = platform::system_page_bytes(), whole = bytes().size();
+        const auto begin = static_cast<std::size_t>(part.data() - bytes().data());
+        const std::size_t first = (begin + page - 1) / page * page, last = (begin + part.size()) / page * page;
+        if (first < last && last <= whole)
+            bytes_.forget(first, last);
     }
 
     /// A digest of the file's metadata: name, device, inode, size, mtime and ctime (which no program can set). Returns:
     /// nullopt if the system does not report them, or if the last change was so shortly before `now`, the system's
     /// clock, that a second change might keep the same times.
     KVCACHE_LAZY [[nodiscard]] std::optional<digest> description(std::chrono::system_clock::time_point now) const {
-        struct ::stat status = {};
-        if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0)
+        const auto status = bytes_.status();
+        if (!status || !status->modified || !status->changed)
             return std::nullopt;
         // Two seconds: the coarsest clock that a common file system keeps. One more for the fractions dropped here.
-        const auto changed = std::chrono::seconds(std::max(status.st_mtim.tv_sec, status.st_ctim.tv_sec));
+        const auto changed = std::chrono::seconds(std::max(status->modified->seconds, status->changed->seconds));
         if (changed + std::chrono::seconds(3) > now.time_since_epoch())
             return std::nullopt;
         digest_builder builder;
         builder.text("kvcache file 1").text(name());
-        for (const auto number : {static_cast<std::uint64_t>(status.st_dev), static_cast<std::uint64_t>(status.st_ino),
-                                  static_cast<std::uint64_t>(status.st_size)})
+        for (const std::uint64_t number : {status->device, status->inode, status->size})
             builder.number(number);
-        for (const ::timespec& time : {status.st_mtim, status.st_ctim})
-            builder.number(static_cast<std::uint64_t>(time.tv_sec)).number(static_cast<std::uint64_t>(time.tv_nsec));
+        for (const auto& time : {*status->modified, *status->changed})
+            builder.number(static_cast<std::uint64_t>(time.seconds))
+                .number(static_cast<std::uint64_t>(time.nanoseconds));
         return builder.finish();
     }
 
     /// Checks that every mapped byte is still in the file. Errors: truncated; io, if the file's status cannot be read.
     KVCACHE_LAZY [[nodiscard]] result<void> intact() const {
-        struct ::stat status = {};
-        if (descriptor_ >= 0 && ::fstat(descriptor_, &status) != 0)
+        if (bytes().empty() || !platform::maps_files)
+            return {};
+        const auto status = bytes_.status();
+        if (!status)
             return failure("has no readable status", errno);
-        if (descriptor_ >= 0 && static_cast<std::size_t>(status.st_size) < size_)
+        if (status->size < bytes().size())
             return kvcache::error{error_code::truncated, name(),
-                                  detail::joined({path_.string(), " shrank from ", std::to_string(size_), " to ",
-                                                  std::to_string(status.st_size), " bytes since it was opened"})};
+                                  detail::joined({path_.string(), " shrank from ", std::to_string(bytes().size()),
+                                                  " to ", std::to_string(status->size), " bytes since it was opened"})};
         return {};
     }
 
 private:
-    void swap(mapped_file& other) noexcept {
-        std::swap(path_, other.path_);
-        std::swap(descriptor_, other.descriptor_);
-        std::swap(begin_, other.begin_);
-        std::swap(size_, other.size_);
-    }
-
     KVCACHE_LAZY [[nodiscard]] kvcache::error failure(const char* what, int reason) const {
         const auto code = reason == ENOENT || reason == ENOTDIR ? error_code::not_found : error_code::io;
-        return {code, name(),
-                detail::joined({path_.string(), " ", what, ": ", std::generic_category().message(reason)})};
+        std::string message = detail::joined({path_.string(), " ", what});
+        if (reason != 0)
+            message += ": " + std::generic_category().message(reason);
+        return {code, name(), std::move(message)};
     }
 
     std::filesystem::path path_;
-    int descriptor_ = -1;
-    const std::byte* begin_ = nullptr;
-    std::size_t size_ = 0;
+    platform::file_bytes bytes_;
 };
-
-namespace detail {
-
-/// An open file descriptor, closed at the end of the scope.
-struct open_descriptor {
-    int number = -1;
-
-    explicit open_descriptor(int n) noexcept : number(n) {}
-    open_descriptor(const open_descriptor&) = delete;
-    open_descriptor& operator=(const open_descriptor&) = delete;
-    ~open_descriptor() {
-        if (number >= 0)
-            ::close(number);
-    }
-};
-
-/// Writes all bytes. Returns 0, or the errno of the failure.
-KVCACHE_LAZY [[nodiscard]] inline int write_all(int descriptor, std::span<const std::byte> bytes) noexcept {
-    constexpr std::size_t most = std::size_t{1} << 30; // a single call takes 2 GiB at most
-    while (!bytes.empty()) {
-        const auto written = ::write(descriptor, bytes.data(), std::min(most, bytes.size()));
-        if (written < 0 && errno != EINTR)
-            return errno;
-        if (written > 0)
-            bytes = bytes.subspan(static_cast<std::size_t>(written));
-    }
-    return 0;
-}
-
-} // namespace detail
 
 /// Writes the parts to a file atomically: to a temporary file in the same directory, synced to disk, then renamed. A
 /// reader of `file` at any time, even after a crash, finds either the previous content or all of the parts. A crash may
@@ -184,36 +116,34 @@ KVCACHE_LAZY [[nodiscard]] inline int write_all(int descriptor, std::span<const 
 KVCACHE_LAZY [[nodiscard]] inline result<void> write_file(const std::filesystem::path& file,
                                                           std::span<const std::span<const std::byte>> parts) {
     const auto ticks = std::chrono::steady_clock::now().time_since_epoch().count();
-    const std::filesystem::path part =
-        detail::joined({file.string(), ".part-", std::to_string(::getpid()), "-", std::to_string(ticks)});
+    const std::filesystem::path part = detail::joined(
+        {file.string(), ".part-", std::to_string(platform::process_number()), "-", std::to_string(ticks)});
+    std::error_code ignored;
     const auto failed = [&](const char* what, int reason) {
         return error{error_code::io, file.filename().string(),
                      detail::joined({file.string(), " ", what, ": ", std::generic_category().message(reason)})};
     };
+    int reason = 0;
     {
-        const detail::open_descriptor out(::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-        if (out.number < 0)
-            return failed("cannot be created", errno);
-        int reason = 0;
+        platform::new_file out;
+        if ((reason = out.create(part)) != 0)
+            return failed("cannot be created", reason);
         for (const auto bytes : parts)
             if (reason == 0)
-                reason = detail::write_all(out.number, bytes);
-        if (reason == 0 && ::fsync(out.number) != 0)
-            reason = errno;
-        if (reason != 0) {
-            ::unlink(part.c_str());
-            return failed("cannot be written", reason);
-        }
+                reason = out.write(bytes);
+        if (reason == 0)
+            reason = out.sync();
     }
-    if (std::error_code reason; std::filesystem::rename(part, file, reason), reason) {
-        ::unlink(part.c_str());
-        return failed("cannot be put in its place", reason.value());
+    if (reason != 0) {
+        std::filesystem::remove(part, ignored);
+        return failed("cannot be written", reason);
     }
-    // Syncs the directory entry. If this fails, a crash may restore the previous file.
-    const auto beside = file.has_parent_path() ? file.parent_path() : std::filesystem::path(".");
-    const detail::open_descriptor folder(::open(beside.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (folder.number >= 0)
-        static_cast<void>(::fsync(folder.number));
+    if (std::error_code refused; std::filesystem::rename(part, file, refused), refused) {
+        std::filesystem::remove(part, ignored);
+        return failed("cannot be put in its place", refused.value());
+    }
+    // If this fails, a crash may restore the previous file.
+    platform::sync_directory(file.has_parent_path() ? file.parent_path() : std::filesystem::path("."));
     return {};
 }
 

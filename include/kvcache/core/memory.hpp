@@ -3,6 +3,7 @@
 
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/memory.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -12,8 +13,6 @@
 #include <new>
 #include <vector>
 
-#include <sys/mman.h>
-
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The larger page size of most 64-bit systems (2 MiB): one TLB entry instead of 512.
@@ -22,15 +21,11 @@ inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
 /// Advises the system to back the whole huge pages inside [at, at + bytes) with huge pages: at once for memory not
 /// touched yet, gradually for the rest. Returns whether the system accepts the advice; where it does not, nothing
 /// happens. bytes_on_huge_pages() reports the outcome.
-inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) noexcept {
-#if defined(MADV_HUGEPAGE)
+inline bool want_huge_pages(void* at, std::size_t bytes) noexcept {
     const auto from = reinterpret_cast<std::uintptr_t>(at);
     const std::uintptr_t first = (from + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
     const std::uintptr_t last = (from + bytes) / huge_page_bytes * huge_page_bytes;
-    return first < last && ::madvise(static_cast<std::byte*>(at) + (first - from), last - first, MADV_HUGEPAGE) == 0;
-#else
-    return false;
-#endif
+    return first < last && platform::advise_huge_pages(static_cast<std::byte*>(at) + (first - from), last - first);
 }
 
 /// Bytes of a cache line, and of an AVX-512 vector.
@@ -68,8 +63,8 @@ struct line_allocator {
 template <class T>
 using aligned_vector = std::vector<T, line_allocator<T>>;
 
-/// A memory resource whose allocations are zeroed. An allocation aligned to a huge page comes straight from the system,
-/// which clears each page on the first write to it. Other allocations are cleared here. Thread-safe.
+/// A memory resource whose allocations are zeroed. An allocation aligned to a huge page comes straight from the system
+/// (platform::map_zeroed). Other allocations are cleared here. Thread-safe.
 class zeroed_memory : public std::pmr::memory_resource {
 public:
     /// The shared instance.
@@ -84,24 +79,16 @@ private:
             return std::memset(std::pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
         if (bytes > (std::numeric_limits<std::size_t>::max() >> 1))
             detail::throw_bad_alloc();
-        // One extra huge page, so that a boundary lies inside; the excess is unmapped.
-        const std::size_t size = mapped(bytes), all = size + huge_page_bytes;
-        void* const from = ::mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (from == MAP_FAILED)
+        std::byte* const at = platform::map_zeroed(mapped(bytes), huge_page_bytes);
+        if (at == nullptr)
             detail::throw_bad_alloc();
-        auto* const first = static_cast<std::byte*>(from);
-        const std::size_t past = reinterpret_cast<std::uintptr_t>(from) % huge_page_bytes;
-        const std::size_t before = past == 0 ? 0 : huge_page_bytes - past;
-        if (before > 0)
-            ::munmap(first, before);
-        ::munmap(first + before + size, huge_page_bytes - before);
-        return first + before;
+        return at;
     }
     void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
         if (alignment != huge_page_bytes)
             std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
         else
-            ::munmap(at, mapped(bytes));
+            platform::unmap_zeroed(static_cast<std::byte*>(at), mapped(bytes), huge_page_bytes);
     }
     [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 

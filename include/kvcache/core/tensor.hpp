@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/intrinsics.hpp>
+#include <kvcache/core/platform/machine.hpp>
 
 #include <Eigen/Core>
 

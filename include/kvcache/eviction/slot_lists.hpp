@@ -4,7 +4,7 @@
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/intrinsics.hpp>
+#include <kvcache/core/platform/machine.hpp>
 
 #include <array>
 #include <bit>

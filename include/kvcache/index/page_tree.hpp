@@ -3,8 +3,8 @@
 
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
-#include <kvcache/core/intrinsics.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/index/concept.hpp>
 
 #include <algorithm>

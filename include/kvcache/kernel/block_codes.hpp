@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/intrinsics.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/kernel/block_format.hpp>
 #include <kvcache/kernel/quant_block.hpp>
 #include <kvcache/kernel/simd.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/intrinsics.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/kernel/block_codes.hpp>
 #include <kvcache/kernel/block_matrix.hpp>
 #include <kvcache/kernel/gemm.hpp>

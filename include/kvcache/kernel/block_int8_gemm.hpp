@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/intrinsics.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/kernel/block_codes.hpp>
 #include <kvcache/kernel/block_matrix.hpp>
 #include <kvcache/kernel/gemm_microkernel.hpp>
@@ -211,8 +211,8 @@ private:
 /// outputs)
 template <std::size_t Rows, std::size_t Group, bool Offset>
 // NOLINTNEXTLINE(readability-function-size): it is called for each register tile, as packed_microkernel() is.
-[[gnu::noinline]] void multiply_tile(const int8_block_rows::tile& x, const std::int32_t* begin, const unpacked_panel& w,
-                                     std::size_t inputs, const rows_out& y, std::size_t outputs, bool first) {
+KVCACHE_NOINLINE void multiply_tile(const int8_block_rows::tile& x, const std::int32_t* begin, const unpacked_panel& w,
+                                    std::size_t inputs, const rows_out& y, std::size_t outputs, bool first) {
     constexpr std::size_t vectors = Rows * native_parts;
     tile_sums<Rows, 1> totals;
     begin_sums<Rows, 1>(totals, y.data, y.stride, outputs, first);

@@ -3,9 +3,9 @@
 
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
-#include <kvcache/core/intrinsics.hpp>
 #include <kvcache/core/little_endian.hpp>
 #include <kvcache/core/number_format.hpp>
+#include <kvcache/core/platform/machine.hpp>
 
 #include <algorithm>
 #include <array>

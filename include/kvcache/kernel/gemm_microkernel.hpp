@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/intrinsics.hpp>
 #include <kvcache/core/number_format.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/kernel/gemm_packing.hpp>
 #include <kvcache/kernel/native.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
@@ -22,8 +22,8 @@ template <std::size_t Rows, std::size_t Panels>
 using tile_sums = native_floats[Rows * Panels * native_parts];
 
 // A separate function for the one tile of a matrix with fewer outputs than its vectors.
-[[gnu::noinline]] inline void copy_rows(const float* from, std::size_t from_stride, float* to, std::size_t to_stride,
-                                        std::size_t rows, std::size_t count) {
+KVCACHE_NOINLINE inline void copy_rows(const float* from, std::size_t from_stride, float* to, std::size_t to_stride,
+                                       std::size_t rows, std::size_t count) {
     for (std::size_t r = 0; r < rows; ++r)
         std::memcpy(to + r * to_stride, from + r * from_stride, count * sizeof(float));
 }
@@ -184,9 +184,9 @@ struct bytes_ahead {
 template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 // Called for each register tile: what its loops use is passed in registers, and a struct would be passed in memory.
 // NOLINTNEXTLINE(readability-function-size)
-[[gnu::noinline]] inline void packed_microkernel(const float* x, const Weight* w, [[maybe_unused]] float* wide,
-                                                 std::size_t inputs, float* y, std::size_t y_stride,
-                                                 std::size_t outputs, bool begin, bytes_ahead ahead) {
+KVCACHE_NOINLINE inline void packed_microkernel(const float* x, const Weight* w, [[maybe_unused]] float* wide,
+                                                std::size_t inputs, float* y, std::size_t y_stride, std::size_t outputs,
+                                                bool begin, bytes_ahead ahead) {
     tile_sums<Rows, Panels> sums;
     begin_sums<Rows, Panels>(sums, y, y_stride, outputs, begin);
     const float* soon = y + Rows * y_stride; // outputs of the next tile

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/intrinsics.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/kernel/native.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
 

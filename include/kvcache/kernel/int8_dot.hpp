@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/intrinsics.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/kernel/gemm_packing.hpp>
 #include <kvcache/kernel/native.hpp>
 #include <kvcache/kernel/simd.hpp>
@@ -257,8 +257,8 @@ KVCACHE_INLINE inline __m256i add_words(__m256i sum, __m256i x, __m256i y) noexc
 // Adds the products of Rows packed rows and 16 outputs to `sums`, or sets `sums` to them. rows: (pairs, packed_rows)
 // pairs of words, words: (pairs, 16, 2), sums: (Rows, 16). Requires: `pairs` is even.
 template <std::size_t Rows>
-[[gnu::noinline]] inline void word_tile(const word_pair* rows, const std::int16_t* words, std::size_t pairs,
-                                        std::int32_t* sums, bool begin) noexcept {
+KVCACHE_NOINLINE inline void word_tile(const word_pair* rows, const std::int16_t* words, std::size_t pairs,
+                                       std::int32_t* sums, bool begin) noexcept {
     __m256i own[Rows * 2];
     KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * 2; ++i) own[i] =
         begin ? _mm256_setzero_si256() : _mm256_load_si256(reinterpret_cast<const __m256i*>(sums + i * 8));

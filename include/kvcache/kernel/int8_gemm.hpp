@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/intrinsics.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/kernel/gemm_microkernel.hpp>
 #include <kvcache/kernel/int8_dot.hpp>
 #include <kvcache/kernel/int8_matrix.hpp>

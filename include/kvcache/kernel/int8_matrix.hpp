@@ -3,7 +3,7 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/memory.hpp>
-#include <kvcache/core/memory_mapping.hpp>
+#include <kvcache/core/shared_memory.hpp>
 
 #include <algorithm>
 #include <cmath>

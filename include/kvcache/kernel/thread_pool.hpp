@@ -4,6 +4,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/machine.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -18,19 +19,6 @@
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
-
-namespace detail {
-
-/// Hints to the processor that this thread is spinning.
-inline void pause() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-} // namespace detail
 
 /// Fork-join thread pool for parallel loops. The caller is one of the threads, and no thread is pinned. Threads claim
 /// ranges of a loop dynamically, so a descheduled thread delays at most the range that it runs, and a sleeping thread
@@ -174,7 +162,7 @@ private:
 
         work(s, 0);
         for (unsigned spin = 0; s.done.load(std::memory_order_acquire) != ranges; ++spin)
-            spin < spins ? detail::pause() : std::this_thread::yield();
+            spin < spins ? spin_pause() : std::this_thread::yield();
         s.body.store(nullptr, std::memory_order_relaxed);
         s.failed.clear(std::memory_order_relaxed);
         if (s.failure)
@@ -223,7 +211,7 @@ private:
         for (std::uint64_t seen = 0; !s.stop.load(std::memory_order_acquire);) {
             const auto idle = [&] { return s.ticket.load(std::memory_order_seq_cst) / one_round == seen; };
             for (unsigned spin = 0; idle() && spin < spins; ++spin)
-                detail::pause();
+                spin_pause();
             if (idle()) {
                 const std::uint32_t call = s.calls.load(std::memory_order_seq_cst);
                 s.asleep.fetch_add(1, std::memory_order_seq_cst);

@@ -3,7 +3,7 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/memory.hpp>
-#include <kvcache/core/memory_mapping.hpp>
+#include <kvcache/core/shared_memory.hpp>
 #include <kvcache/kernel/block_gemm.hpp>
 #include <kvcache/kernel/block_int8_gemm.hpp>
 #include <kvcache/kernel/block_matrix.hpp>

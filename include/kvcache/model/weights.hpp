@@ -4,7 +4,7 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/memory.hpp>
-#include <kvcache/core/memory_mapping.hpp>
+#include <kvcache/core/shared_memory.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/linear.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/memory.hpp>
-#include <kvcache/core/memory_mapping.hpp>
+#include <kvcache/core/platform/memory.hpp>
 #include <kvcache/storage/concept.hpp>
 
 #include <algorithm>
@@ -48,18 +48,14 @@ struct huge_pages {
         using backing_type = huge_pages::backing;
 
         void take(bool from_pool, std::size_t size) {
-            constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
-#if defined(MAP_HUGETLB)
-            // Without MAP_NORESERVE, the system reserves the pages now or fails now.
             if (from_pool)
-                memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
+                memory_ = platform::address_range::map(size, platform::backing::huge);
             if (!memory_.empty()) {
                 backing_ = backing_type::set_aside;
                 return;
             }
-#endif
             // One extra huge page, so that the first page can begin on a boundary.
-            memory_ = address_range::map(size + huge_page_bytes, readable, own | MAP_NORESERVE);
+            memory_ = platform::address_range::map(size + huge_page_bytes, platform::backing::lazy);
             if (memory_.empty())
                 return;
             const auto at = reinterpret_cast<std::uintptr_t>(memory_.bytes().data());
@@ -70,14 +66,12 @@ struct huge_pages {
 
         std::size_t page_bytes_;
         std::size_t stride_; // distance between pages, in bytes
-        address_range memory_;
+        platform::address_range memory_;
         std::size_t begin_ = 0; // offset of the first page
         backing_type backing_ = backing_type::none;
     };
 
-    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
-        return {set_aside, pages, page_bytes};
-    }
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const { return {set_aside, pages, page_bytes}; }
 };
 
 /// The name of a backing.

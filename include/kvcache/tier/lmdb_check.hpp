@@ -3,6 +3,7 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/little_endian.hpp>
+#include <kvcache/core/platform/file_lock.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -16,9 +17,6 @@
 #include <system_error>
 #include <utility>
 #include <vector>
-
-#include <sys/stat.h>
-#include <unistd.h>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
@@ -149,7 +147,7 @@ public:
     /// Checks an open file with these tables. An empty file is a new store. Requires: no process writes the file.
     /// Errors: malformed, with the page; io. Throws: bad_alloc. Cost: reads the pages of the trees, and 16 bytes of
     /// each large value.
-    [[nodiscard]] static result<void> run(int file, std::span<const lmdb_table> tables) {
+    [[nodiscard]] static result<void> run(const platform::descriptor& file, std::span<const lmdb_table> tables) {
         return lmdb_check(file, tables).check();
     }
 
@@ -169,7 +167,7 @@ private:
         std::string low, high;
     };
 
-    lmdb_check(int file, std::span<const lmdb_table> tables) : file_(file), tables_(tables) {}
+    lmdb_check(const platform::descriptor& file, std::span<const lmdb_table> tables) : file_(file), tables_(tables) {}
 
     [[nodiscard]] static error damaged(const std::string& where, const char* what) {
         return {error_code::malformed, "data.mdb", "data.mdb is damaged: " + where + ' ' + what};
@@ -180,8 +178,7 @@ private:
 
     [[nodiscard]] result<void> read(std::uint64_t page, std::size_t offset, std::span<std::byte> to) const {
         for (std::size_t done = 0; done < to.size();) {
-            const auto at = static_cast<::off_t>(page * page_bytes_ + offset + done);
-            const ::ssize_t got = ::pread(file_, to.data() + done, to.size() - done, at);
+            const auto got = platform::read_at(file_, page * page_bytes_ + offset + done, to.subspan(done));
             if (got == 0)
                 return damaged(page, "is past the end of the file");
             if (got < 0 && errno != EINTR)
@@ -193,17 +190,17 @@ private:
     }
 
     [[nodiscard]] result<void> check() {
-        struct ::stat status = {};
-        if (::fstat(file_, &status) != 0)
+        const auto status = platform::status_of(file_.number());
+        if (!status)
             return error{error_code::io, "data.mdb", "data.mdb has no readable status"};
-        if (status.st_size == 0)
+        if (status->size == 0)
             return {};
         const auto now = newer_meta();
         if (!now)
             return now.error();
         page_bytes_ = now->free.page_bytes;
         // The last pages of a transaction are not written if it frees them again; no transaction is near 1 GiB.
-        const std::uint64_t file_pages = static_cast<std::uint64_t>(status.st_size) / page_bytes_;
+        const std::uint64_t file_pages = status->size / page_bytes_;
         if (now->last_page < 1 || now->last_page > file_pages + (std::uint64_t{1} << 30) / page_bytes_)
             return damaged("a meta page", "has a number of pages that the file cannot have");
         if (now->map_bytes / page_bytes_ <= now->last_page || now->map_bytes > std::uint64_t{1} << 46)
@@ -409,7 +406,7 @@ private:
         return {};
     }
 
-    int file_;
+    const platform::descriptor& file_;
     std::span<const lmdb_table> tables_;
     std::uint64_t page_bytes_ = 0;
     std::uint64_t transaction_ = 0;

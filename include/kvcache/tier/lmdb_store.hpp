@@ -5,6 +5,7 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/little_endian.hpp>
+#include <kvcache/core/platform/file_lock.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/lmdb_check.hpp>
 
@@ -22,14 +23,9 @@
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <thread>
 #include <utility>
 
-#include <fcntl.h>
 #include <lmdb.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
@@ -50,10 +46,6 @@ public:
     explicit lmdb_files(const std::filesystem::path& directory) : directory_(directory) {}
     lmdb_files(const lmdb_files&) = delete;
     lmdb_files& operator=(const lmdb_files&) = delete;
-    ~lmdb_files() {
-        if (lock_ >= 0)
-            ::close(lock_);
-    }
 
     /// Creates the directory, readable by its owner only, if it is absent. Refuses files that are not regular: LMDB
     /// would overwrite the target of a link. Checks data.mdb, unless another process has it open; if it is damaged,
@@ -67,8 +59,8 @@ public:
         if (reason)
             return failure("directory", directory_, "cannot be made: " + reason.message());
         for (const char* name : {"data.mdb", "lock.mdb"}) {
-            struct ::stat status = {};
-            if (::lstat((directory_ / name).c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+            const auto type = std::filesystem::symlink_status(directory_ / name, reason).type();
+            if (type != std::filesystem::file_type::regular && type != std::filesystem::file_type::not_found)
                 return failure(name, directory_ / name, "is not a regular file, and is not opened; remove it");
         }
         if (auto alone = lock(); !alone)
@@ -76,14 +68,13 @@ public:
         if (auto examined = prepare_lock_file(); !examined || *examined)
             return examined ? result(std::optional<error>()) : examined.error();
         const std::filesystem::path data = directory_ / "data.mdb";
-        const int file = ::open(data.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-        if (file < 0)
+        const auto file = platform::open_no_link(data, platform::access::read);
+        if (!file)
             return errno == ENOENT
                        ? result(std::optional<error>())
                        : failure("data.mdb", data,
                                  std::string("cannot be opened: ") + std::generic_category().message(errno));
         const auto sound = lmdb_check::run(file, tables);
-        ::close(file);
         if (sound)
             return std::optional<error>();
         if (sound.error().code != error_code::malformed)
@@ -98,41 +89,22 @@ private:
 
     // A lock on the directory, since a lock on lock.mdb would be LMDB's.
     [[nodiscard]] result<void> lock() {
-        lock_ = ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (lock_ < 0)
+        const auto refused = platform::lock_directory(directory_, std::chrono::seconds(30), lock_);
+        if (refused.what != nullptr)
             return failure("directory", directory_,
-                           std::string("cannot be opened: ") + std::generic_category().message(errno));
-        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-        while (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-            if (errno != EINTR && (errno != EWOULDBLOCK || std::chrono::steady_clock::now() > end))
-                return failure("directory", directory_,
-                               std::string("cannot be locked: ") + std::generic_category().message(errno));
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        }
+                           std::string(refused.what) + ": " + std::generic_category().message(refused.reason));
         return {};
     }
 
     // Returns whether a process has the environment open: it then holds LMDB's lock on the first byte of lock.mdb.
     // If not, allocates the file, because LMDB maps it, and a write to a page without a block kills the process.
     [[nodiscard]] result<bool> prepare_lock_file() const {
-        constexpr int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-        const int file = ::open((directory_ / "lock.mdb").c_str(), flags, 0600);
-        if (file < 0)
+        const auto file = platform::open_no_link(directory_ / "lock.mdb", platform::access::create);
+        if (!file)
             return failure("lock.mdb", directory_ / "lock.mdb",
                            std::string("cannot be opened: ") + std::generic_category().message(errno));
-        struct ::flock held = {};
-        held.l_type = F_WRLCK;
-        held.l_whence = SEEK_SET;
-        held.l_len = 1;
-#if defined(F_OFD_GETLK)
-        const bool known = ::fcntl(file, F_OFD_GETLK, &held) == 0; // finds the locks of this process too
-#else
-        const bool known = ::fcntl(file, F_GETLK, &held) == 0;
-#endif
-        const bool in_use = known && held.l_type != F_UNLCK;
-        const int code = in_use ? 0 : ::posix_fallocate(file, 0, lock_bytes);
-        ::close(file);
-        if (code == ENOSPC || code == EDQUOT || code == EFBIG)
+        const bool in_use = platform::first_byte_locked(file);
+        if (const int code = in_use ? 0 : platform::allocate(file, lock_bytes); code != 0)
             return failure("lmdb", directory_ / "lock.mdb",
                            std::string("cannot be written: ") + std::generic_category().message(code));
         return in_use;
@@ -150,10 +122,10 @@ private:
         return std::optional(std::move(damage));
     }
 
-    static constexpr ::off_t lock_bytes = 32768; // for 510 readers
+    static constexpr std::size_t lock_bytes = 32768; // for 510 readers
 
     std::filesystem::path directory_;
-    int lock_ = -1;
+    platform::descriptor lock_;
 };
 
 /// An LMDB environment with the tables of a tier:
@@ -407,19 +379,21 @@ private:
     // LMDB never shortens its file, and reading a lost page kills the process. This sees a loss before a transaction.
     [[nodiscard]] bool is_truncated() noexcept {
         int file = -1;
-        struct ::stat status = {};
-        if (::mdb_env_get_fd(env_, &file) != 0 || ::fstat(file, &status) != 0)
+        if (::mdb_env_get_fd(env_, &file) != 0)
+            return true;
+        const auto status = platform::status_of(file);
+        if (!status)
             return true;
         auto longest = longest_.load();
-        while (longest < status.st_size && !longest_.compare_exchange_weak(longest, status.st_size)) {
+        while (longest < status->size && !longest_.compare_exchange_weak(longest, status->size)) {
         }
-        return status.st_size < longest;
+        return status->size < longest;
     }
 
     MDB_env* env_ = nullptr;
     MDB_dbi records_ = 0, places_ = 0, order_ = 0, books_ = 0;
     std::optional<error> damage_;
-    std::atomic<::off_t> longest_{0}; // of data.mdb, in bytes
+    std::atomic<std::uint64_t> longest_{0}; // of data.mdb, in bytes
 };
 
 }}} // namespace kvcache::tier

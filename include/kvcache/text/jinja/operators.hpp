@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/text/jinja/formatting.hpp>
 #include <kvcache/text/jinja/sequence.hpp>
 #include <kvcache/text/jinja/value.hpp>
@@ -40,9 +41,9 @@ KVCACHE_LAZY [[nodiscard]] inline value whole_numbers(const std::string& sign, s
         const std::int64_t down = x / y - ((x % y != 0 && (x < 0) != (y < 0)) ? 1 : 0);
         return sign == "//" ? down : x - down * y;
     }
-    const bool over = sign == "+"   ? __builtin_add_overflow(x, y, &made)
-                      : sign == "-" ? __builtin_sub_overflow(x, y, &made)
-                                    : __builtin_mul_overflow(x, y, &made);
+    const bool over = sign == "+"   ? add_overflows(x, y, made)
+                      : sign == "-" ? subtract_overflows(x, y, made)
+                                    : multiply_overflows(x, y, made);
     if (over)
         mistake("a number is too large");
     return made;
@@ -63,7 +64,7 @@ KVCACHE_LAZY [[nodiscard]] inline value power(double a, double b, std::optional<
     for (std::int64_t i = 0; i < *y && made != 0; ++i) {
         if (*x == 1 || *x == -1)
             return *x == 1 || *y % 2 == 0 ? std::int64_t{1} : std::int64_t{-1};
-        if (__builtin_mul_overflow(made, *x, &made))
+        if (multiply_overflows(made, *x, made))
             mistake("a number is too large");
     }
     return made;

@@ -3,6 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/text/unicode.hpp>
 
 #include <algorithm>
@@ -112,12 +113,11 @@ public:
 private:
     [[nodiscard]] static std::size_t product(std::size_t a, std::size_t b) noexcept {
         std::size_t made = 0;
-        return __builtin_mul_overflow(a, b, &made) ? std::numeric_limits<std::size_t>::max() : made;
+        return multiply_overflows(a, b, made) ? std::numeric_limits<std::size_t>::max() : made;
     }
     [[nodiscard]] static std::size_t within(std::size_t base, std::size_t factor, std::size_t input) noexcept {
         std::size_t made = 0;
-        return __builtin_add_overflow(base, product(factor, input), &made) ? std::numeric_limits<std::size_t>::max()
-                                                                           : made;
+        return add_overflows(base, product(factor, input), made) ? std::numeric_limits<std::size_t>::max() : made;
     }
 
     std::stop_token stop_;
