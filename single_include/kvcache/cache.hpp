@@ -26,7 +26,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <memory_resource>
 #include <mutex>
 #include <new>
 #include <numeric>
@@ -41,6 +40,7 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+#include <version>
 
 // ---- kvcache/core/abi.hpp -----------------------------------------------------------------------------------------
 
@@ -675,12 +675,12 @@ struct page_shape {
     friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
 
     /// The largest extents of a valid shape, far beyond any model, and the most numbers in the keys of a page. They
-    /// keep the bytes of a page of any codec below 2^56.
+    /// keep the bytes of a page of any codec below 2^56, and below 2^31 where addresses have 32 bits.
     static constexpr std::uint32_t most_layers = 1u << 16;
     static constexpr std::uint32_t most_kv_heads = 1u << 16;
     static constexpr std::uint32_t most_head_dim = 1u << 14;
     static constexpr std::uint32_t most_tokens = 1u << 16;
-    static constexpr std::uint64_t most_numbers = std::uint64_t{1} << 37;
+    static constexpr std::uint64_t most_numbers = std::uint64_t{1} << (sizeof(std::size_t) > 4 ? 37 : 24);
 
     /// Whether the shape is valid: no extent is zero or too large, and tokens is a multiple of 16.
     [[nodiscard]] constexpr bool valid() const noexcept {
@@ -703,18 +703,30 @@ struct cache_limits {
     }
 };
 
+namespace detail {
+
+void these_bytes_are_past_the_addresses_of_this_system(); // a name for the compiler's message
+
+[[nodiscard]] consteval std::size_t shifted(unsigned long long n, unsigned bits) {
+    if (n > std::numeric_limits<std::size_t>::max() >> bits)
+        these_bytes_are_past_the_addresses_of_this_system();
+    return static_cast<std::size_t>(n) << bits;
+}
+
+} // namespace detail
+
 inline namespace literals {
 /// n * 1024 bytes.
-[[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
-    return std::size_t{n} << 10;
+[[nodiscard]] consteval std::size_t operator""_KiB(unsigned long long n) {
+    return detail::shifted(n, 10);
 }
 /// n * 1024^2 bytes.
-[[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
-    return std::size_t{n} << 20;
+[[nodiscard]] consteval std::size_t operator""_MiB(unsigned long long n) {
+    return detail::shifted(n, 20);
 }
 /// n * 1024^3 bytes.
-[[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
-    return std::size_t{n} << 30;
+[[nodiscard]] consteval std::size_t operator""_GiB(unsigned long long n) {
+    return detail::shifted(n, 30);
 }
 } // namespace literals
 
@@ -867,6 +879,11 @@ struct digest {
     return text;
 }
 
+/// The bytes of a text.
+[[nodiscard]] inline std::span<const std::byte> text_bytes(std::string_view words) noexcept {
+    return std::as_bytes(std::span(words.data(), words.size()));
+}
+
 /// XXH3-64 of `data`, seeded with the hash of what precedes it. Not collision-resistant against an adversary. Cost:
 /// about 10 ns plus 0.1 ns a byte.
 [[nodiscard]] inline std::uint64_t seeded_hash(std::uint64_t past, std::span<const std::byte> data) {
@@ -895,7 +912,7 @@ public:
     /// Appends the length, then the bytes, so that consecutive texts are unambiguous.
     digest_builder& text(std::string_view words) {
         number(words.size());
-        return bytes(std::as_bytes(std::span(words)));
+        return bytes(text_bytes(words));
     }
 
     digest_builder& nested(const digest& d) { return number(d.low).number(d.high); }
@@ -922,7 +939,8 @@ struct sha256_digest {
     std::array<std::byte, 32> bytes = {};
 
     friend constexpr bool operator==(const sha256_digest&, const sha256_digest&) = default;
-    friend constexpr auto operator<=>(const sha256_digest&, const sha256_digest&) = default;
+    // The type is named for arrays that have only <, as those of libc++ 14.
+    friend constexpr std::strong_ordering operator<=>(const sha256_digest&, const sha256_digest&) = default;
 };
 
 /// Returns 64 hexadecimal digits.
@@ -1661,6 +1679,63 @@ private:
 
 }}} // namespace kvcache::platform
 
+// ---- kvcache/core/platform/memory_resource.hpp --------------------------------------------------------------------
+
+// std::pmr::memory_resource as kvcache::pmr::memory_resource. libc++ has it since version 16, and macOS since 14.
+
+#if defined(__cpp_lib_memory_resource)
+
+#include <memory_resource>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+namespace pmr = std::pmr;
+}} // namespace kvcache
+
+#else
+
+#include <cstddef>
+#include <new>
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace pmr {
+
+/// As std::pmr::memory_resource.
+class memory_resource {
+public:
+    virtual ~memory_resource() = default;
+
+    [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
+        return do_allocate(bytes, alignment);
+    }
+    void deallocate(void* at, std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
+        do_deallocate(at, bytes, alignment);
+    }
+    [[nodiscard]] bool is_equal(const memory_resource& other) const noexcept { return do_is_equal(other); }
+
+private:
+    virtual void* do_allocate(std::size_t bytes, std::size_t alignment) = 0;
+    virtual void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) = 0;
+    [[nodiscard]] virtual bool do_is_equal(const memory_resource& other) const noexcept = 0;
+};
+
+/// As std::pmr::new_delete_resource.
+[[nodiscard]] inline memory_resource* new_delete_resource() noexcept {
+    class new_delete : public memory_resource {
+        void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+            return ::operator new (bytes, std::align_val_t{alignment});
+        }
+        void do_deallocate(void* at, std::size_t, std::size_t alignment) override {
+            ::operator delete (at, std::align_val_t{alignment});
+        }
+        [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+    };
+    static new_delete one;
+    return &one;
+}
+
+}}} // namespace kvcache::pmr
+
+#endif
+
 // ---- kvcache/core/memory.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -1715,7 +1790,7 @@ using aligned_vector = std::vector<T, line_allocator<T>>;
 
 /// A memory resource whose allocations are zeroed. An allocation aligned to a huge page comes straight from the system
 /// (platform::map_zeroed). Other allocations are cleared here. Thread-safe.
-class zeroed_memory : public std::pmr::memory_resource {
+class zeroed_memory : public pmr::memory_resource {
 public:
     /// The shared instance.
     [[nodiscard]] static zeroed_memory* shared() noexcept {
@@ -1726,7 +1801,7 @@ public:
 private:
     void* do_allocate(std::size_t bytes, std::size_t alignment) override {
         if (alignment != huge_page_bytes)
-            return std::memset(std::pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
+            return std::memset(pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
         if (bytes > (std::numeric_limits<std::size_t>::max() >> 1))
             detail::throw_bad_alloc();
         std::byte* const at = platform::map_zeroed(mapped(bytes), huge_page_bytes);
@@ -1736,7 +1811,7 @@ private:
     }
     void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
         if (alignment != huge_page_bytes)
-            std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+            pmr::new_delete_resource()->deallocate(at, bytes, alignment);
         else
             platform::unmap_zeroed(static_cast<std::byte*>(at), mapped(bytes), huge_page_bytes);
     }
@@ -1829,6 +1904,157 @@ struct sequence_pages {
 
 }} // namespace kvcache
 
+// ---- kvcache/core/platform/standard.hpp ---------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Sets bits of a number that other threads may change too. libc++ has std::atomic_ref since version 19.
+inline void atomic_or(std::uint64_t& number, std::uint64_t bits) noexcept {
+#if defined(__cpp_lib_atomic_ref)
+    std::atomic_ref(number).fetch_or(bits, std::memory_order_relaxed);
+#else
+    __atomic_fetch_or(&number, bits, __ATOMIC_RELAXED);
+#endif
+}
+
+}} // namespace kvcache
+
+// The algorithms of std::ranges that this library uses, as kvcache::ranges. libc++ has them since version 15.
+
+#if defined(__cpp_lib_ranges)
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+namespace ranges = std::ranges;
+}} // namespace kvcache
+
+#else
+
+#include <cstddef>
+#include <functional>
+#include <iterator>
+#include <utility>
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace ranges {
+
+/// Two iterators: where `mismatch` ended.
+template <class I1, class I2>
+struct in_in_result {
+    I1 in1;
+    I2 in2;
+};
+
+template <class R, class O>
+constexpr O copy(R&& from, O to) {
+    return std::copy(std::begin(from), std::end(from), to);
+}
+template <class R, class T>
+constexpr void fill(R&& range, const T& value) {
+    std::fill(std::begin(range), std::end(range), value);
+}
+template <class R, class F>
+constexpr void generate(R&& range, F make) {
+    std::generate(std::begin(range), std::end(range), std::ref(make));
+}
+template <class R, class O, class F>
+constexpr O transform(R&& from, O to, F change) {
+    return std::transform(std::begin(from), std::end(from), to, std::ref(change));
+}
+template <class R>
+constexpr void reverse(R&& range) {
+    std::reverse(std::begin(range), std::end(range));
+}
+
+template <class R, class F, class P = std::identity>
+constexpr auto find_if(R&& range, F holds, P of = {}) {
+    return std::find_if(std::begin(range), std::end(range),
+                        [&](auto&& one) -> bool { return std::invoke(holds, std::invoke(of, one)); });
+}
+template <class R, class T, class P = std::identity>
+constexpr auto find(R&& range, const T& value, P of = {}) {
+    return std::find_if(std::begin(range), std::end(range), [&](auto&& one) { return std::invoke(of, one) == value; });
+}
+template <class R, class F, class P = std::identity>
+constexpr auto count_if(R&& range, F holds, P of = {}) {
+    return std::count_if(std::begin(range), std::end(range),
+                         [&](auto&& one) -> bool { return std::invoke(holds, std::invoke(of, one)); });
+}
+template <class R, class T, class P = std::identity>
+constexpr auto count(R&& range, const T& value, P of = {}) {
+    return std::count_if(std::begin(range), std::end(range), [&](auto&& one) { return std::invoke(of, one) == value; });
+}
+template <class R, class F, class P = std::identity>
+constexpr bool any_of(R&& range, F holds, P of = {}) {
+    return ranges::find_if(range, holds, of) != std::end(range);
+}
+template <class R, class F, class P = std::identity>
+constexpr bool all_of(R&& range, F holds, P of = {}) {
+    return ranges::find_if(range, [&](auto&& one) { return !std::invoke(holds, std::invoke(of, one)); }) ==
+           std::end(range);
+}
+template <class R, class F, class P = std::identity>
+constexpr bool none_of(R&& range, F holds, P of = {}) {
+    return ranges::find_if(range, holds, of) == std::end(range);
+}
+template <class A, class B, class F = std::equal_to<>>
+constexpr bool equal(A&& a, B&& b, F same = {}) {
+    return std::equal(std::begin(a), std::end(a), std::begin(b), std::end(b), same);
+}
+template <class A, class B>
+constexpr auto mismatch(A&& a, B&& b) {
+    const auto [in1, in2] = std::mismatch(std::begin(a), std::end(a), std::begin(b), std::end(b));
+    return in_in_result<decltype(std::begin(a)), decltype(std::begin(b))>{in1, in2};
+}
+template <class R>
+constexpr auto adjacent_find(R&& range) {
+    return std::adjacent_find(std::begin(range), std::end(range));
+}
+
+namespace detail {
+
+template <class F, class P>
+constexpr auto compared(F& less, P& of) {
+    return [&](auto&& a, auto&& b) -> bool { return std::invoke(less, std::invoke(of, a), std::invoke(of, b)); };
+}
+
+} // namespace detail
+
+template <class R, class F = std::less<>, class P = std::identity>
+constexpr auto max_element(R&& range, F less = {}, P of = {}) {
+    return std::max_element(std::begin(range), std::end(range), detail::compared(less, of));
+}
+template <class R, class F = std::less<>, class P = std::identity>
+constexpr void sort(R&& range, F less = {}, P of = {}) {
+    std::sort(std::begin(range), std::end(range), detail::compared(less, of));
+}
+template <class R, class F = std::less<>, class P = std::identity>
+constexpr void stable_sort(R&& range, F less = {}, P of = {}) {
+    std::stable_sort(std::begin(range), std::end(range), detail::compared(less, of));
+}
+template <class R, class F = std::less<>, class P = std::identity>
+constexpr bool is_sorted(R&& range, F less = {}, P of = {}) {
+    return std::is_sorted(std::begin(range), std::end(range), detail::compared(less, of));
+}
+template <class R, class T>
+constexpr bool binary_search(R&& range, const T& value) {
+    return std::binary_search(std::begin(range), std::end(range), value);
+}
+template <class R, class F = std::less<>>
+constexpr void make_heap(R&& range, F less = {}) {
+    std::make_heap(std::begin(range), std::end(range), less);
+}
+template <class R, class F = std::less<>>
+constexpr void push_heap(R&& range, F less = {}) {
+    std::push_heap(std::begin(range), std::end(range), less);
+}
+template <class R, class F = std::less<>>
+constexpr void pop_heap(R&& range, F less = {}) {
+    std::pop_heap(std::begin(range), std::end(range), less);
+}
+
+}}} // namespace kvcache::ranges
+
+#endif
+
 // ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -1891,8 +2117,7 @@ public:
     /// All rows are written.
     void fill() noexcept { set(all); }
     void mark(std::size_t layer, std::size_t row) noexcept {
-        std::atomic_ref(bits_[row / 64 * layers_ + layer])
-            .fetch_or(std::uint64_t{1} << row % 64, std::memory_order_relaxed);
+        atomic_or(bits_[row / 64 * layers_ + layer], std::uint64_t{1} << row % 64);
     }
 
     /// Whether the first `rows` rows are written in every layer. Cost: O(rows * layers / 64).
@@ -2102,7 +2327,7 @@ struct sequence_state {
             !std::equal(tokens.data(), tokens.data() + own, query.data()))
             return 0;
         const auto rest = query.subspan(own);
-        const auto end = std::ranges::mismatch(lease.prompt, rest).in2;
+        const auto end = ranges::mismatch(lease.prompt, rest).in2;
         return std::min(own + static_cast<std::size_t>(end - rest.begin()), cacheable);
     }
 
@@ -3629,7 +3854,7 @@ public:
     /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
     void clear(page_id page) const {
         if constexpr (host_storage_state<Storage>)
-            std::ranges::fill(bytes(page), std::byte{});
+            ranges::fill(bytes(page), std::byte{});
     }
 
     /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.
@@ -6201,7 +6426,9 @@ private:
     };
 
     [[nodiscard]] static std::uint32_t tag(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash); }
-    [[nodiscard]] std::size_t home(std::uint64_t hash) const noexcept { return (hash >> 32) * lines_.size() >> 32; }
+    [[nodiscard]] std::size_t home(std::uint64_t hash) const noexcept {
+        return static_cast<std::size_t>((hash >> 32) * lines_.size() >> 32);
+    }
 
     void replace(std::uint64_t hash, std::uint32_t old, std::uint32_t new_tag, std::uint32_t page) noexcept {
         line& at = lines_[home(hash)];
@@ -6346,12 +6573,12 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 /// its pages are allocated one by one.
 struct heap {
     using role = storage_role;
-    std::pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
+    pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
     bool zeroed = false; ///< Whether the resource returns zeroed memory, so that pages are not cleared here.
 
     class state {
     public:
-        state(std::pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
+        state(pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
             : resource_(resource),
               zeroed_(zeroed),
               page_bytes_(page_bytes),
@@ -6447,7 +6674,7 @@ struct heap {
             });
         }
 
-        std::pmr::memory_resource* resource_;
+        pmr::memory_resource* resource_;
         bool zeroed_; // whether the resource returns zeroed memory
         std::size_t page_bytes_;
         std::size_t stride_;     // distance between pages of a slab, in bytes
@@ -6807,8 +7034,9 @@ template <class Cache, class Codec, class Storage>
             return error{error_code::mismatched, "merge_equal_pages",
                          "external memory has on_move, or the cache has merge_equal_pages = false"};
     constexpr std::size_t records_bytes = 256; // what the cache remembers of a page
-    const std::uint64_t machine = platform::machine_bytes();
-    if (machine != 0 && pages > machine / records_bytes)
+    const std::uint64_t known = platform::machine_bytes(), addresses = std::numeric_limits<std::size_t>::max();
+    const std::uint64_t machine = known == 0 ? addresses : std::min(known, addresses);
+    if (pages > machine / records_bytes)
         return error{error_code::out_of_memory, "limit",
                      joined({"the records of ", std::to_string(pages), " pages do not fit into the machine's ",
                              std::to_string(machine), " bytes"})};
@@ -8690,11 +8918,11 @@ struct slru {
 
         void admit(slot_id slot, const eviction_entry& newcomer) {
             apply_touches();
-            expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
+            expects(std::uint64_t{newcomer.bytes} >> 56 == 0, "an entry is smaller than 2^56 bytes");
             std::uint32_t lowest = 0;
             while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
                 ++lowest;
-            entries_[index_of(slot)].bytes = newcomer.bytes & most_bytes;
+            entries_[index_of(slot)].bytes = std::uint64_t{newcomer.bytes} & most_bytes;
             insert(slot, lowest < filled_.size() ? lowest : 0);
             let_down_ = false;
         }
@@ -8769,13 +8997,13 @@ struct slru {
             queues_.push_front(slot, segment);
             known& one = entries_[index_of(slot)];
             one.segment = segment & 0xffu;
-            filled_[segment] += one.bytes;
+            filled_[segment] += static_cast<std::size_t>(one.bytes);
         }
 
         void unlink(slot_id slot) {
             queues_.remove(slot);
             const known one = entries_[index_of(slot)];
-            filled_[one.segment] -= one.bytes;
+            filled_[one.segment] -= static_cast<std::size_t>(one.bytes);
         }
 
         slot_lists queues_; // a list per segment
@@ -8935,19 +9163,23 @@ private:
     // number.
     [[nodiscard]] place counter(std::uint64_t hash, std::uint32_t row) const noexcept {
         const std::uint64_t own = (hash | 1) * (0x9e3779b97f4a7c15ull + 2ull * row * 0xd1b54a32d192ed03ull);
-        return {own >> 34 & (words_.size() - 1), 16 * row + 4 * static_cast<std::uint32_t>(own >> 32 & 3)};
+        return {static_cast<std::size_t>(own >> 34 & (words_.size() - 1)),
+                16 * row + 4 * static_cast<std::uint32_t>(own >> 32 & 3)};
     }
 
     [[nodiscard]] std::size_t door_bits() const noexcept { return 64 * door_.size(); }
+    [[nodiscard]] std::size_t door_bit(std::uint64_t hash) const noexcept {
+        return static_cast<std::size_t>(hash & (door_bits() - 1));
+    }
     [[nodiscard]] bool behind_door(std::uint64_t hash) const noexcept {
-        const std::size_t a = hash & (door_bits() - 1), b = hash >> 32 & (door_bits() - 1);
+        const auto a = door_bit(hash), b = door_bit(hash >> 32);
         return (door_[a / 64] >> a % 64 & 1) != 0 && (door_[b / 64] >> b % 64 & 1) != 0;
     }
     // Sets the key's bits. Returns whether this is the key's first use, as far as the Bloom filter can tell.
     [[nodiscard]] bool pass_door(std::uint64_t hash) noexcept {
         if (behind_door(hash))
             return false;
-        const std::size_t a = hash & (door_bits() - 1), b = hash >> 32 & (door_bits() - 1);
+        const auto a = door_bit(hash), b = door_bit(hash >> 32);
         door_[a / 64] |= std::uint64_t{1} << a % 64;
         door_[b / 64] |= std::uint64_t{1} << b % 64;
         return true;
@@ -8956,7 +9188,7 @@ private:
     void age() noexcept {
         for (std::uint64_t& word : words_)
             word = word >> 1 & 0x7777777777777777ull;
-        std::ranges::fill(door_, 0);
+        ranges::fill(door_, 0);
         uses_ = 0;
     }
 
@@ -9280,7 +9512,7 @@ private:
         std::optional<chunk_match> best;
         const auto [first, last] = contents_.equal_range(hash);
         for (auto one = first; one != last; ++one) {
-            if (one->second.count != tokens.size() || !std::ranges::equal(tokens_of(tree, one->second), tokens))
+            if (one->second.count != tokens.size() || !ranges::equal(tokens_of(tree, one->second), tokens))
                 continue;
             if (before != nullptr && continues(tree, one->second, *before))
                 return one->second;
@@ -9300,8 +9532,7 @@ private:
                 return {};
             const std::size_t rows = std::min(end, left);
             left -= rows;
-            std::ranges::copy(tree.run(*page).subspan(end - rows, rows),
-                              tokens.begin() + static_cast<std::ptrdiff_t>(left));
+            ranges::copy(tree.run(*page).subspan(end - rows, rows), tokens.begin() + static_cast<std::ptrdiff_t>(left));
             if (left > 0 && !tree.parent(*page))
                 return {};
         }
@@ -9775,7 +10006,7 @@ private:
     [[nodiscard]] static bool is_name(std::string_view name) {
         const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
         return !name.empty() && letter(name.front()) && !name.starts_with("__") &&
-               std::ranges::all_of(name, [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
+               ranges::all_of(name, [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
     }
 
     [[nodiscard]] static std::string number(double value) {
@@ -9967,9 +10198,9 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 [[nodiscard]] inline std::vector<std::size_t> top_k_deviations(std::span<const float> deviations, std::size_t most) {
     std::vector<std::size_t> order(deviations.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
+    ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
     order.resize(std::min(order.size(), most));
-    std::ranges::sort(order);
+    ranges::sort(order);
     return order;
 }
 
@@ -10364,6 +10595,8 @@ static_assert(storage_policy<external>);
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
+#if KVCACHE_POSIX
+
 /// Allocates the whole capacity as one block on huge pages. Huge pages reserved by the administrator (MAP_HUGETLB) are
 /// taken at construction, all or none. If there are too few, ordinary memory is mapped and committed as it fills, and
 /// the system is advised to use huge pages (madvise). The state reports which it got.
@@ -10442,6 +10675,24 @@ struct huge_pages {
     }
     return "no memory";
 }
+
+#else
+
+/// Not on this system: see the message.
+struct huge_pages {
+    using role = storage_role;
+    bool set_aside = true;
+
+    template <class Number>
+    [[nodiscard]] heap::state open(Number pages, std::size_t page_bytes) const {
+        static_assert(!std::integral<Number>,
+                      "kvcache: storage::huge_pages needs the memory mappings of POSIX, which this system lacks: use "
+                      "storage::heap");
+        return heap{}.open(pages, page_bytes);
+    }
+};
+
+#endif
 
 static_assert(storage_policy<huge_pages>);
 
@@ -10864,6 +11115,8 @@ private:
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
+#if KVCACHE_POSIX
+
 /// Pages in a mapped file: the system writes idle pages to disk, so a cache can be larger than memory. The file grows
 /// with the pages in use, in steps whose disk space is allocated first. On a full disk a page is refused, and `status`
 /// gives the reason. The file is scratch space: another cache cannot use its content.
@@ -10936,6 +11189,25 @@ struct mapped {
 
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const { return {*this, pages, page_bytes}; }
 };
+
+#else
+
+/// Not on this system: see the message.
+struct mapped {
+    using role = storage_role;
+    std::filesystem::path file = {};
+    bool unlink = true;
+    std::size_t growth = std::size_t{64} << 20;
+
+    template <class Number>
+    [[nodiscard]] heap::state open(Number pages, std::size_t page_bytes) const {
+        static_assert(!std::integral<Number>, "kvcache: storage::mapped needs the file mappings of POSIX, which this "
+                                              "system lacks: use storage::heap, and a tier for what does not fit");
+        return heap{}.open(pages, page_bytes);
+    }
+};
+
+#endif
 
 static_assert(storage_policy<mapped>);
 
@@ -11013,8 +11285,11 @@ static_assert(storage_policy<zero_on_release<heap>>);
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Every storage policy of the library, with its standard options.
-using storage_policies = std::tuple<storage::heap, storage::huge_pages, storage::mapped,
+/// Every storage policy of the library that this system has, with its standard options.
+using storage_policies = std::tuple<storage::heap,
+#if KVCACHE_POSIX
+                                    storage::huge_pages, storage::mapped,
+#endif
                                     storage::zero_on_release<storage::heap>, storage::counted<storage::heap>>;
 
 }} // namespace kvcache

@@ -31,7 +31,6 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <memory_resource>
 #include <mutex>
 #include <new>
 #include <numeric>
@@ -39,7 +38,6 @@
 #include <set>
 #include <span>
 #include <stdexcept>
-#include <stop_token>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -50,6 +48,7 @@
 #include <utility>
 #include <variant>
 #include <vector>
+#include <version>
 
 // ---- kvcache/core/abi.hpp -----------------------------------------------------------------------------------------
 
@@ -684,12 +683,12 @@ struct page_shape {
     friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
 
     /// The largest extents of a valid shape, far beyond any model, and the most numbers in the keys of a page. They
-    /// keep the bytes of a page of any codec below 2^56.
+    /// keep the bytes of a page of any codec below 2^56, and below 2^31 where addresses have 32 bits.
     static constexpr std::uint32_t most_layers = 1u << 16;
     static constexpr std::uint32_t most_kv_heads = 1u << 16;
     static constexpr std::uint32_t most_head_dim = 1u << 14;
     static constexpr std::uint32_t most_tokens = 1u << 16;
-    static constexpr std::uint64_t most_numbers = std::uint64_t{1} << 37;
+    static constexpr std::uint64_t most_numbers = std::uint64_t{1} << (sizeof(std::size_t) > 4 ? 37 : 24);
 
     /// Whether the shape is valid: no extent is zero or too large, and tokens is a multiple of 16.
     [[nodiscard]] constexpr bool valid() const noexcept {
@@ -712,18 +711,30 @@ struct cache_limits {
     }
 };
 
+namespace detail {
+
+void these_bytes_are_past_the_addresses_of_this_system(); // a name for the compiler's message
+
+[[nodiscard]] consteval std::size_t shifted(unsigned long long n, unsigned bits) {
+    if (n > std::numeric_limits<std::size_t>::max() >> bits)
+        these_bytes_are_past_the_addresses_of_this_system();
+    return static_cast<std::size_t>(n) << bits;
+}
+
+} // namespace detail
+
 inline namespace literals {
 /// n * 1024 bytes.
-[[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
-    return std::size_t{n} << 10;
+[[nodiscard]] consteval std::size_t operator""_KiB(unsigned long long n) {
+    return detail::shifted(n, 10);
 }
 /// n * 1024^2 bytes.
-[[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
-    return std::size_t{n} << 20;
+[[nodiscard]] consteval std::size_t operator""_MiB(unsigned long long n) {
+    return detail::shifted(n, 20);
 }
 /// n * 1024^3 bytes.
-[[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
-    return std::size_t{n} << 30;
+[[nodiscard]] consteval std::size_t operator""_GiB(unsigned long long n) {
+    return detail::shifted(n, 30);
 }
 } // namespace literals
 
@@ -1101,6 +1112,63 @@ private:
 
 }}} // namespace kvcache::platform
 
+// ---- kvcache/core/platform/memory_resource.hpp --------------------------------------------------------------------
+
+// std::pmr::memory_resource as kvcache::pmr::memory_resource. libc++ has it since version 16, and macOS since 14.
+
+#if defined(__cpp_lib_memory_resource)
+
+#include <memory_resource>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+namespace pmr = std::pmr;
+}} // namespace kvcache
+
+#else
+
+#include <cstddef>
+#include <new>
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace pmr {
+
+/// As std::pmr::memory_resource.
+class memory_resource {
+public:
+    virtual ~memory_resource() = default;
+
+    [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
+        return do_allocate(bytes, alignment);
+    }
+    void deallocate(void* at, std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
+        do_deallocate(at, bytes, alignment);
+    }
+    [[nodiscard]] bool is_equal(const memory_resource& other) const noexcept { return do_is_equal(other); }
+
+private:
+    virtual void* do_allocate(std::size_t bytes, std::size_t alignment) = 0;
+    virtual void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) = 0;
+    [[nodiscard]] virtual bool do_is_equal(const memory_resource& other) const noexcept = 0;
+};
+
+/// As std::pmr::new_delete_resource.
+[[nodiscard]] inline memory_resource* new_delete_resource() noexcept {
+    class new_delete : public memory_resource {
+        void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+            return ::operator new (bytes, std::align_val_t{alignment});
+        }
+        void do_deallocate(void* at, std::size_t, std::size_t alignment) override {
+            ::operator delete (at, std::align_val_t{alignment});
+        }
+        [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+    };
+    static new_delete one;
+    return &one;
+}
+
+}}} // namespace kvcache::pmr
+
+#endif
+
 // ---- kvcache/core/memory.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -1155,7 +1223,7 @@ using aligned_vector = std::vector<T, line_allocator<T>>;
 
 /// A memory resource whose allocations are zeroed. An allocation aligned to a huge page comes straight from the system
 /// (platform::map_zeroed). Other allocations are cleared here. Thread-safe.
-class zeroed_memory : public std::pmr::memory_resource {
+class zeroed_memory : public pmr::memory_resource {
 public:
     /// The shared instance.
     [[nodiscard]] static zeroed_memory* shared() noexcept {
@@ -1166,7 +1234,7 @@ public:
 private:
     void* do_allocate(std::size_t bytes, std::size_t alignment) override {
         if (alignment != huge_page_bytes)
-            return std::memset(std::pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
+            return std::memset(pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
         if (bytes > (std::numeric_limits<std::size_t>::max() >> 1))
             detail::throw_bad_alloc();
         std::byte* const at = platform::map_zeroed(mapped(bytes), huge_page_bytes);
@@ -1176,7 +1244,7 @@ private:
     }
     void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
         if (alignment != huge_page_bytes)
-            std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+            pmr::new_delete_resource()->deallocate(at, bytes, alignment);
         else
             platform::unmap_zeroed(static_cast<std::byte*>(at), mapped(bytes), huge_page_bytes);
     }
@@ -4370,6 +4438,157 @@ inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t
 
 }} // namespace kvcache
 
+// ---- kvcache/core/platform/standard.hpp ---------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Sets bits of a number that other threads may change too. libc++ has std::atomic_ref since version 19.
+inline void atomic_or(std::uint64_t& number, std::uint64_t bits) noexcept {
+#if defined(__cpp_lib_atomic_ref)
+    std::atomic_ref(number).fetch_or(bits, std::memory_order_relaxed);
+#else
+    __atomic_fetch_or(&number, bits, __ATOMIC_RELAXED);
+#endif
+}
+
+}} // namespace kvcache
+
+// The algorithms of std::ranges that this library uses, as kvcache::ranges. libc++ has them since version 15.
+
+#if defined(__cpp_lib_ranges)
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+namespace ranges = std::ranges;
+}} // namespace kvcache
+
+#else
+
+#include <cstddef>
+#include <functional>
+#include <iterator>
+#include <utility>
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace ranges {
+
+/// Two iterators: where `mismatch` ended.
+template <class I1, class I2>
+struct in_in_result {
+    I1 in1;
+    I2 in2;
+};
+
+template <class R, class O>
+constexpr O copy(R&& from, O to) {
+    return std::copy(std::begin(from), std::end(from), to);
+}
+template <class R, class T>
+constexpr void fill(R&& range, const T& value) {
+    std::fill(std::begin(range), std::end(range), value);
+}
+template <class R, class F>
+constexpr void generate(R&& range, F make) {
+    std::generate(std::begin(range), std::end(range), std::ref(make));
+}
+template <class R, class O, class F>
+constexpr O transform(R&& from, O to, F change) {
+    return std::transform(std::begin(from), std::end(from), to, std::ref(change));
+}
+template <class R>
+constexpr void reverse(R&& range) {
+    std::reverse(std::begin(range), std::end(range));
+}
+
+template <class R, class F, class P = std::identity>
+constexpr auto find_if(R&& range, F holds, P of = {}) {
+    return std::find_if(std::begin(range), std::end(range),
+                        [&](auto&& one) -> bool { return std::invoke(holds, std::invoke(of, one)); });
+}
+template <class R, class T, class P = std::identity>
+constexpr auto find(R&& range, const T& value, P of = {}) {
+    return std::find_if(std::begin(range), std::end(range), [&](auto&& one) { return std::invoke(of, one) == value; });
+}
+template <class R, class F, class P = std::identity>
+constexpr auto count_if(R&& range, F holds, P of = {}) {
+    return std::count_if(std::begin(range), std::end(range),
+                         [&](auto&& one) -> bool { return std::invoke(holds, std::invoke(of, one)); });
+}
+template <class R, class T, class P = std::identity>
+constexpr auto count(R&& range, const T& value, P of = {}) {
+    return std::count_if(std::begin(range), std::end(range), [&](auto&& one) { return std::invoke(of, one) == value; });
+}
+template <class R, class F, class P = std::identity>
+constexpr bool any_of(R&& range, F holds, P of = {}) {
+    return ranges::find_if(range, holds, of) != std::end(range);
+}
+template <class R, class F, class P = std::identity>
+constexpr bool all_of(R&& range, F holds, P of = {}) {
+    return ranges::find_if(range, [&](auto&& one) { return !std::invoke(holds, std::invoke(of, one)); }) ==
+           std::end(range);
+}
+template <class R, class F, class P = std::identity>
+constexpr bool none_of(R&& range, F holds, P of = {}) {
+    return ranges::find_if(range, holds, of) == std::end(range);
+}
+template <class A, class B, class F = std::equal_to<>>
+constexpr bool equal(A&& a, B&& b, F same = {}) {
+    return std::equal(std::begin(a), std::end(a), std::begin(b), std::end(b), same);
+}
+template <class A, class B>
+constexpr auto mismatch(A&& a, B&& b) {
+    const auto [in1, in2] = std::mismatch(std::begin(a), std::end(a), std::begin(b), std::end(b));
+    return in_in_result<decltype(std::begin(a)), decltype(std::begin(b))>{in1, in2};
+}
+template <class R>
+constexpr auto adjacent_find(R&& range) {
+    return std::adjacent_find(std::begin(range), std::end(range));
+}
+
+namespace detail {
+
+template <class F, class P>
+constexpr auto compared(F& less, P& of) {
+    return [&](auto&& a, auto&& b) -> bool { return std::invoke(less, std::invoke(of, a), std::invoke(of, b)); };
+}
+
+} // namespace detail
+
+template <class R, class F = std::less<>, class P = std::identity>
+constexpr auto max_element(R&& range, F less = {}, P of = {}) {
+    return std::max_element(std::begin(range), std::end(range), detail::compared(less, of));
+}
+template <class R, class F = std::less<>, class P = std::identity>
+constexpr void sort(R&& range, F less = {}, P of = {}) {
+    std::sort(std::begin(range), std::end(range), detail::compared(less, of));
+}
+template <class R, class F = std::less<>, class P = std::identity>
+constexpr void stable_sort(R&& range, F less = {}, P of = {}) {
+    std::stable_sort(std::begin(range), std::end(range), detail::compared(less, of));
+}
+template <class R, class F = std::less<>, class P = std::identity>
+constexpr bool is_sorted(R&& range, F less = {}, P of = {}) {
+    return std::is_sorted(std::begin(range), std::end(range), detail::compared(less, of));
+}
+template <class R, class T>
+constexpr bool binary_search(R&& range, const T& value) {
+    return std::binary_search(std::begin(range), std::end(range), value);
+}
+template <class R, class F = std::less<>>
+constexpr void make_heap(R&& range, F less = {}) {
+    std::make_heap(std::begin(range), std::end(range), less);
+}
+template <class R, class F = std::less<>>
+constexpr void push_heap(R&& range, F less = {}) {
+    std::push_heap(std::begin(range), std::end(range), less);
+}
+template <class R, class F = std::less<>>
+constexpr void pop_heap(R&& range, F less = {}) {
+    std::pop_heap(std::begin(range), std::end(range), less);
+}
+
+}}} // namespace kvcache::ranges
+
+#endif
+
 // ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -4604,7 +4823,7 @@ public:
                     tiles = tiles.subspan(count);
                     continue;
                 }
-            const bool ahead = std::ranges::all_of(tiles.first(count), [](const auto& t) { return t.ahead_keys; });
+            const bool ahead = ranges::all_of(tiles.first(count), [](const auto& t) { return t.ahead_keys; });
             const std::size_t fetching = ahead ? std::min(groups, count) : 0;
             for (std::size_t g = 0; g < groups; ++g) {
                 const auto [begin, end] = packed_.group(g);
@@ -4633,7 +4852,7 @@ private:
                                                              std::span<const attention_tile> tiles) {
         if (groups == 1)
             return tiles; // a copy would stall on the stores that just wrote the tiles
-        std::ranges::copy(tiles, fetching_.begin());
+        ranges::copy(tiles, fetching_.begin());
         for (std::size_t t = 0; t < tiles.size(); ++t)
             if (t * groups / tiles.size() != group) {
                 fetching_[t].ahead_keys = tiles[t].keys;
@@ -4741,9 +4960,9 @@ private:
             if constexpr (Ahead)
                 ahead.ask_early();
         };
-        std::ranges::fill(weights_.rescaled, false);
+        ranges::fill(weights_.rescaled, false);
         // With two queries there is too little independent work to hide the latency of the exponentials.
-        if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
+        if (count > 2 && whole == most_tiles && ranges::all_of(tiles, detail::is_full)) {
             detail::softmax_full_tile(
                 weights_, count, [&](std::size_t i) KVCACHE_INLINE { return states_.running(q + i); }, meanwhile);
             return;
@@ -4857,7 +5076,7 @@ public:
             return std::size_t{0};
         });
         // Longest first, so that the threads finish together.
-        std::ranges::sort(work_items_, [](const work_item& a, const work_item& b) {
+        ranges::sort(work_items_, [](const work_item& a, const work_item& b) {
             return a.cost != b.cost ? a.cost > b.cost : a.first_range < b.first_range;
         });
     }
@@ -4890,7 +5109,7 @@ private:
         order_.resize(parts_.size());
         for (std::size_t p = 0; p < parts_.size(); ++p)
             order_[p] = static_cast<std::uint32_t>(p);
-        std::ranges::sort(order_, [&](std::uint32_t a, std::uint32_t b) {
+        ranges::sort(order_, [&](std::uint32_t a, std::uint32_t b) {
             const auto left = parts_[a].pages.table, right = parts_[b].pages.table;
             const std::size_t same = common(left, right);
             if (same == std::min(left.size(), right.size()))
@@ -4929,7 +5148,7 @@ private:
     }
 
     [[nodiscard]] static std::size_t common(std::span<const page_entry> a, std::span<const page_entry> b) {
-        return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+        return static_cast<std::size_t>(ranges::mismatch(a, b).in1 - a.begin());
     }
     // Leading table entries that two parts read together. A spliced table is read a block at a time, so the common
     // prefix ends at a block boundary.
@@ -5153,7 +5372,7 @@ private:
     // Bases ascend in one block and descend in the next, so that queries are rotated half as often.
     template <class Body>
     void give(std::size_t block, const Body& body) {
-        std::ranges::sort(tiles_, [&](const spliced_tile& a, const spliced_tile& b) {
+        ranges::sort(tiles_, [&](const spliced_tile& a, const spliced_tile& b) {
             if (a.base != b.base)
                 return block % 2 == 0 ? a.base < b.base : a.base > b.base;
             return a.position() < b.position();
@@ -5383,7 +5602,7 @@ public:
                 const query_rows& queries = parts_[tile.part].queries;
                 const std::span from(queries.data + row * queries.stride + head * shape_.head_dim, shape_.head_dim);
                 if (shape_.rotation == nullptr)
-                    std::ranges::copy(from, scratch_.query.begin());
+                    ranges::copy(from, scratch_.query.begin());
                 else
                     rotate_head(from, {queries.rotations + row * shape_.head_dim, shape_.head_dim}, scratch_.query);
                 if (moved)
@@ -6018,6 +6237,11 @@ struct digest {
     return text;
 }
 
+/// The bytes of a text.
+[[nodiscard]] inline std::span<const std::byte> text_bytes(std::string_view words) noexcept {
+    return std::as_bytes(std::span(words.data(), words.size()));
+}
+
 /// XXH3-64 of `data`, seeded with the hash of what precedes it. Not collision-resistant against an adversary. Cost:
 /// about 10 ns plus 0.1 ns a byte.
 [[nodiscard]] inline std::uint64_t seeded_hash(std::uint64_t past, std::span<const std::byte> data) {
@@ -6046,7 +6270,7 @@ public:
     /// Appends the length, then the bytes, so that consecutive texts are unambiguous.
     digest_builder& text(std::string_view words) {
         number(words.size());
-        return bytes(std::as_bytes(std::span(words)));
+        return bytes(text_bytes(words));
     }
 
     digest_builder& nested(const digest& d) { return number(d.low).number(d.high); }
@@ -6073,7 +6297,8 @@ struct sha256_digest {
     std::array<std::byte, 32> bytes = {};
 
     friend constexpr bool operator==(const sha256_digest&, const sha256_digest&) = default;
-    friend constexpr auto operator<=>(const sha256_digest&, const sha256_digest&) = default;
+    // The type is named for arrays that have only <, as those of libc++ 14.
+    friend constexpr std::strong_ordering operator<=>(const sha256_digest&, const sha256_digest&) = default;
 };
 
 /// Returns 64 hexadecimal digits.
@@ -6614,8 +6839,7 @@ public:
     /// All rows are written.
     void fill() noexcept { set(all); }
     void mark(std::size_t layer, std::size_t row) noexcept {
-        std::atomic_ref(bits_[row / 64 * layers_ + layer])
-            .fetch_or(std::uint64_t{1} << row % 64, std::memory_order_relaxed);
+        atomic_or(bits_[row / 64 * layers_ + layer], std::uint64_t{1} << row % 64);
     }
 
     /// Whether the first `rows` rows are written in every layer. Cost: O(rows * layers / 64).
@@ -6825,7 +7049,7 @@ struct sequence_state {
             !std::equal(tokens.data(), tokens.data() + own, query.data()))
             return 0;
         const auto rest = query.subspan(own);
-        const auto end = std::ranges::mismatch(lease.prompt, rest).in2;
+        const auto end = ranges::mismatch(lease.prompt, rest).in2;
         return std::min(own + static_cast<std::size_t>(end - rest.begin()), cacheable);
     }
 
@@ -8204,7 +8428,7 @@ public:
     /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
     void clear(page_id page) const {
         if constexpr (host_storage_state<Storage>)
-            std::ranges::fill(bytes(page), std::byte{});
+            ranges::fill(bytes(page), std::byte{});
     }
 
     /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.
@@ -10776,7 +11000,9 @@ private:
     };
 
     [[nodiscard]] static std::uint32_t tag(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash); }
-    [[nodiscard]] std::size_t home(std::uint64_t hash) const noexcept { return (hash >> 32) * lines_.size() >> 32; }
+    [[nodiscard]] std::size_t home(std::uint64_t hash) const noexcept {
+        return static_cast<std::size_t>((hash >> 32) * lines_.size() >> 32);
+    }
 
     void replace(std::uint64_t hash, std::uint32_t old, std::uint32_t new_tag, std::uint32_t page) noexcept {
         line& at = lines_[home(hash)];
@@ -10921,12 +11147,12 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 /// its pages are allocated one by one.
 struct heap {
     using role = storage_role;
-    std::pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
+    pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
     bool zeroed = false; ///< Whether the resource returns zeroed memory, so that pages are not cleared here.
 
     class state {
     public:
-        state(std::pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
+        state(pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
             : resource_(resource),
               zeroed_(zeroed),
               page_bytes_(page_bytes),
@@ -11022,7 +11248,7 @@ struct heap {
             });
         }
 
-        std::pmr::memory_resource* resource_;
+        pmr::memory_resource* resource_;
         bool zeroed_; // whether the resource returns zeroed memory
         std::size_t page_bytes_;
         std::size_t stride_;     // distance between pages of a slab, in bytes
@@ -11382,8 +11608,9 @@ template <class Cache, class Codec, class Storage>
             return error{error_code::mismatched, "merge_equal_pages",
                          "external memory has on_move, or the cache has merge_equal_pages = false"};
     constexpr std::size_t records_bytes = 256; // what the cache remembers of a page
-    const std::uint64_t machine = platform::machine_bytes();
-    if (machine != 0 && pages > machine / records_bytes)
+    const std::uint64_t known = platform::machine_bytes(), addresses = std::numeric_limits<std::size_t>::max();
+    const std::uint64_t machine = known == 0 ? addresses : std::min(known, addresses);
+    if (pages > machine / records_bytes)
         return error{error_code::out_of_memory, "limit",
                      joined({"the records of ", std::to_string(pages), " pages do not fit into the machine's ",
                              std::to_string(machine), " bytes"})};
@@ -12470,8 +12697,8 @@ public:
     void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
                 std::span<const float> value) const {
         Number* const keys = reinterpret_cast<Number*>(page.data()) + offset(at);
-        std::ranges::transform(key, keys, narrow<Number>);
-        std::ranges::transform(value, keys + side_numbers(), narrow<Number>);
+        ranges::transform(key, keys, narrow<Number>);
+        ranges::transform(value, keys + side_numbers(), narrow<Number>);
     }
 
     /// Copies the first rows to another page.
@@ -14325,11 +14552,11 @@ struct slru {
 
         void admit(slot_id slot, const eviction_entry& newcomer) {
             apply_touches();
-            expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
+            expects(std::uint64_t{newcomer.bytes} >> 56 == 0, "an entry is smaller than 2^56 bytes");
             std::uint32_t lowest = 0;
             while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
                 ++lowest;
-            entries_[index_of(slot)].bytes = newcomer.bytes & most_bytes;
+            entries_[index_of(slot)].bytes = std::uint64_t{newcomer.bytes} & most_bytes;
             insert(slot, lowest < filled_.size() ? lowest : 0);
             let_down_ = false;
         }
@@ -14404,13 +14631,13 @@ struct slru {
             queues_.push_front(slot, segment);
             known& one = entries_[index_of(slot)];
             one.segment = segment & 0xffu;
-            filled_[segment] += one.bytes;
+            filled_[segment] += static_cast<std::size_t>(one.bytes);
         }
 
         void unlink(slot_id slot) {
             queues_.remove(slot);
             const known one = entries_[index_of(slot)];
-            filled_[one.segment] -= one.bytes;
+            filled_[one.segment] -= static_cast<std::size_t>(one.bytes);
         }
 
         slot_lists queues_; // a list per segment
@@ -14570,19 +14797,23 @@ private:
     // number.
     [[nodiscard]] place counter(std::uint64_t hash, std::uint32_t row) const noexcept {
         const std::uint64_t own = (hash | 1) * (0x9e3779b97f4a7c15ull + 2ull * row * 0xd1b54a32d192ed03ull);
-        return {own >> 34 & (words_.size() - 1), 16 * row + 4 * static_cast<std::uint32_t>(own >> 32 & 3)};
+        return {static_cast<std::size_t>(own >> 34 & (words_.size() - 1)),
+                16 * row + 4 * static_cast<std::uint32_t>(own >> 32 & 3)};
     }
 
     [[nodiscard]] std::size_t door_bits() const noexcept { return 64 * door_.size(); }
+    [[nodiscard]] std::size_t door_bit(std::uint64_t hash) const noexcept {
+        return static_cast<std::size_t>(hash & (door_bits() - 1));
+    }
     [[nodiscard]] bool behind_door(std::uint64_t hash) const noexcept {
-        const std::size_t a = hash & (door_bits() - 1), b = hash >> 32 & (door_bits() - 1);
+        const auto a = door_bit(hash), b = door_bit(hash >> 32);
         return (door_[a / 64] >> a % 64 & 1) != 0 && (door_[b / 64] >> b % 64 & 1) != 0;
     }
     // Sets the key's bits. Returns whether this is the key's first use, as far as the Bloom filter can tell.
     [[nodiscard]] bool pass_door(std::uint64_t hash) noexcept {
         if (behind_door(hash))
             return false;
-        const std::size_t a = hash & (door_bits() - 1), b = hash >> 32 & (door_bits() - 1);
+        const auto a = door_bit(hash), b = door_bit(hash >> 32);
         door_[a / 64] |= std::uint64_t{1} << a % 64;
         door_[b / 64] |= std::uint64_t{1} << b % 64;
         return true;
@@ -14591,7 +14822,7 @@ private:
     void age() noexcept {
         for (std::uint64_t& word : words_)
             word = word >> 1 & 0x7777777777777777ull;
-        std::ranges::fill(door_, 0);
+        ranges::fill(door_, 0);
         uses_ = 0;
     }
 
@@ -14915,7 +15146,7 @@ private:
         std::optional<chunk_match> best;
         const auto [first, last] = contents_.equal_range(hash);
         for (auto one = first; one != last; ++one) {
-            if (one->second.count != tokens.size() || !std::ranges::equal(tokens_of(tree, one->second), tokens))
+            if (one->second.count != tokens.size() || !ranges::equal(tokens_of(tree, one->second), tokens))
                 continue;
             if (before != nullptr && continues(tree, one->second, *before))
                 return one->second;
@@ -14935,8 +15166,7 @@ private:
                 return {};
             const std::size_t rows = std::min(end, left);
             left -= rows;
-            std::ranges::copy(tree.run(*page).subspan(end - rows, rows),
-                              tokens.begin() + static_cast<std::ptrdiff_t>(left));
+            ranges::copy(tree.run(*page).subspan(end - rows, rows), tokens.begin() + static_cast<std::ptrdiff_t>(left));
             if (left > 0 && !tree.parent(*page))
                 return {};
         }
@@ -15460,8 +15690,8 @@ namespace detail {
 
 /// Reference-counted, uninitialized memory of `bytes`, aligned as alignment_for(bytes). A null `resource` means new and
 /// delete. Throws: what the resource throws.
-[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, std::pmr::memory_resource* resource) {
-    std::pmr::memory_resource* const from = resource != nullptr ? resource : std::pmr::new_delete_resource();
+[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, pmr::memory_resource* resource) {
+    pmr::memory_resource* const from = resource != nullptr ? resource : pmr::new_delete_resource();
     const std::size_t alignment = alignment_for(bytes);
     auto* const at = static_cast<std::byte*>(from->allocate(bytes, alignment));
     if (alignment == huge_page_bytes)
@@ -15613,7 +15843,7 @@ inline constexpr auto block_format_table = [] {
     return detail::block_format_table[static_cast<std::size_t>(format)].layout;
 }
 
-static_assert(std::ranges::none_of(block_formats, [](block_format format) { return name_of(format) == "?"; }));
+static_assert(ranges::none_of(block_formats, [](block_format format) { return name_of(format) == "?"; }));
 
 /// The format with this type number in GGUF, or nothing if it is none of block_formats.
 [[nodiscard]] constexpr std::optional<block_format> block_format_of(std::uint32_t number) noexcept {
@@ -18682,7 +18912,7 @@ struct matrix_format {
 [[nodiscard]] inline matrix_format packed_format(std::span<const tensor_view> parts) {
     if (parts.empty() || std::endian::native != std::endian::little)
         return dtype::f32;
-    if (std::ranges::all_of(parts, [](const tensor_view& p) { return p.blocks.has_value(); })) {
+    if (ranges::all_of(parts, [](const tensor_view& p) { return p.blocks.has_value(); })) {
         std::vector<block_part> blocks;
         for (const tensor_view& part : parts)
             if (!blocks.empty() && blocks.back().format == *part.blocks)
@@ -18691,8 +18921,8 @@ struct matrix_format {
                 blocks.push_back({*part.blocks, part.shape[0]});
         return matrix_format(std::move(blocks));
     }
-    const bool alike = std::ranges::all_of(
-        parts, [&](const tensor_view& p) { return p.dtype == parts[0].dtype && !p.blocks.has_value(); });
+    const bool alike =
+        ranges::all_of(parts, [&](const tensor_view& p) { return p.dtype == parts[0].dtype && !p.blocks.has_value(); });
     return alike ? parts[0].dtype : dtype::f32;
 }
 
@@ -18724,7 +18954,7 @@ inline void read_row_in(std::span<const tensor_view> parts, std::size_t row, std
             return part.read(row * out.size(), out);
         row -= part.shape[0];
     }
-    std::ranges::fill(out, 0.0F);
+    ranges::fill(out, 0.0F);
 }
 
 template <weight_format Weight>
@@ -18787,9 +19017,8 @@ inline void pack_rows(std::span<const tensor_view> parts, const matrix_format& f
     }
     // Bytes are copied as they are; only a big-endian machine has to convert the values.
     const bool as_stored =
-        std::endian::native == std::endian::little && std::ranges::all_of(parts, [&](const tensor_view& part) {
-            return part.dtype == format.numbers && !part.blocks;
-        });
+        std::endian::native == std::endian::little &&
+        ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format.numbers && !part.blocks; });
     expects(as_stored || format.numbers == dtype::f32, "weights are packed as stored or as F32");
     const auto pack = [&](auto* weights) {
         threads.parallel_for(packed_matrix<float>::strips_of(outputs), outputs * parts[0].shape[1],
@@ -19166,7 +19395,7 @@ struct model_weights {
     [[nodiscard]] std::string format() const {
         const auto rounds = [](const linear& map) { return map.has_int8_activations(); };
         const bool any =
-            rounds(head) || std::ranges::any_of(layers, [&](const block_weights& layer) {
+            rounds(head) || ranges::any_of(layers, [&](const block_weights& layer) {
                 return rounds(layer.qkv) || rounds(layer.output) || rounds(layer.gate_up) || rounds(layer.down);
             });
         return any ? head.format() + ", int8 activations" : head.format();
@@ -19270,7 +19499,7 @@ struct image_reader {
 /// layout().bytes(), and nothing else that grows with the model.
 template <weight_source Source, class Packed, class Progress>
 [[nodiscard]] result<weight_image> pack_image(const model_config& config, const Source& source,
-                                              std::pmr::memory_resource* memory, thread_pool& threads, Packed packed,
+                                              pmr::memory_resource* memory, thread_pool& threads, Packed packed,
                                               Progress progress) {
     auto layout = weight_layout::plan(weight_groups(config), source);
     if (!layout)
@@ -19378,7 +19607,7 @@ public:
     /// Planning again reuses memory.
     void plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch, const query_rows& rows,
               const thread_pool& threads) {
-        expects(std::ranges::all_of(
+        expects(ranges::all_of(
                     batch, [&](const auto& part) { return &part.lease->storage() == &batch.front().lease->storage(); }),
                 "the leases of a batch are of one cache");
         parts_.clear();
@@ -19970,7 +20199,7 @@ private:
     [[nodiscard]] static bool is_name(std::string_view name) {
         const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
         return !name.empty() && letter(name.front()) && !name.starts_with("__") &&
-               std::ranges::all_of(name, [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
+               ranges::all_of(name, [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
     }
 
     [[nodiscard]] static std::string number(double value) {
@@ -20162,9 +20391,9 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 [[nodiscard]] inline std::vector<std::size_t> top_k_deviations(std::span<const float> deviations, std::size_t most) {
     std::vector<std::size_t> order(deviations.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
+    ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
     order.resize(std::min(order.size(), most));
-    std::ranges::sort(order);
+    ranges::sort(order);
     return order;
 }
 
@@ -20614,7 +20843,7 @@ private:
         if (top_k > 0 && top_k < kept.size()) {
             std::nth_element(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(top_k) - 1, kept.end(), likelier);
             kept.resize(top_k);
-            std::ranges::sort(kept);
+            ranges::sort(kept);
         }
         if (top_p < 1.0f) {
             double total = 0.0;
@@ -20622,7 +20851,7 @@ private:
                 total += static_cast<double>(weights[i]);
             const double enough = static_cast<double>(top_p) * total;
             const auto later = [&](std::uint32_t a, std::uint32_t b) { return likelier(b, a); };
-            std::ranges::make_heap(kept, later);
+            ranges::make_heap(kept, later);
             auto end = kept.end();
             for (double share = 0.0; end != kept.begin() && share < enough;) {
                 std::pop_heap(kept.begin(), end--, later);
@@ -20634,7 +20863,7 @@ private:
         for (const std::uint32_t i : kept)
             if (weights[i] >= min_p) // the most likely token has weight 1
                 cut[i] = weights[i];
-        std::ranges::copy(cut, weights.begin());
+        ranges::copy(cut, weights.begin());
     }
 };
 
@@ -20675,7 +20904,7 @@ public:
         const token_id token = sampling_.draw(logits, drawn_++, counts_);
         if (sampling_.penalises())
             counts_.add(token);
-        stopped_ = std::ranges::find(stop_.stop_tokens, token) != stop_.stop_tokens.end();
+        stopped_ = ranges::find(stop_.stop_tokens, token) != stop_.stop_tokens.end();
         return token;
     }
 
@@ -21065,11 +21294,11 @@ private:
             for (const token_score& each : scores.top(how_.beams + stop_.stop_tokens.size()))
                 all.push_back({i, each.token, beams_[i].sum + scores.precise(each.token)});
         }
-        std::ranges::stable_sort(all, [](const step& a, const step& b) { return a.sum > b.sum; });
+        ranges::stable_sort(all, [](const step& a, const step& b) { return a.sum > b.sum; });
         for (const step& each : all) {
             if (made.size() == how_.beams)
                 break;
-            if (std::ranges::find(stop_.stop_tokens, each.token) == stop_.stop_tokens.end()) {
+            if (ranges::find(stop_.stop_tokens, each.token) == stop_.stop_tokens.end()) {
                 made.push_back(each);
                 continue;
             }
@@ -21097,7 +21326,7 @@ private:
 
     void keep(std::vector<token_id> ids, double sum, bool stopped) {
         const double score = score_of(sum, ids.size());
-        const auto place = std::ranges::find_if(found_, [&](const beam_answer& other) { return other.score < score; });
+        const auto place = ranges::find_if(found_, [&](const beam_answer& other) { return other.score < score; });
         if (place == found_.end() && found_.size() == how_.best)
             return;
         found_.insert(place, {std::move(ids), sum, score, stopped});
@@ -21529,7 +21758,7 @@ struct chunking {
 
     /// Returns the chunks, which are contiguous and cover the text. Cost: O(n log ends).
     [[nodiscard]] std::vector<token_run> split(std::span<const token_id> text) const {
-        expects(std::ranges::is_sorted(ends), "the tokens that end a sentence are sorted");
+        expects(ranges::is_sorted(ends), "the tokens that end a sentence are sorted");
         std::vector<token_run> chunks;
         for (std::size_t first = 0, behind; first < text.size(); first = behind) {
             behind = next_document(text, first);
@@ -21565,7 +21794,7 @@ private:
         const std::size_t target = first + size, near = std::min(window, size / 2);
         const auto ends_one = [&](std::size_t behind) {
             return behind >= first + std::max<std::size_t>(1, least) && behind <= last &&
-                   std::ranges::binary_search(ends, text[behind - 1]);
+                   ranges::binary_search(ends, text[behind - 1]);
         };
         for (std::size_t off = 0; off <= near; ++off) {
             if (ends_one(target - off))
@@ -21690,7 +21919,7 @@ private:
             if (keys && rotation != nullptr)
                 rotate_head(now, turn_, fresh_);
             else
-                std::ranges::copy(now, fresh_.begin());
+                ranges::copy(now, fresh_.begin());
             for (std::size_t d = 0; d < dim; ++d) {
                 const float off =
                     fresh_[d] - (keys ? stored[d * tile_tokens + lane] : stored[lane * padded_head_dim(dim) + d]);
@@ -22077,6 +22306,109 @@ template <class Cache, class Model, class Say>
 
 }} // namespace kvcache
 
+// ---- kvcache/core/platform/stop_token.hpp -------------------------------------------------------------------------
+
+// std::stop_token and what belongs to it, as kvcache::stop_token. libc++ has it since version 20.
+
+#if defined(__cpp_lib_jthread)
+
+#include <stop_token>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+using std::stop_callback;
+using std::stop_source;
+using std::stop_token;
+}} // namespace kvcache
+
+#else
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+namespace detail {
+
+struct stop_state {
+    std::atomic<bool> requested{false};
+    std::recursive_mutex lock; // a callback may end itself or another one
+    std::vector<std::function<void()>*> callbacks;
+};
+
+} // namespace detail
+
+/// As std::stop_token.
+class stop_token {
+public:
+    stop_token() = default;
+    explicit stop_token(std::shared_ptr<detail::stop_state> state) : state_(std::move(state)) {}
+    [[nodiscard]] bool stop_requested() const noexcept { return state_ != nullptr && state_->requested.load(); }
+    [[nodiscard]] bool stop_possible() const noexcept { return state_ != nullptr; }
+
+private:
+    template <class Callback>
+    friend class stop_callback;
+    std::shared_ptr<detail::stop_state> state_;
+};
+
+/// As std::stop_source.
+class stop_source {
+public:
+    [[nodiscard]] stop_token get_token() const { return stop_token(state_); }
+    [[nodiscard]] bool stop_requested() const noexcept { return state_->requested.load(); }
+    bool request_stop() {
+        const std::lock_guard guard(state_->lock);
+        if (state_->requested.exchange(true))
+            return false;
+        while (!state_->callbacks.empty()) {
+            std::function<void()>* const next = state_->callbacks.back();
+            state_->callbacks.pop_back();
+            (*next)();
+        }
+        return true;
+    }
+
+private:
+    std::shared_ptr<detail::stop_state> state_ = std::make_shared<detail::stop_state>();
+};
+
+/// As std::stop_callback.
+template <class Callback>
+class stop_callback {
+public:
+    stop_callback(const stop_token& token, Callback call) : state_(token.state_), call_(std::move(call)) {
+        if (state_ == nullptr)
+            return;
+        const std::lock_guard guard(state_->lock);
+        if (state_->requested.load())
+            call_();
+        else
+            state_->callbacks.push_back(&call_);
+    }
+    stop_callback(const stop_callback&) = delete;
+    stop_callback& operator=(const stop_callback&) = delete;
+    ~stop_callback() {
+        if (state_ == nullptr)
+            return;
+        const std::lock_guard guard(state_->lock); // waits for a call in another thread
+        state_->callbacks.erase(std::remove(state_->callbacks.begin(), state_->callbacks.end(), &call_),
+                                state_->callbacks.end());
+    }
+
+private:
+    std::shared_ptr<detail::stop_state> state_;
+    std::function<void()> call_;
+};
+
+}} // namespace kvcache
+
+#endif
+
 // ---- kvcache/session/engine_request.hpp ---------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -22270,10 +22602,10 @@ private:
             return waiting_.end();
         const auto alike = [&](const wanted& a, const wanted& b) {
             const std::size_t page = cache_.shape().tokens; // every prompt has at least one page
-            return std::ranges::equal(std::span(a.tokens).first(page), std::span(b.tokens).first(page));
+            return ranges::equal(std::span(a.tokens).first(page), std::span(b.tokens).first(page));
         };
-        return std::ranges::find_if(waiting_, [&](const wanted& one) {
-            return std::ranges::none_of(under_way_, [&](const wanted& other) { return alike(one, other); });
+        return ranges::find_if(waiting_, [&](const wanted& one) {
+            return ranges::none_of(under_way_, [&](const wanted& other) { return alike(one, other); });
         });
     }
 
@@ -22395,7 +22727,7 @@ struct engine_job {
         return slot.tokens.size() - request.prompt.size();
     }
     [[nodiscard]] bool over() const {
-        return std::ranges::all_of(slots, [](const auto& slot) { return slot.ended.has_value(); });
+        return ranges::all_of(slots, [](const auto& slot) { return slot.ended.has_value(); });
     }
     /// Returns whether an answer takes its prompt from the first answer, once that has run it.
     [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && generated(slots[choice]) == 0; }
@@ -22512,7 +22844,7 @@ private:
         if (action == token_action::cancel)
             end(finish_reason::cancelled);
         else if (action == token_action::enough ||
-                 std::ranges::find(request.stop.stop_tokens, token.token) != request.stop.stop_tokens.end())
+                 ranges::find(request.stop.stop_tokens, token.token) != request.stop.stop_tokens.end())
             slot.ended = finish_reason::stopped;
         else if (generated(slot) == most)
             slot.ended = finish_reason::length;
@@ -22584,8 +22916,8 @@ private:
             }
         };
         // A quarter of the rows is reserved for prompts, so that decoding cannot starve them.
-        const bool prompts = std::ranges::any_of(running_, [](const auto& each) {
-            return std::ranges::any_of(each->slots, [](const slot& l) { return !l.ended && l.pending() > 1; });
+        const bool prompts = ranges::any_of(running_, [](const auto& each) {
+            return ranges::any_of(each->slots, [](const slot& l) { return !l.ended && l.pending() > 1; });
         });
         std::size_t for_answers = prompts ? left - std::max<std::size_t>(1, left / 4) : left, answers = 0;
         each_answer([&](job&, std::size_t) { ++answers; });
@@ -22628,7 +22960,7 @@ private:
     }
 
     [[nodiscard]] bool in_batch(const slot& one) const {
-        return std::ranges::any_of(batch_, [&](const auto& each) { return each.sequence == &*one.sequence; });
+        return ranges::any_of(batch_, [&](const auto& each) { return each.sequence == &*one.sequence; });
     }
 
     // Gives a slot the longest available prefix of its tokens: from the request's own sequence, the cache, or another
@@ -22685,7 +23017,7 @@ private:
     // Returns how many tokens `one` can take from `its`: their common prefix, without the last token of `one`, which
     // always runs.
     [[nodiscard]] std::size_t in_common(const slot& its, const slot& one) const {
-        const auto same = std::ranges::mismatch(its.tokens, one.tokens);
+        const auto same = ranges::mismatch(its.tokens, one.tokens);
         return shared(std::min({static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1,
                                 its.sequence->cacheable_limit()}));
     }
@@ -22726,11 +23058,11 @@ private:
 
     // Preempts the youngest request: it gives back its pages and waits. If it is alone, it fails.
     void preempt(error reason) {
-        const auto youngest = std::ranges::max_element(running_, {}, [](const auto& each) {
-            return std::ranges::any_of(each->slots, &slot::active) ? index(each->id) + 1 : 0;
+        const auto youngest = ranges::max_element(running_, {}, [](const auto& each) {
+            return ranges::any_of(each->slots, &slot::active) ? index(each->id) + 1 : 0;
         });
-        const auto holders = std::ranges::count_if(
-            running_, [](const auto& each) { return std::ranges::any_of(each->slots, &slot::active); });
+        const auto holders =
+            ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
         expects(youngest != running_.end(), "a step that failed had requests");
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*youngest)->fail(std::move(reason));
@@ -22863,8 +23195,8 @@ public:
 
     /// Steps until a stop is requested, and sleeps while there is nothing to do. Unfinished requests are cancelled
     /// then.
-    void run(const std::stop_token& stop) {
-        const std::stop_callback wake(stop, [this] {
+    void run(const stop_token& stop) {
+        const stop_callback wake(stop, [this] {
             const std::lock_guard guard(lock_);
             arrived_.notify_one();
         });
@@ -22902,9 +23234,8 @@ private:
         if (asked.prompt.size() > model_.max_positions())
             return refuse("max_positions", "the maximum context length is " + std::to_string(model_.max_positions()) +
                                                " tokens; the prompt takes " + std::to_string(asked.prompt.size()));
-        if (asked.known &&
-            (asked.known->size() >= asked.prompt.size() ||
-             !std::ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
+        if (asked.known && (asked.known->size() >= asked.prompt.size() ||
+                            !ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
             return refuse("known", "a known sequence holds the first tokens of the prompt, and not all");
         if (asked.choices == 0 || asked.choices > limits_.max_sequences)
             return refuse("n", "1 to " + std::to_string(limits_.max_sequences) + " answers can be had");
@@ -22923,7 +23254,7 @@ private:
         }
         for (auto* list : {&schedule_.running(), &queue_})
             for (auto& each : *list) {
-                if (std::ranges::find(cancelled, each->id) != cancelled.end())
+                if (ranges::find(cancelled, each->id) != cancelled.end())
                     each->end(finish_reason::cancelled);
                 if (each->request.deadline && now >= *each->request.deadline)
                     each->end(finish_reason::expired);
@@ -22965,7 +23296,7 @@ private:
     void wait_for_tier() {
         std::unique_lock guard(lock_);
         arrived_.wait_for(guard, std::chrono::milliseconds(20), [this] {
-            return !inbox_.empty() || !cancelled_.empty() || std::ranges::any_of(queue_, [](const auto& each) {
+            return !inbox_.empty() || !cancelled_.empty() || ranges::any_of(queue_, [](const auto& each) {
                 return each->over() || tier_prefetch<Cache>::over(each->ahead);
             });
         });
@@ -22976,7 +23307,7 @@ private:
         const std::size_t many = schedule_.preempted().size();
         for (auto& each : schedule_.preempted()) {
             read_ahead(*each);
-            const auto later = std::ranges::find_if(queue_, [&](const auto& other) { return other->id > each->id; });
+            const auto later = ranges::find_if(queue_, [&](const auto& other) { return other->id > each->id; });
             queue_.insert(later, std::move(each));
         }
         schedule_.preempted().clear();
@@ -23205,7 +23536,7 @@ struct reuse_quality {
 [[nodiscard]] inline double divergence(std::span<const float> p, std::span<const float> q) {
     expects(p.size() == q.size() && !p.empty(), "distributions over one vocabulary are compared");
     const auto log_total = [](std::span<const float> row) {
-        const auto top = static_cast<double>(*std::ranges::max_element(row));
+        const auto top = static_cast<double>(*ranges::max_element(row));
         double sum = 0.0;
         for (const float x : row)
             sum += std::exp(static_cast<double>(x) - top);
@@ -23253,7 +23584,7 @@ template <class Cache, class Model>
         const auto row = static_cast<std::size_t>(i);
         const auto p = row_of(*truth, row), q = row_of(*reused, row);
         made.kl += divergence(p, q);
-        const bool agree = std::ranges::max_element(p) - p.begin() == std::ranges::max_element(q) - q.begin();
+        const bool agree = ranges::max_element(p) - p.begin() == ranges::max_element(q) - q.begin();
         made.argmax_agreement += agree ? 1.0 : 0.0;
     }
     made.kl /= static_cast<double>(made.tokens);
@@ -24138,11 +24469,11 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 class sha256_builder {
 public:
     sha256_builder& bytes(std::span<const std::byte> data) noexcept {
-        const std::size_t held = length_ % block_.size();
+        const auto held = static_cast<std::size_t>(length_ % block_.size());
         length_ += data.size();
         if (held > 0) {
             const std::size_t more = std::min(data.size(), block_.size() - held);
-            std::ranges::copy(data.first(more), block_.begin() + static_cast<std::ptrdiff_t>(held));
+            ranges::copy(data.first(more), block_.begin() + static_cast<std::ptrdiff_t>(held));
             data = data.subspan(more);
             if (held + more < block_.size())
                 return *this;
@@ -24150,7 +24481,7 @@ public:
         }
         for (; data.size() >= block_.size(); data = data.subspan(block_.size()))
             compress(data.first<64>());
-        std::ranges::copy(data, block_.begin());
+        ranges::copy(data, block_.begin());
         return *this;
     }
 
@@ -24162,9 +24493,7 @@ public:
     }
 
     /// Appends the length, then the bytes, so that consecutive texts are unambiguous.
-    sha256_builder& text(std::string_view words) noexcept {
-        return number(words.size()).bytes(std::as_bytes(std::span(words)));
-    }
+    sha256_builder& text(std::string_view words) noexcept { return number(words.size()).bytes(text_bytes(words)); }
 
     sha256_builder& nested(const sha256_digest& d) noexcept { return bytes(d.bytes); }
 
@@ -24231,9 +24560,9 @@ public:
     explicit hmac_builder(std::span<const std::byte> key) noexcept {
         std::array<std::byte, 64> block = {};
         if (key.size() > block.size())
-            std::ranges::copy(sha256_builder().bytes(key).finish().bytes, block.begin());
+            ranges::copy(sha256_builder().bytes(key).finish().bytes, block.begin());
         else
-            std::ranges::copy(key, block.begin());
+            ranges::copy(key, block.begin());
         const auto turned = [&block](std::byte pad) {
             std::array<std::byte, 64> made = block;
             for (std::byte& b : made)
@@ -24329,7 +24658,7 @@ public:
     /// XXH3-128 without a secret, HMAC-SHA-256 with one.
     explicit record_authenticator(std::string_view secret)
         : kind_(secret.empty() ? authenticator_kind::xxh3 : authenticator_kind::hmac),
-          keyed_(hmac_builder(std::as_bytes(std::span(secret))).text("kvcache seal").finish().bytes) {}
+          keyed_(hmac_builder(text_bytes(secret)).text("kvcache seal").finish().bytes) {}
 
     [[nodiscard]] authenticator_kind kind() const noexcept { return kind_; }
 
@@ -24364,8 +24693,8 @@ using identity_text = std::vector<std::pair<std::string, std::string>>;
 class record_names {
 public:
     record_names(const identity& id, std::string_view secret)
-        : run_(key_of(hmac_builder(std::as_bytes(std::span(secret))).text("kvcache tenant").text(id.tenant).finish())) {
-        const hmac_builder keyed(std::as_bytes(std::span(secret)));
+        : run_(key_of(hmac_builder(text_bytes(secret)).text("kvcache tenant").text(id.tenant).finish())) {
+        const hmac_builder keyed(text_bytes(secret));
         hmac_builder all = keyed;
         all.text("kvcache identity").number(record_format_revision);
         for_each_field(id, [&](const char* name, const auto& field) {
@@ -24446,7 +24775,7 @@ public:
     /// Returns the part of this kind of a page, or null.
     [[nodiscard]] const record_part* part(part_kind kind, std::uint32_t index) const noexcept {
         const auto found =
-            std::ranges::find_if(parts_, [&](const record_part& p) { return p.kind == kind && p.index == index; });
+            ranges::find_if(parts_, [&](const record_part& p) { return p.kind == kind && p.index == index; });
         return found == parts_.end() ? nullptr : &*found;
     }
 
@@ -24496,11 +24825,11 @@ private:
 
     [[nodiscard]] static sha256_digest digest_at(std::span<const std::byte> bytes, std::size_t at) {
         sha256_digest made;
-        std::ranges::copy(bytes.subspan(at, made.bytes.size()), made.bytes.begin());
+        ranges::copy(bytes.subspan(at, made.bytes.size()), made.bytes.begin());
         return made;
     }
     [[nodiscard]] static bool zero(std::span<const std::byte> bytes) noexcept {
-        return std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{}; });
+        return ranges::all_of(bytes, [](std::byte b) { return b == std::byte{}; });
     }
 
     record_kind kind_ = record_kind::page;
@@ -24519,7 +24848,7 @@ inline result<void> record::take_fixed(std::span<const std::byte> bytes, const r
         return refused(error_code::truncated, "header",
                        "there are " + std::to_string(bytes.size()) + " bytes, and its fixed fields alone have " +
                            std::to_string(at::fixed_bytes));
-    if (!std::ranges::equal(bytes.first<at::magic.size()>(), std::as_bytes(std::span(at::magic))))
+    if (!ranges::equal(bytes.first<at::magic.size()>(), std::as_bytes(std::span(at::magic))))
         return refused(error_code::malformed, "magic", "this is no record of a KV cache");
     if (const auto format = load_little<std::uint32_t>(bytes, at::format); format != record_format_revision)
         return refused(error_code::unsupported, "format",
@@ -24656,7 +24985,7 @@ inline result<void> record::take_identity(std::span<const std::byte> bytes, cons
         if (!length || *length > rest.size())
             return std::nullopt;
         std::string made(*length, '\0');
-        std::ranges::transform(rest.first(*length), made.begin(), [](std::byte b) { return static_cast<char>(b); });
+        ranges::transform(rest.first(*length), made.begin(), [](std::byte b) { return static_cast<char>(b); });
         rest = rest.subspan(*length);
         return made;
     };
@@ -24719,10 +25048,10 @@ public:
         const std::vector<std::byte> identity = text_of(names.fields());
         const std::size_t identity_at = at::fixed_bytes + source.parts.size() * at::part_bytes;
         const std::size_t tokens_at = (identity_at + identity.size() + 7) / 8 * 8;
-        const std::size_t header = at::aligned(tokens_at + 4 * source.tokens.size());
+        const auto header = static_cast<std::size_t>(at::aligned(tokens_at + 4 * source.tokens.size()));
         header_.resize(header);
         const std::span<std::byte> to = header_;
-        std::ranges::copy(std::as_bytes(std::span(at::magic)), to.begin());
+        ranges::copy(std::as_bytes(std::span(at::magic)), to.begin());
         store_little<std::uint32_t>(to, at::format, record_format_revision);
         store_little(to, at::kind, static_cast<std::uint32_t>(source.kind));
         store_little(to, at::checksum_kind, static_cast<std::uint32_t>(auth.kind()));
@@ -24737,7 +25066,7 @@ public:
         put(at::identity, names.root());
         put(at::before, source.before);
         put(at::name, source.name);
-        std::ranges::copy(identity, to.begin() + static_cast<std::ptrdiff_t>(identity_at));
+        ranges::copy(identity, to.begin() + static_cast<std::ptrdiff_t>(identity_at));
         for (std::size_t i = 0; i < source.tokens.size(); ++i)
             store_little(to, tokens_at + 4 * i, static_cast<std::uint32_t>(index_of(source.tokens[i])));
         store_little<std::uint64_t>(to, at::total_bytes, put_parts(source.parts, auth));
@@ -24761,7 +25090,7 @@ private:
         };
         const auto text = [&](const std::string& words) {
             number(words.size());
-            const auto bytes = std::as_bytes(std::span(words));
+            const auto bytes = text_bytes(words);
             made.insert(made.end(), bytes.begin(), bytes.end());
         };
         number(fields.size());
@@ -24773,7 +25102,7 @@ private:
     }
 
     void put(std::size_t offset, const sha256_digest& d) {
-        std::ranges::copy(d.bytes, header_.begin() + static_cast<std::ptrdiff_t>(offset));
+        ranges::copy(d.bytes, header_.begin() + static_cast<std::ptrdiff_t>(offset));
     }
 
     // Writes the table of the parts. Returns the end of the last part.
@@ -24800,10 +25129,11 @@ private:
         pieces_.emplace_back(header_);
         total_ = header_.size();
         for (const part_source& part : parts) {
-            if (const std::size_t gap = record_layout::aligned(total_) - total_; gap > 0)
-                pieces_.emplace_back(std::span(zeros).first(gap));
+            const auto begin = static_cast<std::size_t>(record_layout::aligned(total_));
+            if (begin > total_)
+                pieces_.emplace_back(std::span(zeros).first(begin - total_));
             pieces_.push_back(part.bytes);
-            total_ = record_layout::aligned(total_) + part.bytes.size();
+            total_ = begin + part.bytes.size();
         }
     }
 
@@ -24906,7 +25236,7 @@ namespace detail {
                      std::string(field) + ": page " + std::to_string(index) + " has " + std::to_string(part->rows) +
                          " rows in " + std::to_string(part->bytes.size()) + " bytes, and " + std::to_string(rows) +
                          " rows in " + std::to_string(to.size()) + " are needed"};
-    std::ranges::copy(part->bytes, to.begin());
+    ranges::copy(part->bytes, to.begin());
     return record::sound(*part, to, auth);
 }
 
@@ -25064,7 +25394,7 @@ template <class Cache>
     if (saved->name() != detail::name_of(names, tokens, page_tokens))
         return refuse("name", "it is not that of the tokens");
     const auto& parts = saved->parts();
-    const auto behind = std::ranges::count_if(parts, [&](const record_part& part) { return part.index >= pages; });
+    const auto behind = ranges::count_if(parts, [&](const record_part& part) { return part.index >= pages; });
     if (behind != 1 || parts.back().kind != part_kind::generation_state || parts.back().index != pages)
         return refuse("parts", "they are not those of the tokens");
     auto state = generation_state_of(parts.back().bytes);
@@ -25373,6 +25703,8 @@ static_assert(storage_policy<external>);
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 
+#if KVCACHE_POSIX
+
 /// Allocates the whole capacity as one block on huge pages. Huge pages reserved by the administrator (MAP_HUGETLB) are
 /// taken at construction, all or none. If there are too few, ordinary memory is mapped and committed as it fills, and
 /// the system is advised to use huge pages (madvise). The state reports which it got.
@@ -25452,6 +25784,24 @@ struct huge_pages {
     return "no memory";
 }
 
+#else
+
+/// Not on this system: see the message.
+struct huge_pages {
+    using role = storage_role;
+    bool set_aside = true;
+
+    template <class Number>
+    [[nodiscard]] heap::state open(Number pages, std::size_t page_bytes) const {
+        static_assert(!std::integral<Number>,
+                      "kvcache: storage::huge_pages needs the memory mappings of POSIX, which this system lacks: use "
+                      "storage::heap");
+        return heap{}.open(pages, page_bytes);
+    }
+};
+
+#endif
+
 static_assert(storage_policy<huge_pages>);
 
 }}} // namespace kvcache::storage
@@ -25459,6 +25809,8 @@ static_assert(storage_policy<huge_pages>);
 // ---- kvcache/storage/mapped.hpp -----------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
+
+#if KVCACHE_POSIX
 
 /// Pages in a mapped file: the system writes idle pages to disk, so a cache can be larger than memory. The file grows
 /// with the pages in use, in steps whose disk space is allocated first. On a full disk a page is refused, and `status`
@@ -25532,6 +25884,25 @@ struct mapped {
 
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const { return {*this, pages, page_bytes}; }
 };
+
+#else
+
+/// Not on this system: see the message.
+struct mapped {
+    using role = storage_role;
+    std::filesystem::path file = {};
+    bool unlink = true;
+    std::size_t growth = std::size_t{64} << 20;
+
+    template <class Number>
+    [[nodiscard]] heap::state open(Number pages, std::size_t page_bytes) const {
+        static_assert(!std::integral<Number>, "kvcache: storage::mapped needs the file mappings of POSIX, which this "
+                                              "system lacks: use storage::heap, and a tier for what does not fit");
+        return heap{}.open(pages, page_bytes);
+    }
+};
+
+#endif
 
 static_assert(storage_policy<mapped>);
 
@@ -25609,8 +25980,11 @@ static_assert(storage_policy<zero_on_release<heap>>);
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Every storage policy of the library, with its standard options.
-using storage_policies = std::tuple<storage::heap, storage::huge_pages, storage::mapped,
+/// Every storage policy of the library that this system has, with its standard options.
+using storage_policies = std::tuple<storage::heap,
+#if KVCACHE_POSIX
+                                    storage::huge_pages, storage::mapped,
+#endif
                                     storage::zero_on_release<storage::heap>, storage::counted<storage::heap>>;
 
 }} // namespace kvcache
@@ -25764,12 +26138,17 @@ public:
             part.thrown = detail::exception_of([&] { place<typename Core::codec_type>(part, lease, names, run); });
         };
         {
-            std::vector<std::jthread> helpers;
+            struct joined_threads : std::vector<std::thread> {
+                ~joined_threads() {
+                    for (std::thread& each : *this)
+                        each.join();
+                }
+            } helpers;
             helpers.reserve(parts.size() - 1);
             bool more = true; // whether more threads can be started
             while (more && helpers.size() + 1 < parts.size())
                 more = detail::completes<std::system_error>(
-                    [&] { helpers.emplace_back([&fill, &part = parts[helpers.size() + 1]] { fill(part); }); });
+                    [&] { helpers.emplace_back([&fill, &own = parts[helpers.size() + 1]] { fill(own); }); });
             fill(parts.front());
             for (std::size_t i = helpers.size() + 1; i < parts.size(); ++i)
                 fill(parts[i]);
@@ -25813,7 +26192,7 @@ private:
                      {"name", read->name() == page.name},
                      {"before", read->before() == page.before},
                      {"first_token", read->first() == page.first()},
-                     {"tokens", std::ranges::equal(read->tokens(), page.tokens)}};
+                     {"tokens", ranges::equal(read->tokens(), page.tokens)}};
         for (const auto& [field, holds] : facts)
             if (!holds)
                 return error{error_code::mismatched, field,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/basic_cache.hpp>
+#include <kvcache/core/platform/memory_resource.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/observer/counting.hpp>
 #include <kvcache/testing/fault_injecting.hpp>
 
-#include <memory_resource>
 #include <new>
 #include <stdexcept>
 
@@ -82,7 +82,7 @@ struct hysterical {
 };
 
 /// A heap that holds only a few pages.
-class bounded : public std::pmr::memory_resource {
+class bounded : public kvcache::pmr::memory_resource {
 public:
     explicit bounded(std::size_t blocks) : left_(blocks) {}
 
@@ -91,11 +91,11 @@ private:
         if (left_ == 0)
             throw std::bad_alloc();
         --left_;
-        return std::pmr::new_delete_resource()->allocate(bytes, alignment);
+        return kvcache::pmr::new_delete_resource()->allocate(bytes, alignment);
     }
     void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
         ++left_;
-        std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+        kvcache::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
     }
     [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <new>
 #include <optional>
@@ -79,7 +80,7 @@ TEST_CASE("host mistake: a page of 10 tokens, or rows without numbers") {
 
 TEST_CASE("host mistake: a budget that is too large, or below one page") {
     const auto opened =
-        kv::open_cache({{.layers = 1, .kv_heads = 1, .head_dim = 1, .tokens = 16}, {.bytes = 1024_GiB}});
+        kv::open_cache({{.layers = 1, .kv_heads = 1, .head_dim = 1, .tokens = 16}, {.pages = std::size_t{1} << 31}});
     REQUIRE_FALSE(opened);
     CHECK(opened.error().code == kv::error_code::out_of_memory);
     CHECK(opened.error().field == "limit");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/storage/external.hpp>
 
 #include <algorithm>
@@ -69,7 +70,8 @@ struct host_rows {
                 expected[moved.entry] = moved.to;
             }
         return host->moved.empty() &&
-               std::ranges::equal(expected, after, {}, {}, [](const kv::page_entry& entry) { return entry.page; });
+               kvcache::ranges::equal(expected, after,
+                                      [](kv::page_id page, const kv::page_entry& entry) { return page == entry.page; });
     }
 };
 

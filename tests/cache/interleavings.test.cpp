@@ -205,7 +205,7 @@ std::size_t play_all(const std::array<part, threads>& parts, std::size_t page_co
             wrong = "order " + std::to_string(orders) + ":\n" + got + "\nand one after another:\n" + expected;
         for (std::size_t i = 0; i < threads; ++i) // as after the last step
             wrong += next[i] == operations ? "" : "an operation is missing";
-    } while (wrong.empty() && std::ranges::next_permutation(order).found);
+    } while (wrong.empty() && std::next_permutation(order.begin(), order.end()));
 
     over = true;
     for (turn& each : turns)

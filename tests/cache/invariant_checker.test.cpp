@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/invariants.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/index/radix.hpp>
 
 #include <catch2/catch.hpp>
@@ -56,5 +57,5 @@ TEST_CASE("an audit counts every holder") {
         kv::page_entry{.page = kv::page_id{3}, .count = 4}; // copied by the lease, and still referenced
     CHECK(counted.count(state));
     CHECK(counted.count(state));
-    CHECK(std::ranges::equal(counted.held(), std::vector<std::uint32_t>{0, 2, 2, 2}));
+    CHECK(kvcache::ranges::equal(counted.held(), std::vector<std::uint32_t>{0, 2, 2, 2}));
 }

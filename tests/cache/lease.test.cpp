@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/handle.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <utility>
 
@@ -173,5 +174,5 @@ TEST_CASE("a sequence may be continued with its own tokens") {
     lease->commit(own);
     auto twice = counted(0, 20), more = counted(0, 20);
     twice.insert(twice.end(), more.begin(), more.end());
-    CHECK(std::ranges::equal(a.tokens(), twice));
+    CHECK(kvcache::ranges::equal(a.tokens(), twice));
 }

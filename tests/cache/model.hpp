@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/compose.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -31,7 +32,9 @@ inline std::uint64_t mix(std::uint64_t x) {
 class seeded {
 public:
     explicit seeded(std::uint64_t seed) : state_(mix(seed)) {}
-    std::size_t operator()(std::size_t bound) { return bound == 0 ? 0 : (state_ = mix(state_)) % bound; }
+    std::size_t operator()(std::size_t bound) {
+        return bound == 0 ? 0 : static_cast<std::size_t>((state_ = mix(state_)) % bound);
+    }
     [[nodiscard]] bool done() const { return false; }
 
 private:
@@ -293,7 +296,8 @@ private:
         if (!got) {
             ++refused_;
             expect(got.error().code == kv::error_code::out_of_memory, "a refusal has another code");
-            expect(std::ranges::equal(table, one->pages.table()) && tokens_agree(*one), "a refusal changed a sequence");
+            expect(kvcache::ranges::equal(table, one->pages.table()) && tokens_agree(*one),
+                   "a refusal changed a sequence");
             auto after = cache_.stats();
             if (how_.storage_fails) { // idle pages may have been evicted meanwhile
                 after.free -= before.evictable - after.evictable;
@@ -403,7 +407,7 @@ private:
     }
 
     [[nodiscard]] static bool tokens_agree(const live_sequence& one) {
-        return std::ranges::equal(one.pages.tokens(), one.known.tokens);
+        return kvcache::ranges::equal(one.pages.tokens(), one.known.tokens);
     }
 
     void sound() {

@@ -6,6 +6,7 @@
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/codec/int8.hpp>
 #include <kvcache/codec/keep_exact.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/index/hash_chain.hpp>
 #include <kvcache/storage/external.hpp>
@@ -75,8 +76,8 @@ std::size_t starve(const Cache& cache, const kv::basic_sequence<typename Cache::
             return n - 1;
         if (!failed)
             continue; // an allocation that it can do without
-        REQUIRE(std::ranges::equal(sequence.tokens(), tokens));
-        REQUIRE(std::ranges::equal(sequence.table(), table));
+        REQUIRE(kvcache::ranges::equal(sequence.tokens(), tokens));
+        REQUIRE(kvcache::ranges::equal(sequence.table(), table));
         const kv::cache_stats after = cache.stats();
         REQUIRE(after.sequences == before.sequences);
         REQUIRE(after.in_use == before.in_use);

@@ -9,11 +9,14 @@
 #include <vector>
 
 #include <catch2/catch.hpp>
+
+#if defined(__GLIBC__)
 #include <malloc.h>
+#endif
+#if defined(__GLIBC_PREREQ)
+#if __GLIBC_PREREQ(2, 33)
 
 namespace kv = kvcache;
-
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
 
 namespace {
 
@@ -60,4 +63,5 @@ TEST_CASE("4,096 tokens in 4.5 bits a number take a seventh of their float32 num
     }
 }
 
+#endif
 #endif

@@ -7,6 +7,7 @@
 #include <kvcache/codec/int4.hpp>
 #include <kvcache/codec/int8.hpp>
 #include <kvcache/codec/keep_exact.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/testing/violations.hpp>
 
 #include <algorithm>
@@ -164,7 +165,7 @@ private:
         const std::size_t before = of.size(), count = choose_.one_in(4) ? choose_.below(more.size() + 1) : more.size();
         lease.commit(more.first(count));
         REQUIRE(of.size() <= before + count);
-        REQUIRE(std::ranges::equal(of.tokens(), std::span(all).first(of.size())));
+        REQUIRE(kvcache::ranges::equal(of.tokens(), std::span(all).first(of.size())));
         if (count < more.size())
             return;
         REQUIRE(of.size() == before + count);
@@ -192,7 +193,7 @@ private:
     void check_pages(const sequence& one) {
         for (std::size_t page = 0; page < one.size() / shape.tokens; ++page) {
             const expected_page<typename cache_type::codec_type> right(cache_.codec(), one.tokens(), page);
-            REQUIRE(std::ranges::equal(cache_.storage().bytes(one.table()[page].page), right.bytes));
+            REQUIRE(kvcache::ranges::equal(cache_.storage().bytes(one.table()[page].page), right.bytes));
         }
     }
 

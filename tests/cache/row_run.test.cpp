@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/handle.hpp>
 #include <kvcache/codec/row_major.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <span>
@@ -45,8 +46,8 @@ void check_rows(const Cache& cache, const Shown& shown, std::span<const std::uin
     REQUIRE(keys == want_keys);
     REQUIRE(values == want_values);
     if constexpr (has_runs<Cache>) {
-        std::ranges::fill(keys, 0.0f);
-        std::ranges::fill(values, 0.0f);
+        kvcache::ranges::fill(keys, 0.0f);
+        kvcache::ranges::fill(values, 0.0f);
         std::size_t next = 0;
         bool in_page = true;
         shown.for_each_run(kv::layer_id{layer}, kv::head_id{head}, [&](const auto& run) {
@@ -158,7 +159,7 @@ TEST_CASE("runs of a sequence with erased tokens have the base of their keys") {
     });
     CHECK(right);
     CHECK(positions.size() == 20);
-    CHECK(std::ranges::is_sorted(positions));
+    CHECK(kvcache::ranges::is_sorted(positions));
 }
 
 TEST_CASE("the pages of a sequence are its table") {
@@ -167,7 +168,7 @@ TEST_CASE("the pages of a sequence are its table") {
     auto sequence = cache.open();
     past known;
     REQUIRE(append(cache, sequence, known, counted(0, 20)));
-    CHECK(std::ranges::equal(sequence.pages().table, sequence.table()));
+    CHECK(kvcache::ranges::equal(sequence.pages().table, sequence.table()));
     CHECK(sequence.pages().residual.empty());
 }
 

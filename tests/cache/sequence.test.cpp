@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/handle.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <numeric>
 #include <type_traits>
@@ -45,7 +46,7 @@ TEST_CASE("sequences leave in any order") {
         }
         CHECK(cache.stats().in_use == 0);
         CHECK(cache.stats().sequences == 0);
-    } while (std::ranges::next_permutation(order).found);
+    } while (std::next_permutation(order.begin(), order.end()));
 }
 
 TEST_CASE("a sequence that is assigned to releases its pages at once") {
@@ -58,7 +59,7 @@ TEST_CASE("a sequence that is assigned to releases its pages at once") {
     a = std::move(b);
     CHECK(cache.stats().in_use == 1);
     CHECK(cache.stats().sequences == 1);
-    CHECK(std::ranges::equal(a.tokens(), two.tokens));
+    CHECK(kvcache::ranges::equal(a.tokens(), two.tokens));
     auto& same = a;
     a = std::move(same);
     CHECK(rows_hold(cache, a.table(), two.names));

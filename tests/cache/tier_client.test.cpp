@@ -2,6 +2,7 @@
 // A cache with a tier, whose rows are a function of all tokens before them: whatever the tier does, no row is wrong.
 #include <kvcache/codec/int8.hpp>
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/testing/fault_injecting.hpp>
 #include <kvcache/tier.hpp>
 
@@ -378,7 +379,7 @@ TEST_CASE("a record that was forged without the cache's secret is refused, and o
         // The forger knows the layout and the record, and changes a row.
         std::vector<std::byte>& forged = records.begin()->second;
         const auto put = [&](std::size_t at, const kv::sha256_digest& sum) {
-            std::ranges::copy(sum.bytes, forged.begin() + static_cast<std::ptrdiff_t>(at));
+            kvcache::ranges::copy(sum.bytes, forged.begin() + static_cast<std::ptrdiff_t>(at));
         };
         const std::span<std::byte> all(forged);
         const auto header = kv::load_little<std::uint64_t>(all, layout::header_bytes);

@@ -2,6 +2,7 @@
 // Runs so long that several threads read them: whatever the tier does to one record, the pages before it are cached,
 // and no row is wrong.
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/locking/mutex.hpp>
 #include <kvcache/tier.hpp>
 
@@ -170,7 +171,7 @@ struct stored {
         {
             const auto sequence = kvcache_test::open_at(cache, std::move(found), {pages * wide.tokens, 0});
             const content had = bytes_of(cache, sequence);
-            REQUIRE(std::ranges::equal(had, std::span(wanted).first(pages)));
+            REQUIRE(kvcache::ranges::equal(had, std::span(wanted).first(pages)));
         }
         stats = kv::tier_stats_of(cache);
         REQUIRE(stats.loaded_tokens == pages * wide.tokens);
@@ -235,11 +236,11 @@ TEST_CASE("a thread that runs out of memory ends the load, and no thread waits f
 TEST_CASE("several threads may have long runs read at the same time") {
     stored all;
     auto cache = cache_of(all.from, 2);
-    {
-        std::vector<std::jthread> askers;
-        for (int i = 0; i < 3; ++i)
-            askers.emplace_back([&] { static_cast<void>(cache.prefetch(all.prompt)); });
-    }
+    std::vector<std::thread> askers;
+    for (int i = 0; i < 3; ++i)
+        askers.emplace_back([&] { static_cast<void>(cache.prefetch(all.prompt)); });
+    for (std::thread& each : askers)
+        each.join();
     auto found = kvcache_test::match_in(cache, all.prompt);
     REQUIRE(found.tokens() == all.prompt.size());
     CHECK(bytes_of(cache, kvcache_test::open_at(cache, std::move(found), {all.prompt.size(), 0})) == all.wanted);

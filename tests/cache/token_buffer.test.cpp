@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <span>
@@ -23,7 +24,7 @@ TEST_CASE("tokens are appended, their own among them") {
         expected.insert(expected.end(), once.begin(), once.end());
         REQUIRE(tokens.size() == expected.size());
     }
-    CHECK(std::ranges::equal(tokens, expected));
+    CHECK(kvcache::ranges::equal(tokens, expected));
 }
 
 TEST_CASE("tokens that were looked at before they moved can be looked at until the next reserve") {
@@ -37,7 +38,7 @@ TEST_CASE("tokens that were looked at before they moved can be looked at until t
     from.append(seen);
     CHECK(from.data() != seen.data());
     to.append(seen);
-    CHECK(std::ranges::equal(to, two));
+    CHECK(kvcache::ranges::equal(to, two));
 }
 
 TEST_CASE("a smaller reserve keeps the room of a larger one") {
@@ -50,5 +51,5 @@ TEST_CASE("a smaller reserve keeps the room of a larger one") {
     tokens.reserve(3);
     tokens.append(std::span(ten).first(3));
     CHECK(tokens.data() == room);
-    CHECK(std::ranges::equal(tokens, ten));
+    CHECK(kvcache::ranges::equal(tokens, ten));
 }

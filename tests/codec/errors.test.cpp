@@ -2,6 +2,7 @@
 // Quantization errors of the codecs, compared with their formulas in double precision, and across channels and tokens.
 #include <kvcache/codec/all.hpp>
 #include <kvcache/codec/residual_page.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -114,7 +115,7 @@ rows by_groups(const rows& truth, std::size_t group, const Body& body) {
     return made;
 }
 double largest(std::span<const double> of) {
-    return *std::ranges::max_element(of, {}, [](double x) { return std::abs(x); });
+    return *kvcache::ranges::max_element(of, {}, [](double x) { return std::abs(x); });
 }
 rows int8_quantizer(const rows& truth, std::size_t group) {
     return by_groups(truth, group, [](auto from, auto to) {

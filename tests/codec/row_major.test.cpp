@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/codec/row_major.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -151,8 +152,8 @@ TEMPLATE_LIST_TEST_CASE("rows of any numbers come back rounded to nearest even",
                               kv::head_id{static_cast<std::uint32_t>(dice() % 2)},
                               static_cast<std::uint32_t>(dice() % 32)};
         std::vector<float> key(40), value(40);
-        std::ranges::generate(key, [&] { return any_number(dice); });
-        std::ranges::generate(value, [&] { return any_number(dice); });
+        kvcache::ranges::generate(key, [&] { return any_number(dice); });
+        kvcache::ranges::generate(value, [&] { return any_number(dice); });
         state.encode(page, at, key, value);
         for (std::size_t d = 0; d < 40; ++d)
             wrong += !same_bits(kv::widen(state.key_row(page, at)[d]), rounded<number>(key[d])) +

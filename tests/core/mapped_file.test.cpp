@@ -7,7 +7,9 @@
 
 #include <catch2/catch.hpp>
 #include <model/huggingface/files.hpp>
+#if KVCACHE_POSIX
 #include <sys/stat.h>
+#endif
 
 namespace kv = kvcache;
 
@@ -44,11 +46,15 @@ TEST_CASE("what cannot be mapped is refused by its kind") {
     REQUIRE_FALSE(folder);
     CHECK(folder.error().code == kv::error_code::io);
 
+#if KVCACHE_POSIX
     REQUIRE(::mkfifo((directory.path() / "pipe").c_str(), 0600) == 0);
     const auto pipe = kv::mapped_file::open(directory.path() / "pipe"); // does not wait for a writer
     REQUIRE_FALSE(pipe);
     CHECK(pipe.error().code == kv::error_code::io);
+#endif
 }
+
+#if KVCACHE_POSIX // Windows keeps a mapped file from shrinking
 
 TEST_CASE("a file that shrank since it was mapped is no longer intact") {
     const testing_files::temporary_directory directory;
@@ -60,3 +66,5 @@ TEST_CASE("a file that shrank since it was mapped is no longer intact") {
     REQUIRE_FALSE(whole);
     CHECK(whole.error().code == kv::error_code::truncated);
 }
+
+#endif

@@ -36,8 +36,14 @@ TEST_CASE("all 65536 binary16 patterns widen to the number they stand for") {
 
 TEST_CASE("all 65536 bfloat16 patterns widen to a float with their bits on top") {
     std::size_t wrong = 0;
-    for (std::uint32_t bits = 0; bits != 65536; ++bits)
-        wrong += std::bit_cast<std::uint32_t>(kv::widen(kv::bfloat16{static_cast<std::uint16_t>(bits)})) != bits << 16;
+    for (std::uint32_t bits = 0; bits != 65536; ++bits) {
+        const auto got = std::bit_cast<std::uint32_t>(kv::widen(kv::bfloat16{static_cast<std::uint16_t>(bits)}));
+        std::uint32_t may_differ = 0;
+#if defined(__i386__) // a function returns floats in the x87 unit, which makes every NaN quiet
+        may_differ = (bits & 0x7FFFu) > 0x7F80u ? 0x400000u : 0;
+#endif
+        wrong += (got | may_differ) != (bits << 16 | may_differ);
+    }
     CHECK(wrong == 0);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/core/platform/machine.hpp>
 #include <kvcache/core/platform/memory.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -49,8 +50,8 @@ TEST_CASE("memory of the system is zero, aligned, and given back whole") {
         REQUIRE(at != nullptr);
         CHECK(reinterpret_cast<std::uintptr_t>(at) % alignment == 0);
         const std::span last(at + 32 * alignment - 4096, 4096);
-        CHECK(std::ranges::all_of(last, [](std::byte b) { return b == std::byte{}; }));
-        std::ranges::fill(last, std::byte{1});
+        CHECK(kvcache::ranges::all_of(last, [](std::byte b) { return b == std::byte{}; }));
+        kvcache::ranges::fill(last, std::byte{1});
         kv::platform::unmap_zeroed(at, 32 * alignment, alignment);
     }
 }

@@ -15,7 +15,7 @@ namespace kv = kvcache;
 namespace {
 
 std::span<const std::byte> bytes_of(std::string_view text) {
-    return std::as_bytes(std::span(text));
+    return kv::text_bytes(text);
 }
 
 std::string sha(std::string_view text) {

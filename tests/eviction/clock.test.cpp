@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/clock.hpp>
 
 #include "model.hpp"
@@ -25,7 +26,7 @@ struct plain_clock {
     }
     void erase(kv::slot_id slot) { order.remove(slot); }
     std::optional<kv::slot_id> victim(const auto& is_evictable) {
-        const bool any = std::ranges::any_of(order, is_evictable);
+        const bool any = kvcache::ranges::any_of(order, is_evictable);
         for (std::size_t turn = 0; any || turn < 12u * static_cast<unsigned>(most + 1); ++turn) {
             if (order.empty())
                 return std::nullopt;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/cost_aware.hpp>
 
 #include "model.hpp"
@@ -75,7 +76,7 @@ struct plain_cost_aware {
     }
     std::optional<kv::slot_id> victim(const auto& is_evictable) {
         const auto candidates =
-            std::ranges::count_if(entries, [](const auto& one) { return !one.second.has_children; });
+            kvcache::ranges::count_if(entries, [](const auto& one) { return !one.second.has_children; });
         for (auto met = candidates; met > 0; --met) { // an entry in use is ranked anew
             const auto slot = lowest(anyone);
             if (is_evictable(*slot))

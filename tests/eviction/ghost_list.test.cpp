@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
 #include <kvcache/testing/violations.hpp>
 
@@ -24,7 +25,7 @@ TEST_CASE("a ghost list is a list of keys that forgets its oldest") {
         std::list<plain_ghost> plain; // newest first
         for (std::uint32_t round = 0; round < 4000; ++round) {
             const std::uint64_t key = choose.below(40) * stride;
-            const auto at = std::ranges::find(plain, key, &plain_ghost::key);
+            const auto at = kvcache::ranges::find(plain, key, &plain_ghost::key);
             REQUIRE(ghosts.contains(key) == (at != plain.end()));
             if (at == plain.end()) {
                 const std::size_t bytes = choose.below(1000);

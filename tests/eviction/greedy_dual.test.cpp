@@ -33,7 +33,8 @@ TEST_CASE("a slot heap has the lowest rank first, and of one rank the oldest") {
             REQUIRE(heap.size() == plain.size());
             if (plain.empty())
                 continue;
-            const auto lowest = std::ranges::min_element(plain, {}, [](const auto& one) { return one.second; });
+            const auto lowest = std::min_element(plain.begin(), plain.end(),
+                                                 [](const auto& a, const auto& b) { return a.second < b.second; });
             REQUIRE(heap.at(0) == lowest->first);
             REQUIRE(heap.rank(heap.at(0)) == lowest->second.first);
         }

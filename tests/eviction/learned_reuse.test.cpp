@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/arc.hpp>
 #include <kvcache/eviction/learned_reuse.hpp>
 #include <kvcache/eviction/lru.hpp>
@@ -173,7 +174,7 @@ struct plain_learned_reuse {
     }
     void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
         entries[slot] = {.key = newcomer.key, .bytes = static_cast<double>(newcomer.bytes)};
-        const auto returns = std::ranges::find(ghosts, newcomer.key, &ghost::key);
+        const auto returns = kvcache::ranges::find(ghosts, newcomer.key, &ghost::key);
         if (returns != ghosts.end()) {
             constexpr std::size_t fewest[] = {1, 2, 3, 5, 9}; // uses of a class
             entries[slot].uses = fewest[returns->of];
@@ -206,7 +207,7 @@ struct plain_learned_reuse {
         std::pair<double, std::uint32_t> least; // its worth, and the uses until its last one
         for (std::size_t c = 0; c < classes; ++c) {
             std::vector<kv::slot_id> evictable;
-            std::ranges::copy_if(lists[c], std::back_inserter(evictable), is_evictable);
+            std::copy_if(lists[c].begin(), lists[c].end(), std::back_inserter(evictable), is_evictable);
             if (evictable.empty())
                 continue;
             for (const kv::slot_id slot : {evictable.back(), evictable.front()}) {

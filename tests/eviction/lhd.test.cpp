@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/lhd.hpp>
 #include <kvcache/eviction/lru.hpp>
 
@@ -173,7 +174,7 @@ struct plain_lhd {
         one.spared = false;
     }
     void not_sampled(kv::slot_id slot) {
-        const auto at = std::ranges::find(sampled, slot);
+        const auto at = kvcache::ranges::find(sampled, slot);
         if (at == sampled.end())
             return;
         *at = sampled.back();
@@ -225,7 +226,7 @@ struct plain_lhd {
     std::optional<kv::slot_id> least_dense(const std::vector<kv::slot_id>& among, const auto& is_evictable) const {
         std::optional<kv::slot_id> found;
         for (const kv::slot_id slot : among)
-            if (std::ranges::find(sampled, slot) != sampled.end() && is_evictable(slot) &&
+            if (kvcache::ranges::find(sampled, slot) != sampled.end() && is_evictable(slot) &&
                 (!found || density(slot) < density(*found)))
                 found = slot;
         return found;

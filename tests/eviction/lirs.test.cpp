@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/lirs.hpp>
 
 #include "model.hpp"
@@ -24,7 +25,7 @@ struct plain_lirs {
     bool returns = false;
 
     [[nodiscard]] auto on_stack(kv::slot_id slot) {
-        return std::ranges::find_if(stack, [&](const item& one) { return one.slot == slot; });
+        return kvcache::ranges::find_if(stack, [&](const item& one) { return one.slot == slot; });
     }
     [[nodiscard]] std::size_t kept_bytes() const {
         std::size_t sum = 0;
@@ -33,7 +34,7 @@ struct plain_lirs {
         return sum;
     }
     void prune() {
-        if (std::ranges::none_of(stack, &item::kept))
+        if (kvcache::ranges::none_of(stack, &item::kept))
             return;
         for (; !stack.back().kept; stack.pop_back())
             if (!stack.back().slot)
@@ -60,7 +61,7 @@ struct plain_lirs {
     }
     void on_miss(const kv::eviction_entry& newcomer) {
         missed = newcomer.key;
-        returns = std::ranges::find(left, newcomer.key) != left.end();
+        returns = kvcache::ranges::find(left, newcomer.key) != left.end();
         left.remove(newcomer.key);
         stack.remove_if([&](const item& one) { return !one.slot && one.key == newcomer.key; });
         if (returns)
@@ -130,7 +131,8 @@ struct plain_lirs {
                 return passing.back();
             in_use(passing.back());
         }
-        for (std::size_t kept = static_cast<std::size_t>(std::ranges::count_if(stack, &item::kept)); kept > 0; --kept) {
+        for (std::size_t kept = static_cast<std::size_t>(kvcache::ranges::count_if(stack, &item::kept)); kept > 0;
+             --kept) {
             const kv::slot_id idle = *stack.back().slot;
             if (is_evictable(idle))
                 return idle;

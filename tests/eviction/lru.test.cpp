@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/testing/violations.hpp>
 
@@ -18,7 +19,7 @@ TEST_CASE("lru is a list in the order of use") {
         std::list<kv::slot_id> order; // newest first
         for (int round = 0; round < 2000; ++round) {
             const kv::slot_id slot{static_cast<std::uint32_t>(choose.below(slots))};
-            const auto at = std::ranges::find(order, slot);
+            const auto at = kvcache::ranges::find(order, slot);
             if (at == order.end()) {
                 state.admit(slot, {});
                 order.push_front(slot);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/testing/violations.hpp>
 
@@ -32,7 +33,7 @@ std::optional<kv::slot_id> oldest(queue& slots, const IsEvictable& is_evictable)
 }
 
 inline bool in(const queue& slots, kv::slot_id slot) {
-    return std::ranges::find(slots, slot) != slots.end();
+    return kvcache::ranges::find(slots, slot) != slots.end();
 }
 
 inline void to_front(queue& slots, kv::slot_id slot) {

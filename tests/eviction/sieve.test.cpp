@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/sieve.hpp>
 
 #include "model.hpp"
@@ -13,7 +14,7 @@ struct plain_sieve {
     std::optional<kv::slot_id> hand; // nullopt: at the oldest
 
     [[nodiscard]] std::optional<kv::slot_id> newer(kv::slot_id slot) const {
-        const auto at = std::ranges::find(order, slot);
+        const auto at = kvcache::ranges::find(order, slot);
         return at == order.begin() ? std::nullopt : std::optional(*std::prev(at));
     }
     void admit(kv::slot_id slot, const kv::eviction_entry&) {

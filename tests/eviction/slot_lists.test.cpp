@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
 #include <kvcache/testing/violations.hpp>
 
@@ -21,7 +22,7 @@ TEST_CASE("slot queues are lists that share their slots") {
             const kv::slot_id slot{static_cast<std::uint32_t>(choose.below(slots))};
             const auto queue = static_cast<std::uint32_t>(choose.below(many));
             const bool present =
-                std::ranges::any_of(plain, [&](const auto& one) { return std::ranges::count(one, slot) > 0; });
+                kvcache::ranges::any_of(plain, [&](const auto& one) { return kvcache::ranges::count(one, slot) > 0; });
             REQUIRE(queues.contains(slot) == present);
             for (auto& one : plain)
                 one.remove(slot);

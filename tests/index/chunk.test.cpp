@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/index/chunk.hpp>
 
 #include <algorithm>
@@ -52,7 +53,7 @@ tokens lying(const kv::index::chunk::state& index, const kv::chunk_match& chunk)
     for (std::size_t end = chunk.end; backwards.size() < chunk.count; page = index.parent(*page), end = page_tokens)
         for (std::size_t row = end; row > 0 && backwards.size() < chunk.count; --row)
             backwards.push_back(index.run(*page)[row - 1]);
-    std::ranges::reverse(backwards);
+    kvcache::ranges::reverse(backwards);
     return backwards;
 }
 

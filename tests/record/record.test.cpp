@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/record/record.hpp>
 #include <kvcache/testing/role_conformance.hpp>
 
@@ -60,12 +61,12 @@ TEST_CASE("what was written is what is read") {
         CHECK(read->kind() == kv::record_kind::sequence);
         CHECK(read->first() == 0);
         CHECK(read->tokens().size() == 17);
-        CHECK(std::ranges::equal(golden_run(), std::span(read->tokens()).first(16)));
+        CHECK(kvcache::ranges::equal(golden_run(), std::span(read->tokens()).first(16)));
         CHECK(read->tokens().back() == kv::token_id{5});
         CHECK(read->before() == names.root());
         CHECK(read->identity() == names.fields());
         REQUIRE(read->parts().size() == 4);
-        CHECK(std::ranges::equal(read->part(kv::part_kind::page, 0)->bytes, golden_page()));
+        CHECK(kvcache::ranges::equal(read->part(kv::part_kind::page, 0)->bytes, golden_page()));
         CHECK(read->part(kv::part_kind::exact, 1)->rows == 1);
         CHECK(read->part(kv::part_kind::exact, 0) == nullptr);
         for (const auto& part : read->parts())

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/block_tables.hpp>
 #include <kvcache/cache/compose.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/all.hpp>
 #include <kvcache/index/all.hpp>
 #include <kvcache/storage/external.hpp>
@@ -185,8 +186,8 @@ TEST_CASE("block tables are compressed rows") {
         tables.append(a.table());
         tables.append(empty.table());
         tables.append(lease->pages().table);
-        CHECK(std::ranges::equal(tables.indptr(), std::vector{0, 3, 3, 6}));
-        CHECK(std::ranges::equal(tables.last_page_len(), std::vector{1, 0, 1}));
+        CHECK(kvcache::ranges::equal(tables.indptr(), std::vector{0, 3, 3, 6}));
+        CHECK(kvcache::ranges::equal(tables.last_page_len(), std::vector{1, 0, 1}));
         REQUIRE(tables.indices().size() == 6);
         for (std::size_t i = 0; i < 3; ++i) {
             CHECK(tables.blocks(0)[i] == static_cast<std::int32_t>(kv::index_of(a.table()[i].page)));

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/memory_resource.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/storage/heap.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory_resource>
 #include <new>
 #include <span>
 
@@ -15,7 +16,7 @@ namespace kv = kvcache;
 namespace {
 
 /// Counts outstanding blocks, and allocates at most `most` blocks, none larger than `largest` bytes.
-class counted_resource : public std::pmr::memory_resource {
+class counted_resource : public kvcache::pmr::memory_resource {
 public:
     explicit counted_resource(int most, std::size_t largest = ~std::size_t{}) : most_(most), largest_(largest) {}
     int out = 0;
@@ -27,12 +28,12 @@ private:
             throw std::bad_alloc();
         ++out;
         bytes_out += bytes;
-        return std::pmr::new_delete_resource()->allocate(bytes, alignment);
+        return kvcache::pmr::new_delete_resource()->allocate(bytes, alignment);
     }
     void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
         --out;
         bytes_out -= bytes;
-        std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+        kvcache::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
     }
     [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 
@@ -51,7 +52,7 @@ TEST_CASE("the heap takes a page when it is first used and keeps it until it clo
         CHECK(resource.out == 0);
         CHECK(state.acquire(kv::page_id{3}));
         CHECK(resource.out == 1);
-        CHECK(std::ranges::all_of(state.bytes(kv::page_id{3}), [](std::byte b) { return b == std::byte{}; }));
+        CHECK(kvcache::ranges::all_of(state.bytes(kv::page_id{3}), [](std::byte b) { return b == std::byte{}; }));
         state.release(kv::page_id{3});
         CHECK(state.acquire(kv::page_id{3}));
         CHECK(resource.out == 1);
@@ -92,12 +93,12 @@ TEST_CASE("a large budget is taken in slabs of neighbours, as far as it is fille
         REQUIRE(state.acquire(kv::page_id{319}));
         CHECK(resource.out == 2);
         for (std::uint32_t page = 0; page < 40; ++page)
-            std::ranges::fill(state.bytes(kv::page_id{page}), static_cast<std::byte>(page + 1));
+            kvcache::ranges::fill(state.bytes(kv::page_id{page}), static_cast<std::byte>(page + 1));
         auto moved = std::move(state);
         for (std::uint32_t page = 0; page < 40; ++page)
-            CHECK(std::ranges::all_of(moved.bytes(kv::page_id{page}),
-                                      [&](std::byte b) { return b == static_cast<std::byte>(page + 1); }));
-        CHECK(std::ranges::all_of(moved.bytes(kv::page_id{319}), [](std::byte b) { return b == std::byte{}; }));
+            CHECK(kvcache::ranges::all_of(moved.bytes(kv::page_id{page}),
+                                          [&](std::byte b) { return b == static_cast<std::byte>(page + 1); }));
+        CHECK(kvcache::ranges::all_of(moved.bytes(kv::page_id{319}), [](std::byte b) { return b == std::byte{}; }));
     }
     CHECK(resource.out == 0);
     CHECK(resource.bytes_out == 0);
@@ -133,19 +134,19 @@ TEST_CASE("where no slab is to be had pages are taken one by one") {
 }
 
 TEST_CASE("what a resource gives as zero is not touched, and what the system gives is zero again and again") {
-    class : public std::pmr::memory_resource {
+    class : public kvcache::pmr::memory_resource {
         void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-            void* const at = std::pmr::new_delete_resource()->allocate(bytes, alignment);
-            std::ranges::fill(std::span(static_cast<std::byte*>(at), bytes), std::byte{7});
+            void* const at = kvcache::pmr::new_delete_resource()->allocate(bytes, alignment);
+            kvcache::ranges::fill(std::span(static_cast<std::byte*>(at), bytes), std::byte{7});
             return at;
         }
         void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
-            std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+            kvcache::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
         }
         [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
     } sevens;
     const auto all_are = [](auto& state, std::uint32_t page, int n) {
-        return std::ranges::all_of(state.bytes(kv::page_id{page}), [n](std::byte b) { return b == std::byte(n); });
+        return kvcache::ranges::all_of(state.bytes(kv::page_id{page}), [n](std::byte b) { return b == std::byte(n); });
     };
     for (const std::size_t page_bytes : {std::size_t{200}, mebibyte}) {
         auto touched = kv::storage::heap{.resource = &sevens}.open(40, page_bytes);
@@ -158,7 +159,7 @@ TEST_CASE("what a resource gives as zero is not touched, and what the system giv
             for (std::uint32_t page = 0; page < 40; ++page) {
                 REQUIRE(own.acquire(kv::page_id{page}));
                 CHECK(all_are(own, page, 0));
-                std::ranges::fill(own.bytes(kv::page_id{page}), std::byte{9});
+                kvcache::ranges::fill(own.bytes(kv::page_id{page}), std::byte{9});
             }
         }
     }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/storage/mapped.hpp>
 #include <kvcache/testing/role_conformance.hpp>
 
@@ -36,7 +37,7 @@ TEST_CASE("a mapped file grows with the pages that are used") {
         CHECK(std::filesystem::file_size(file) == 0);
         REQUIRE(state.acquire(kv::page_id{0}));
         CHECK(std::filesystem::file_size(file) == 8192);
-        std::ranges::fill(state.bytes(kv::page_id{0}), std::byte{'a'});
+        kvcache::ranges::fill(state.bytes(kv::page_id{0}), std::byte{'a'});
         REQUIRE(state.acquire(kv::page_id{99}));
         CHECK(state.size() == 100 * 4096);
         CHECK(state.bytes(kv::page_id{0}).back() == std::byte{'a'});
@@ -75,7 +76,7 @@ TEST_CASE("a full disk is a refused page and the others stay") {
     const folder home;
     auto state = kv::storage::mapped{.file = home.path / "pages", .growth = 4096}.open(100, 4096);
     REQUIRE(state.acquire(kv::page_id{1}));
-    std::ranges::fill(state.bytes(kv::page_id{1}), std::byte{3});
+    kvcache::ranges::fill(state.bytes(kv::page_id{1}), std::byte{3});
     ::rlimit before = {};
     REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
     const auto asked = std::signal(SIGXFSZ, SIG_IGN);
@@ -86,7 +87,7 @@ TEST_CASE("a full disk is a refused page and the others stay") {
     std::signal(SIGXFSZ, asked);
     CHECK_FALSE(more);
     CHECK(state.status().error().message.find("cannot grow") != std::string::npos);
-    CHECK(std::ranges::all_of(state.bytes(kv::page_id{1}), [](std::byte b) { return b == std::byte{3}; }));
+    CHECK(kvcache::ranges::all_of(state.bytes(kv::page_id{1}), [](std::byte b) { return b == std::byte{3}; }));
     CHECK(state.acquire(kv::page_id{2}));
     CHECK(state.status());
 }

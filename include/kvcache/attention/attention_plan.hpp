@@ -5,6 +5,7 @@
 #include <kvcache/attention/query_block.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -90,7 +91,7 @@ public:
             return std::size_t{0};
         });
         // Longest first, so that the threads finish together.
-        std::ranges::sort(work_items_, [](const work_item& a, const work_item& b) {
+        ranges::sort(work_items_, [](const work_item& a, const work_item& b) {
             return a.cost != b.cost ? a.cost > b.cost : a.first_range < b.first_range;
         });
     }
@@ -123,7 +124,7 @@ private:
         order_.resize(parts_.size());
         for (std::size_t p = 0; p < parts_.size(); ++p)
             order_[p] = static_cast<std::uint32_t>(p);
-        std::ranges::sort(order_, [&](std::uint32_t a, std::uint32_t b) {
+        ranges::sort(order_, [&](std::uint32_t a, std::uint32_t b) {
             const auto left = parts_[a].pages.table, right = parts_[b].pages.table;
             const std::size_t same = common(left, right);
             if (same == std::min(left.size(), right.size()))
@@ -162,7 +163,7 @@ private:
     }
 
     [[nodiscard]] static std::size_t common(std::span<const page_entry> a, std::span<const page_entry> b) {
-        return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+        return static_cast<std::size_t>(ranges::mismatch(a, b).in1 - a.begin());
     }
     // Leading table entries that two parts read together. A spliced table is read a block at a time, so the common
     // prefix ends at a block boundary.

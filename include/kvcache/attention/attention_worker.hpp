@@ -14,6 +14,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/kernel/rope.hpp>
 
@@ -182,7 +183,7 @@ public:
                 const query_rows& queries = parts_[tile.part].queries;
                 const std::span from(queries.data + row * queries.stride + head * shape_.head_dim, shape_.head_dim);
                 if (shape_.rotation == nullptr)
-                    std::ranges::copy(from, scratch_.query.begin());
+                    ranges::copy(from, scratch_.query.begin());
                 else
                     rotate_head(from, {queries.rotations + row * shape_.head_dim, shape_.head_dim}, scratch_.query);
                 if (moved)

@@ -10,6 +10,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/memory.hpp>
 #include <kvcache/core/platform/machine.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
 
 #include <algorithm>
@@ -250,7 +251,7 @@ public:
                     tiles = tiles.subspan(count);
                     continue;
                 }
-            const bool ahead = std::ranges::all_of(tiles.first(count), [](const auto& t) { return t.ahead_keys; });
+            const bool ahead = ranges::all_of(tiles.first(count), [](const auto& t) { return t.ahead_keys; });
             const std::size_t fetching = ahead ? std::min(groups, count) : 0;
             for (std::size_t g = 0; g < groups; ++g) {
                 const auto [begin, end] = packed_.group(g);
@@ -279,7 +280,7 @@ private:
                                                              std::span<const attention_tile> tiles) {
         if (groups == 1)
             return tiles; // a copy would stall on the stores that just wrote the tiles
-        std::ranges::copy(tiles, fetching_.begin());
+        ranges::copy(tiles, fetching_.begin());
         for (std::size_t t = 0; t < tiles.size(); ++t)
             if (t * groups / tiles.size() != group) {
                 fetching_[t].ahead_keys = tiles[t].keys;
@@ -387,9 +388,9 @@ private:
             if constexpr (Ahead)
                 ahead.ask_early();
         };
-        std::ranges::fill(weights_.rescaled, false);
+        ranges::fill(weights_.rescaled, false);
         // With two queries there is too little independent work to hide the latency of the exponentials.
-        if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
+        if (count > 2 && whole == most_tiles && ranges::all_of(tiles, detail::is_full)) {
             detail::softmax_full_tile(
                 weights_, count, [&](std::size_t i) KVCACHE_INLINE { return states_.running(q + i); }, meanwhile);
             return;

@@ -5,6 +5,7 @@
 #include <kvcache/attention/query_block.hpp>
 #include <kvcache/attention/tile_kernels.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/shape.hpp>
 
 #include <algorithm>
@@ -86,7 +87,7 @@ private:
     // Bases ascend in one block and descend in the next, so that queries are rotated half as often.
     template <class Body>
     void give(std::size_t block, const Body& body) {
-        std::ranges::sort(tiles_, [&](const spliced_tile& a, const spliced_tile& b) {
+        ranges::sort(tiles_, [&](const spliced_tile& a, const spliced_tile& b) {
             if (a.base != b.base)
                 return block % 2 == 0 ? a.base < b.base : a.base > b.base;
             return a.position() < b.position();

@@ -7,6 +7,7 @@
 #include <kvcache/codec/external.hpp>
 #include <kvcache/codec/f32.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/memory.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/learned_reuse.hpp>
 #include <kvcache/hash/concept.hpp>
@@ -26,6 +27,8 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <new>
 #include <optional>
 #include <span>
@@ -373,8 +376,9 @@ template <class Cache, class Codec, class Storage>
             return error{error_code::mismatched, "merge_equal_pages",
                          "external memory has on_move, or the cache has merge_equal_pages = false"};
     constexpr std::size_t records_bytes = 256; // what the cache remembers of a page
-    const std::uint64_t machine = platform::machine_bytes();
-    if (machine != 0 && pages > machine / records_bytes)
+    const std::uint64_t known = platform::machine_bytes(), addresses = std::numeric_limits<std::size_t>::max();
+    const std::uint64_t machine = known == 0 ? addresses : std::min(known, addresses);
+    if (pages > machine / records_bytes)
         return error{error_code::out_of_memory, "limit",
                      joined({"the records of ", std::to_string(pages), " pages do not fit into the machine's ",
                              std::to_string(machine), " bytes"})};

@@ -7,6 +7,7 @@
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/hash/concept.hpp>
@@ -56,7 +57,7 @@ public:
     /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
     void clear(page_id page) const {
         if constexpr (host_storage_state<Storage>)
-            std::ranges::fill(bytes(page), std::byte{});
+            ranges::fill(bytes(page), std::byte{});
     }
 
     /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.

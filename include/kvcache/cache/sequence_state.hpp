@@ -6,6 +6,7 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/platform/machine.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -78,8 +79,7 @@ public:
     /// All rows are written.
     void fill() noexcept { set(all); }
     void mark(std::size_t layer, std::size_t row) noexcept {
-        std::atomic_ref(bits_[row / 64 * layers_ + layer])
-            .fetch_or(std::uint64_t{1} << row % 64, std::memory_order_relaxed);
+        atomic_or(bits_[row / 64 * layers_ + layer], std::uint64_t{1} << row % 64);
     }
 
     /// Whether the first `rows` rows are written in every layer. Cost: O(rows * layers / 64).
@@ -289,7 +289,7 @@ struct sequence_state {
             !std::equal(tokens.data(), tokens.data() + own, query.data()))
             return 0;
         const auto rest = query.subspan(own);
-        const auto end = std::ranges::mismatch(lease.prompt, rest).in2;
+        const auto end = ranges::mismatch(lease.prompt, rest).in2;
         return std::min(own + static_cast<std::size_t>(end - rest.begin()), cacheable);
     }
 

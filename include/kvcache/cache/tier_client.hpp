@@ -9,6 +9,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/record/page_records.hpp>
 #include <kvcache/record/record.hpp>
 #include <kvcache/record/record_writer.hpp>
@@ -110,12 +111,17 @@ public:
             part.thrown = detail::exception_of([&] { place<typename Core::codec_type>(part, lease, names, run); });
         };
         {
-            std::vector<std::jthread> helpers;
+            struct joined_threads : std::vector<std::thread> {
+                ~joined_threads() {
+                    for (std::thread& each : *this)
+                        each.join();
+                }
+            } helpers;
             helpers.reserve(parts.size() - 1);
             bool more = true; // whether more threads can be started
             while (more && helpers.size() + 1 < parts.size())
                 more = detail::completes<std::system_error>(
-                    [&] { helpers.emplace_back([&fill, &part = parts[helpers.size() + 1]] { fill(part); }); });
+                    [&] { helpers.emplace_back([&fill, &own = parts[helpers.size() + 1]] { fill(own); }); });
             fill(parts.front());
             for (std::size_t i = helpers.size() + 1; i < parts.size(); ++i)
                 fill(parts[i]);
@@ -159,7 +165,7 @@ private:
                      {"name", read->name() == page.name},
                      {"before", read->before() == page.before},
                      {"first_token", read->first() == page.first()},
-                     {"tokens", std::ranges::equal(read->tokens(), page.tokens)}};
+                     {"tokens", ranges::equal(read->tokens(), page.tokens)}};
         for (const auto& [field, holds] : facts)
             if (!holds)
                 return error{error_code::mismatched, field,

@@ -4,6 +4,7 @@
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/number_format.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -69,8 +70,8 @@ public:
     void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
                 std::span<const float> value) const {
         Number* const keys = reinterpret_cast<Number*>(page.data()) + offset(at);
-        std::ranges::transform(key, keys, narrow<Number>);
-        std::ranges::transform(value, keys + side_numbers(), narrow<Number>);
+        ranges::transform(key, keys, narrow<Number>);
+        ranges::transform(value, keys + side_numbers(), narrow<Number>);
     }
 
     /// Copies the first rows to another page.

@@ -4,12 +4,12 @@
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/platform/memory.hpp>
+#include <kvcache/core/platform/memory_resource.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory_resource>
 #include <new>
 #include <vector>
 
@@ -65,7 +65,7 @@ using aligned_vector = std::vector<T, line_allocator<T>>;
 
 /// A memory resource whose allocations are zeroed. An allocation aligned to a huge page comes straight from the system
 /// (platform::map_zeroed). Other allocations are cleared here. Thread-safe.
-class zeroed_memory : public std::pmr::memory_resource {
+class zeroed_memory : public pmr::memory_resource {
 public:
     /// The shared instance.
     [[nodiscard]] static zeroed_memory* shared() noexcept {
@@ -76,7 +76,7 @@ public:
 private:
     void* do_allocate(std::size_t bytes, std::size_t alignment) override {
         if (alignment != huge_page_bytes)
-            return std::memset(std::pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
+            return std::memset(pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
         if (bytes > (std::numeric_limits<std::size_t>::max() >> 1))
             detail::throw_bad_alloc();
         std::byte* const at = platform::map_zeroed(mapped(bytes), huge_page_bytes);
@@ -86,7 +86,7 @@ private:
     }
     void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
         if (alignment != huge_page_bytes)
-            std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+            pmr::new_delete_resource()->deallocate(at, bytes, alignment);
         else
             platform::unmap_zeroed(static_cast<std::byte*>(at), mapped(bytes), huge_page_bytes);
     }

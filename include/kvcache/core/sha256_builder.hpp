@@ -3,6 +3,7 @@
 
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/little_endian.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <array>
@@ -19,11 +20,11 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 class sha256_builder {
 public:
     sha256_builder& bytes(std::span<const std::byte> data) noexcept {
-        const std::size_t held = length_ % block_.size();
+        const auto held = static_cast<std::size_t>(length_ % block_.size());
         length_ += data.size();
         if (held > 0) {
             const std::size_t more = std::min(data.size(), block_.size() - held);
-            std::ranges::copy(data.first(more), block_.begin() + static_cast<std::ptrdiff_t>(held));
+            ranges::copy(data.first(more), block_.begin() + static_cast<std::ptrdiff_t>(held));
             data = data.subspan(more);
             if (held + more < block_.size())
                 return *this;
@@ -31,7 +32,7 @@ public:
         }
         for (; data.size() >= block_.size(); data = data.subspan(block_.size()))
             compress(data.first<64>());
-        std::ranges::copy(data, block_.begin());
+        ranges::copy(data, block_.begin());
         return *this;
     }
 
@@ -43,9 +44,7 @@ public:
     }
 
     /// Appends the length, then the bytes, so that consecutive texts are unambiguous.
-    sha256_builder& text(std::string_view words) noexcept {
-        return number(words.size()).bytes(std::as_bytes(std::span(words)));
-    }
+    sha256_builder& text(std::string_view words) noexcept { return number(words.size()).bytes(text_bytes(words)); }
 
     sha256_builder& nested(const sha256_digest& d) noexcept { return bytes(d.bytes); }
 
@@ -112,9 +111,9 @@ public:
     explicit hmac_builder(std::span<const std::byte> key) noexcept {
         std::array<std::byte, 64> block = {};
         if (key.size() > block.size())
-            std::ranges::copy(sha256_builder().bytes(key).finish().bytes, block.begin());
+            ranges::copy(sha256_builder().bytes(key).finish().bytes, block.begin());
         else
-            std::ranges::copy(key, block.begin());
+            ranges::copy(key, block.begin());
         const auto turned = [&block](std::byte pad) {
             std::array<std::byte, 64> made = block;
             for (std::byte& b : made)

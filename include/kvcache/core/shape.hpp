@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -22,12 +23,12 @@ struct page_shape {
     friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
 
     /// The largest extents of a valid shape, far beyond any model, and the most numbers in the keys of a page. They
-    /// keep the bytes of a page of any codec below 2^56.
+    /// keep the bytes of a page of any codec below 2^56, and below 2^31 where addresses have 32 bits.
     static constexpr std::uint32_t most_layers = 1u << 16;
     static constexpr std::uint32_t most_kv_heads = 1u << 16;
     static constexpr std::uint32_t most_head_dim = 1u << 14;
     static constexpr std::uint32_t most_tokens = 1u << 16;
-    static constexpr std::uint64_t most_numbers = std::uint64_t{1} << 37;
+    static constexpr std::uint64_t most_numbers = std::uint64_t{1} << (sizeof(std::size_t) > 4 ? 37 : 24);
 
     /// Whether the shape is valid: no extent is zero or too large, and tokens is a multiple of 16.
     [[nodiscard]] constexpr bool valid() const noexcept {
@@ -50,18 +51,30 @@ struct cache_limits {
     }
 };
 
+namespace detail {
+
+void these_bytes_are_past_the_addresses_of_this_system(); // a name for the compiler's message
+
+[[nodiscard]] consteval std::size_t shifted(unsigned long long n, unsigned bits) {
+    if (n > std::numeric_limits<std::size_t>::max() >> bits)
+        these_bytes_are_past_the_addresses_of_this_system();
+    return static_cast<std::size_t>(n) << bits;
+}
+
+} // namespace detail
+
 inline namespace literals {
 /// n * 1024 bytes.
-[[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
-    return std::size_t{n} << 10;
+[[nodiscard]] consteval std::size_t operator""_KiB(unsigned long long n) {
+    return detail::shifted(n, 10);
 }
 /// n * 1024^2 bytes.
-[[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
-    return std::size_t{n} << 20;
+[[nodiscard]] consteval std::size_t operator""_MiB(unsigned long long n) {
+    return detail::shifted(n, 20);
 }
 /// n * 1024^3 bytes.
-[[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
-    return std::size_t{n} << 30;
+[[nodiscard]] consteval std::size_t operator""_GiB(unsigned long long n) {
+    return detail::shifted(n, 30);
 }
 } // namespace literals
 

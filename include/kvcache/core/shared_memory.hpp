@@ -3,6 +3,7 @@
 
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/memory_resource.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -10,7 +11,6 @@
 #include <cstdint>
 #include <fstream>
 #include <memory>
-#include <memory_resource>
 #include <span>
 #include <string>
 #include <string_view>
@@ -55,8 +55,8 @@ namespace detail {
 
 /// Reference-counted, uninitialized memory of `bytes`, aligned as alignment_for(bytes). A null `resource` means new and
 /// delete. Throws: what the resource throws.
-[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, std::pmr::memory_resource* resource) {
-    std::pmr::memory_resource* const from = resource != nullptr ? resource : std::pmr::new_delete_resource();
+[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, pmr::memory_resource* resource) {
+    pmr::memory_resource* const from = resource != nullptr ? resource : pmr::new_delete_resource();
     const std::size_t alignment = alignment_for(bytes);
     auto* const at = static_cast<std::byte*>(from->allocate(bytes, alignment));
     if (alignment == huge_page_bytes)

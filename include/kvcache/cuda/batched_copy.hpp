@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/cuda/device.hpp>
 #include <kvcache/cuda/device_math.hpp>
 
@@ -33,7 +34,7 @@ struct batched_copy {
     [[nodiscard]] static batched_copy make(std::span<const copy_piece> pieces) {
         batched_copy kernel;
         kernel.count = static_cast<std::uint32_t>(pieces.size());
-        std::ranges::copy(pieces, kernel.pieces);
+        ranges::copy(pieces, kernel.pieces);
         for (const copy_piece& piece : pieces) {
             const std::uint64_t blocks = (piece.bytes / 16 + block_vectors - 1) / block_vectors;
             kernel.blocks_a_piece = std::max(kernel.blocks_a_piece, static_cast<std::uint32_t>(blocks));

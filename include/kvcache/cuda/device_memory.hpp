@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/memory_resource.hpp>
 #include <kvcache/cuda/device.hpp>
 
 #include <algorithm>
@@ -9,7 +10,6 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <memory_resource>
 #include <new>
 #include <optional>
 #include <span>
@@ -114,7 +114,7 @@ private:
 /// Memory resource of pinned host memory: `heap{.resource = &pinned}` keeps pages that a device copies directly. Throws
 /// bad_alloc if no memory can be pinned, which storages report as a failed page.
 template <device Device>
-class pinned_resource : public std::pmr::memory_resource {
+class pinned_resource : public pmr::memory_resource {
 public:
     /// Requires: the device outlives it.
     explicit pinned_resource(Device& device) : device_(&device) {}

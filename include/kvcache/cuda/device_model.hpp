@@ -4,6 +4,7 @@
 #include <kvcache/attention/attention_part.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/identity.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/cuda/device.hpp>
 #include <kvcache/cuda/device_memory.hpp>
 #include <kvcache/cuda/device_storage.hpp>
@@ -124,8 +125,8 @@ private:
         }
 
         void write(std::size_t row, std::span<const float> keys, std::span<const float> values) const {
-            std::ranges::copy(keys, staged() + row * side());
-            std::ranges::copy(values, staged() + (count + row) * side());
+            ranges::copy(keys, staged() + row * side());
+            ranges::copy(values, staged() + (count + row) * side());
         }
 
         [[nodiscard]] result<void> run(std::uint32_t layer) {

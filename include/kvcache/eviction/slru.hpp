@@ -37,11 +37,11 @@ struct slru {
 
         void admit(slot_id slot, const eviction_entry& newcomer) {
             apply_touches();
-            expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
+            expects(std::uint64_t{newcomer.bytes} >> 56 == 0, "an entry is smaller than 2^56 bytes");
             std::uint32_t lowest = 0;
             while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
                 ++lowest;
-            entries_[index_of(slot)].bytes = newcomer.bytes & most_bytes;
+            entries_[index_of(slot)].bytes = std::uint64_t{newcomer.bytes} & most_bytes;
             insert(slot, lowest < filled_.size() ? lowest : 0);
             let_down_ = false;
         }
@@ -116,13 +116,13 @@ struct slru {
             queues_.push_front(slot, segment);
             known& one = entries_[index_of(slot)];
             one.segment = segment & 0xffu;
-            filled_[segment] += one.bytes;
+            filled_[segment] += static_cast<std::size_t>(one.bytes);
         }
 
         void unlink(slot_id slot) {
             queues_.remove(slot);
             const known one = entries_[index_of(slot)];
-            filled_[one.segment] -= one.bytes;
+            filled_[one.segment] -= static_cast<std::size_t>(one.bytes);
         }
 
         slot_lists queues_; // a list per segment

@@ -3,6 +3,7 @@
 
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/slot_lists.hpp>
 
@@ -61,19 +62,23 @@ private:
     // number.
     [[nodiscard]] place counter(std::uint64_t hash, std::uint32_t row) const noexcept {
         const std::uint64_t own = (hash | 1) * (0x9e3779b97f4a7c15ull + 2ull * row * 0xd1b54a32d192ed03ull);
-        return {own >> 34 & (words_.size() - 1), 16 * row + 4 * static_cast<std::uint32_t>(own >> 32 & 3)};
+        return {static_cast<std::size_t>(own >> 34 & (words_.size() - 1)),
+                16 * row + 4 * static_cast<std::uint32_t>(own >> 32 & 3)};
     }
 
     [[nodiscard]] std::size_t door_bits() const noexcept { return 64 * door_.size(); }
+    [[nodiscard]] std::size_t door_bit(std::uint64_t hash) const noexcept {
+        return static_cast<std::size_t>(hash & (door_bits() - 1));
+    }
     [[nodiscard]] bool behind_door(std::uint64_t hash) const noexcept {
-        const std::size_t a = hash & (door_bits() - 1), b = hash >> 32 & (door_bits() - 1);
+        const auto a = door_bit(hash), b = door_bit(hash >> 32);
         return (door_[a / 64] >> a % 64 & 1) != 0 && (door_[b / 64] >> b % 64 & 1) != 0;
     }
     // Sets the key's bits. Returns whether this is the key's first use, as far as the Bloom filter can tell.
     [[nodiscard]] bool pass_door(std::uint64_t hash) noexcept {
         if (behind_door(hash))
             return false;
-        const std::size_t a = hash & (door_bits() - 1), b = hash >> 32 & (door_bits() - 1);
+        const auto a = door_bit(hash), b = door_bit(hash >> 32);
         door_[a / 64] |= std::uint64_t{1} << a % 64;
         door_[b / 64] |= std::uint64_t{1} << b % 64;
         return true;
@@ -82,7 +87,7 @@ private:
     void age() noexcept {
         for (std::uint64_t& word : words_)
             word = word >> 1 & 0x7777777777777777ull;
-        std::ranges::fill(door_, 0);
+        ranges::fill(door_, 0);
         uses_ = 0;
     }
 

@@ -5,6 +5,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/file.hpp>
 #include <kvcache/core/little_endian.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -399,8 +400,8 @@ private:
             names.reserve(made.tensors_.size());
             for (const gguf_tensor& one : made.tensors_)
                 names.push_back(one.name);
-            std::ranges::sort(names);
-            if (const auto twice = std::ranges::adjacent_find(names); twice != names.end())
+            ranges::sort(names);
+            if (const auto twice = ranges::adjacent_find(names); twice != names.end())
                 refuse(error_code::malformed, detail::shown(*twice), {"the tensor is there twice"});
         }
     };

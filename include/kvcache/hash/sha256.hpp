@@ -75,9 +75,7 @@ struct sha256 {
                 return *this;
             }
             message& number(std::uint64_t n) noexcept { return bytes(std::as_bytes(std::span(&n, 1))); }
-            message& text(std::string_view words) noexcept {
-                return number(words.size()).bytes(std::as_bytes(std::span(words)));
-            }
+            message& text(std::string_view words) noexcept { return number(words.size()).bytes(text_bytes(words)); }
             message& nested(const digest& d) noexcept {
                 return number(reversed(d.high)).number(reversed(d.low)); // the first bytes of its SHA-256, in order
             }

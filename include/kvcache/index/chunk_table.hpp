@@ -4,6 +4,7 @@
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/index/concept.hpp>
 
 #include <algorithm>
@@ -149,7 +150,7 @@ private:
         std::optional<chunk_match> best;
         const auto [first, last] = contents_.equal_range(hash);
         for (auto one = first; one != last; ++one) {
-            if (one->second.count != tokens.size() || !std::ranges::equal(tokens_of(tree, one->second), tokens))
+            if (one->second.count != tokens.size() || !ranges::equal(tokens_of(tree, one->second), tokens))
                 continue;
             if (before != nullptr && continues(tree, one->second, *before))
                 return one->second;
@@ -169,8 +170,7 @@ private:
                 return {};
             const std::size_t rows = std::min(end, left);
             left -= rows;
-            std::ranges::copy(tree.run(*page).subspan(end - rows, rows),
-                              tokens.begin() + static_cast<std::ptrdiff_t>(left));
+            ranges::copy(tree.run(*page).subspan(end - rows, rows), tokens.begin() + static_cast<std::ptrdiff_t>(left));
             if (left > 0 && !tree.parent(*page))
                 return {};
         }

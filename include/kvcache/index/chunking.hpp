@@ -3,6 +3,7 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -30,7 +31,7 @@ struct chunking {
 
     /// Returns the chunks, which are contiguous and cover the text. Cost: O(n log ends).
     [[nodiscard]] std::vector<token_run> split(std::span<const token_id> text) const {
-        expects(std::ranges::is_sorted(ends), "the tokens that end a sentence are sorted");
+        expects(ranges::is_sorted(ends), "the tokens that end a sentence are sorted");
         std::vector<token_run> chunks;
         for (std::size_t first = 0, behind; first < text.size(); first = behind) {
             behind = next_document(text, first);
@@ -66,7 +67,7 @@ private:
         const std::size_t target = first + size, near = std::min(window, size / 2);
         const auto ends_one = [&](std::size_t behind) {
             return behind >= first + std::max<std::size_t>(1, least) && behind <= last &&
-                   std::ranges::binary_search(ends, text[behind - 1]);
+                   ranges::binary_search(ends, text[behind - 1]);
         };
         for (std::size_t off = 0; off <= near; ++off) {
             if (ends_one(target - off))

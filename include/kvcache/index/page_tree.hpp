@@ -329,7 +329,9 @@ private:
     };
 
     [[nodiscard]] static std::uint32_t tag(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash); }
-    [[nodiscard]] std::size_t home(std::uint64_t hash) const noexcept { return (hash >> 32) * lines_.size() >> 32; }
+    [[nodiscard]] std::size_t home(std::uint64_t hash) const noexcept {
+        return static_cast<std::size_t>((hash >> 32) * lines_.size() >> 32);
+    }
 
     void replace(std::uint64_t hash, std::uint32_t old, std::uint32_t new_tag, std::uint32_t page) noexcept {
         line& at = lines_[home(hash)];

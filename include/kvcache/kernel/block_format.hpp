@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <array>
@@ -150,7 +151,7 @@ inline constexpr auto block_format_table = [] {
     return detail::block_format_table[static_cast<std::size_t>(format)].layout;
 }
 
-static_assert(std::ranges::none_of(block_formats, [](block_format format) { return name_of(format) == "?"; }));
+static_assert(ranges::none_of(block_formats, [](block_format format) { return name_of(format) == "?"; }));
 
 /// The format with this type number in GGUF, or nothing if it is none of block_formats.
 [[nodiscard]] constexpr std::optional<block_format> block_format_of(std::uint32_t number) noexcept {

@@ -5,6 +5,7 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/little_endian.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/kernel/exponent_code.hpp>
 
 #include <algorithm>
@@ -47,9 +48,9 @@ public:
         std::vector<int> heap;
         for (std::size_t i = 0; i < nodes.size(); ++i)
             heap.push_back(static_cast<int>(i));
-        std::ranges::make_heap(heap, more);
+        ranges::make_heap(heap, more);
         const auto least = [&] {
-            std::ranges::pop_heap(heap, more);
+            ranges::pop_heap(heap, more);
             const int i = heap.back();
             heap.pop_back();
             return i;
@@ -59,7 +60,7 @@ public:
             nodes.push_back(
                 {nodes[static_cast<std::size_t>(a)].count + nodes[static_cast<std::size_t>(b)].count, a, b});
             heap.push_back(static_cast<int>(nodes.size() - 1));
-            std::ranges::push_heap(heap, more);
+            ranges::push_heap(heap, more);
         }
         std::vector<unsigned> depths(nodes.size(), 0);
         for (std::size_t i = nodes.size(); i-- > 0;) {
@@ -77,7 +78,7 @@ public:
 
     /// Returns whether code lengths are valid.
     [[nodiscard]] static bool valid(const lengths_type& lengths) noexcept {
-        return std::ranges::all_of(lengths, [](std::uint8_t n) { return n <= longest; }) &&
+        return ranges::all_of(lengths, [](std::uint8_t n) { return n <= longest; }) &&
                code_space(lengths) <= std::size_t{1} << longest;
     }
 
@@ -305,7 +306,7 @@ public:
         for (std::size_t s = 0; s < streams; ++s)
             for (; next[s] < ends[s]; ++next[s])
                 to[next[s]] = parts::join(words.read_one(from[s]), rest + next[s] * parts::rest_bytes);
-        if (std::ranges::any_of(from, [](const auto& one) { return one.lost; }))
+        if (ranges::any_of(from, [](const auto& one) { return one.lost; }))
             return error{error_code::malformed, "streams", "a stream ends before its numbers do"};
         return {};
     }

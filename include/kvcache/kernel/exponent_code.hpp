@@ -6,6 +6,7 @@
 #include <kvcache/core/little_endian.hpp>
 #include <kvcache/core/number_format.hpp>
 #include <kvcache/core/platform/machine.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <array>
@@ -115,7 +116,7 @@ public:
         std::array<std::uint8_t, 256> order;
         for (std::size_t i = 0; i < 256; ++i)
             order[i] = static_cast<std::uint8_t>(i);
-        std::ranges::stable_sort(order, [&](std::uint8_t a, std::uint8_t b) { return counts[a] > counts[b]; });
+        ranges::stable_sort(order, [&](std::uint8_t a, std::uint8_t b) { return counts[a] > counts[b]; });
         std::array<std::uint8_t, 256> codes;
         codes.fill(escape);
         std::size_t escapes = numbers.size();

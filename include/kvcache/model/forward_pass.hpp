@@ -6,6 +6,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/kernel/math.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
@@ -83,7 +84,7 @@ public:
     /// Planning again reuses memory.
     void plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch, const query_rows& rows,
               const thread_pool& threads) {
-        expects(std::ranges::all_of(
+        expects(ranges::all_of(
                     batch, [&](const auto& part) { return &part.lease->storage() == &batch.front().lease->storage(); }),
                 "the leases of a batch are of one cache");
         parts_.clear();

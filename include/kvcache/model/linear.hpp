@@ -3,6 +3,7 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/shared_memory.hpp>
 #include <kvcache/kernel/block_gemm.hpp>
 #include <kvcache/kernel/block_int8_gemm.hpp>
@@ -47,7 +48,7 @@ struct matrix_format {
 [[nodiscard]] inline matrix_format packed_format(std::span<const tensor_view> parts) {
     if (parts.empty() || std::endian::native != std::endian::little)
         return dtype::f32;
-    if (std::ranges::all_of(parts, [](const tensor_view& p) { return p.blocks.has_value(); })) {
+    if (ranges::all_of(parts, [](const tensor_view& p) { return p.blocks.has_value(); })) {
         std::vector<block_part> blocks;
         for (const tensor_view& part : parts)
             if (!blocks.empty() && blocks.back().format == *part.blocks)
@@ -56,8 +57,8 @@ struct matrix_format {
                 blocks.push_back({*part.blocks, part.shape[0]});
         return matrix_format(std::move(blocks));
     }
-    const bool alike = std::ranges::all_of(
-        parts, [&](const tensor_view& p) { return p.dtype == parts[0].dtype && !p.blocks.has_value(); });
+    const bool alike =
+        ranges::all_of(parts, [&](const tensor_view& p) { return p.dtype == parts[0].dtype && !p.blocks.has_value(); });
     return alike ? parts[0].dtype : dtype::f32;
 }
 
@@ -89,7 +90,7 @@ inline void read_row_in(std::span<const tensor_view> parts, std::size_t row, std
             return part.read(row * out.size(), out);
         row -= part.shape[0];
     }
-    std::ranges::fill(out, 0.0F);
+    ranges::fill(out, 0.0F);
 }
 
 template <weight_format Weight>
@@ -152,9 +153,8 @@ inline void pack_rows(std::span<const tensor_view> parts, const matrix_format& f
     }
     // Bytes are copied as they are; only a big-endian machine has to convert the values.
     const bool as_stored =
-        std::endian::native == std::endian::little && std::ranges::all_of(parts, [&](const tensor_view& part) {
-            return part.dtype == format.numbers && !part.blocks;
-        });
+        std::endian::native == std::endian::little &&
+        ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format.numbers && !part.blocks; });
     expects(as_stored || format.numbers == dtype::f32, "weights are packed as stored or as F32");
     const auto pack = [&](auto* weights) {
         threads.parallel_for(packed_matrix<float>::strips_of(outputs), outputs * parts[0].shape[1],

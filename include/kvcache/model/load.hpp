@@ -4,6 +4,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/memory_resource.hpp>
 #include <kvcache/formats/gguf.hpp>
 #include <kvcache/model/transformer.hpp>
 
@@ -11,7 +12,6 @@
 #include <cstddef>
 #include <filesystem>
 #include <functional>
-#include <memory_resource>
 #include <optional>
 #include <utility>
 
@@ -36,7 +36,7 @@ struct load_options {
     /// exact, those of quantised blocks (GGUF) too.
     bool int8 = false;
 
-    std::pmr::memory_resource* memory = nullptr; ///< Memory of newly packed weights; null: new and delete.
+    pmr::memory_resource* memory = nullptr; ///< Memory of newly packed weights; null: new and delete.
 };
 
 /// Usual location of the packed weights of a model: inside its directory, or next to its GGUF file.

@@ -4,6 +4,8 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/memory_resource.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/shared_memory.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/config.hpp>
@@ -16,7 +18,6 @@
 #include <cstring>
 #include <initializer_list>
 #include <memory>
-#include <memory_resource>
 #include <new>
 #include <span>
 #include <string>
@@ -230,7 +231,7 @@ struct model_weights {
     [[nodiscard]] std::string format() const {
         const auto rounds = [](const linear& map) { return map.has_int8_activations(); };
         const bool any =
-            rounds(head) || std::ranges::any_of(layers, [&](const block_weights& layer) {
+            rounds(head) || ranges::any_of(layers, [&](const block_weights& layer) {
                 return rounds(layer.qkv) || rounds(layer.output) || rounds(layer.gate_up) || rounds(layer.down);
             });
         return any ? head.format() + ", int8 activations" : head.format();
@@ -334,7 +335,7 @@ struct image_reader {
 /// layout().bytes(), and nothing else that grows with the model.
 template <weight_source Source, class Packed, class Progress>
 [[nodiscard]] result<weight_image> pack_image(const model_config& config, const Source& source,
-                                              std::pmr::memory_resource* memory, thread_pool& threads, Packed packed,
+                                              pmr::memory_resource* memory, thread_pool& threads, Packed packed,
                                               Progress progress) {
     auto layout = weight_layout::plan(weight_groups(config), source);
     if (!layout)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/observer/counting.hpp>
 
 #include <algorithm>
@@ -63,7 +64,7 @@ private:
     [[nodiscard]] static bool is_name(std::string_view name) {
         const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
         return !name.empty() && letter(name.front()) && !name.starts_with("__") &&
-               std::ranges::all_of(name, [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
+               ranges::all_of(name, [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
     }
 
     [[nodiscard]] static std::string number(double value) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/recompute/exact_prefix.hpp>
 
@@ -17,9 +18,9 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace recompute {
 [[nodiscard]] inline std::vector<std::size_t> top_k_deviations(std::span<const float> deviations, std::size_t most) {
     std::vector<std::size_t> order(deviations.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
+    ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
     order.resize(std::min(order.size(), most));
-    std::ranges::sort(order);
+    ranges::sort(order);
     return order;
 }
 

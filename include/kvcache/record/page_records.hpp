@@ -8,6 +8,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/record/record.hpp>
 #include <kvcache/record/record_writer.hpp>
 
@@ -109,7 +110,7 @@ namespace detail {
                      std::string(field) + ": page " + std::to_string(index) + " has " + std::to_string(part->rows) +
                          " rows in " + std::to_string(part->bytes.size()) + " bytes, and " + std::to_string(rows) +
                          " rows in " + std::to_string(to.size()) + " are needed"};
-    std::ranges::copy(part->bytes, to.begin());
+    ranges::copy(part->bytes, to.begin());
     return record::sound(*part, to, auth);
 }
 

@@ -7,6 +7,7 @@
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/core/little_endian.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/sha256_builder.hpp>
 
 #include <algorithm>
@@ -79,7 +80,7 @@ public:
     /// XXH3-128 without a secret, HMAC-SHA-256 with one.
     explicit record_authenticator(std::string_view secret)
         : kind_(secret.empty() ? authenticator_kind::xxh3 : authenticator_kind::hmac),
-          keyed_(hmac_builder(std::as_bytes(std::span(secret))).text("kvcache seal").finish().bytes) {}
+          keyed_(hmac_builder(text_bytes(secret)).text("kvcache seal").finish().bytes) {}
 
     [[nodiscard]] authenticator_kind kind() const noexcept { return kind_; }
 
@@ -114,8 +115,8 @@ using identity_text = std::vector<std::pair<std::string, std::string>>;
 class record_names {
 public:
     record_names(const identity& id, std::string_view secret)
-        : run_(key_of(hmac_builder(std::as_bytes(std::span(secret))).text("kvcache tenant").text(id.tenant).finish())) {
-        const hmac_builder keyed(std::as_bytes(std::span(secret)));
+        : run_(key_of(hmac_builder(text_bytes(secret)).text("kvcache tenant").text(id.tenant).finish())) {
+        const hmac_builder keyed(text_bytes(secret));
         hmac_builder all = keyed;
         all.text("kvcache identity").number(record_format_revision);
         for_each_field(id, [&](const char* name, const auto& field) {
@@ -196,7 +197,7 @@ public:
     /// Returns the part of this kind of a page, or null.
     [[nodiscard]] const record_part* part(part_kind kind, std::uint32_t index) const noexcept {
         const auto found =
-            std::ranges::find_if(parts_, [&](const record_part& p) { return p.kind == kind && p.index == index; });
+            ranges::find_if(parts_, [&](const record_part& p) { return p.kind == kind && p.index == index; });
         return found == parts_.end() ? nullptr : &*found;
     }
 
@@ -246,11 +247,11 @@ private:
 
     [[nodiscard]] static sha256_digest digest_at(std::span<const std::byte> bytes, std::size_t at) {
         sha256_digest made;
-        std::ranges::copy(bytes.subspan(at, made.bytes.size()), made.bytes.begin());
+        ranges::copy(bytes.subspan(at, made.bytes.size()), made.bytes.begin());
         return made;
     }
     [[nodiscard]] static bool zero(std::span<const std::byte> bytes) noexcept {
-        return std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{}; });
+        return ranges::all_of(bytes, [](std::byte b) { return b == std::byte{}; });
     }
 
     record_kind kind_ = record_kind::page;
@@ -269,7 +270,7 @@ inline result<void> record::take_fixed(std::span<const std::byte> bytes, const r
         return refused(error_code::truncated, "header",
                        "there are " + std::to_string(bytes.size()) + " bytes, and its fixed fields alone have " +
                            std::to_string(at::fixed_bytes));
-    if (!std::ranges::equal(bytes.first<at::magic.size()>(), std::as_bytes(std::span(at::magic))))
+    if (!ranges::equal(bytes.first<at::magic.size()>(), std::as_bytes(std::span(at::magic))))
         return refused(error_code::malformed, "magic", "this is no record of a KV cache");
     if (const auto format = load_little<std::uint32_t>(bytes, at::format); format != record_format_revision)
         return refused(error_code::unsupported, "format",
@@ -406,7 +407,7 @@ inline result<void> record::take_identity(std::span<const std::byte> bytes, cons
         if (!length || *length > rest.size())
             return std::nullopt;
         std::string made(*length, '\0');
-        std::ranges::transform(rest.first(*length), made.begin(), [](std::byte b) { return static_cast<char>(b); });
+        ranges::transform(rest.first(*length), made.begin(), [](std::byte b) { return static_cast<char>(b); });
         rest = rest.subspan(*length);
         return made;
     };

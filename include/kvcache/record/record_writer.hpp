@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/record/record.hpp>
 
 #include <algorithm>
@@ -42,10 +43,10 @@ public:
         const std::vector<std::byte> identity = text_of(names.fields());
         const std::size_t identity_at = at::fixed_bytes + source.parts.size() * at::part_bytes;
         const std::size_t tokens_at = (identity_at + identity.size() + 7) / 8 * 8;
-        const std::size_t header = at::aligned(tokens_at + 4 * source.tokens.size());
+        const auto header = static_cast<std::size_t>(at::aligned(tokens_at + 4 * source.tokens.size()));
         header_.resize(header);
         const std::span<std::byte> to = header_;
-        std::ranges::copy(std::as_bytes(std::span(at::magic)), to.begin());
+        ranges::copy(std::as_bytes(std::span(at::magic)), to.begin());
         store_little<std::uint32_t>(to, at::format, record_format_revision);
         store_little(to, at::kind, static_cast<std::uint32_t>(source.kind));
         store_little(to, at::checksum_kind, static_cast<std::uint32_t>(auth.kind()));
@@ -60,7 +61,7 @@ public:
         put(at::identity, names.root());
         put(at::before, source.before);
         put(at::name, source.name);
-        std::ranges::copy(identity, to.begin() + static_cast<std::ptrdiff_t>(identity_at));
+        ranges::copy(identity, to.begin() + static_cast<std::ptrdiff_t>(identity_at));
         for (std::size_t i = 0; i < source.tokens.size(); ++i)
             store_little(to, tokens_at + 4 * i, static_cast<std::uint32_t>(index_of(source.tokens[i])));
         store_little<std::uint64_t>(to, at::total_bytes, put_parts(source.parts, auth));
@@ -84,7 +85,7 @@ private:
         };
         const auto text = [&](const std::string& words) {
             number(words.size());
-            const auto bytes = std::as_bytes(std::span(words));
+            const auto bytes = text_bytes(words);
             made.insert(made.end(), bytes.begin(), bytes.end());
         };
         number(fields.size());
@@ -96,7 +97,7 @@ private:
     }
 
     void put(std::size_t offset, const sha256_digest& d) {
-        std::ranges::copy(d.bytes, header_.begin() + static_cast<std::ptrdiff_t>(offset));
+        ranges::copy(d.bytes, header_.begin() + static_cast<std::ptrdiff_t>(offset));
     }
 
     // Writes the table of the parts. Returns the end of the last part.
@@ -123,10 +124,11 @@ private:
         pieces_.emplace_back(header_);
         total_ = header_.size();
         for (const part_source& part : parts) {
-            if (const std::size_t gap = record_layout::aligned(total_) - total_; gap > 0)
-                pieces_.emplace_back(std::span(zeros).first(gap));
+            const auto begin = static_cast<std::size_t>(record_layout::aligned(total_));
+            if (begin > total_)
+                pieces_.emplace_back(std::span(zeros).first(begin - total_));
             pieces_.push_back(part.bytes);
-            total_ = record_layout::aligned(total_) + part.bytes.size();
+            total_ = begin + part.bytes.size();
         }
     }
 

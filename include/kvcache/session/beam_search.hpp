@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/session/decode_state.hpp>
 #include <kvcache/session/log_probabilities.hpp>
@@ -103,11 +104,11 @@ private:
             for (const token_score& each : scores.top(how_.beams + stop_.stop_tokens.size()))
                 all.push_back({i, each.token, beams_[i].sum + scores.precise(each.token)});
         }
-        std::ranges::stable_sort(all, [](const step& a, const step& b) { return a.sum > b.sum; });
+        ranges::stable_sort(all, [](const step& a, const step& b) { return a.sum > b.sum; });
         for (const step& each : all) {
             if (made.size() == how_.beams)
                 break;
-            if (std::ranges::find(stop_.stop_tokens, each.token) == stop_.stop_tokens.end()) {
+            if (ranges::find(stop_.stop_tokens, each.token) == stop_.stop_tokens.end()) {
                 made.push_back(each);
                 continue;
             }
@@ -135,7 +136,7 @@ private:
 
     void keep(std::vector<token_id> ids, double sum, bool stopped) {
         const double score = score_of(sum, ids.size());
-        const auto place = std::ranges::find_if(found_, [&](const beam_answer& other) { return other.score < score; });
+        const auto place = ranges::find_if(found_, [&](const beam_answer& other) { return other.score < score; });
         if (place == found_.end() && found_.size() == how_.best)
             return;
         found_.insert(place, {std::move(ids), sum, score, stopped});

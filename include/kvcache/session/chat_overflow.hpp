@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/text/chat_template.hpp>
 
 #include <algorithm>
@@ -54,8 +55,8 @@ private:
     [[nodiscard]] static bool is_user(const chat_message& m) noexcept { return m.role == "user"; }
     KVCACHE_LAZY [[nodiscard]] static std::span<const chat_message>::iterator
     begin_of_turns(std::span<const chat_message> messages) {
-        return std::ranges::find_if(messages,
-                                    [](const chat_message& m) { return m.role != "system" && m.role != "developer"; });
+        return ranges::find_if(messages,
+                               [](const chat_message& m) { return m.role != "system" && m.role != "developer"; });
     }
 };
 

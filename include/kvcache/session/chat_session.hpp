@@ -3,6 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/session/chat_overflow.hpp>
 #include <kvcache/session/chat_transcript.hpp>
 #include <kvcache/session/generate.hpp>
@@ -172,7 +173,7 @@ public:
         const auto kept = system_tokens();
         if (!kept)
             return kept.error();
-        const auto same = std::ranges::mismatch(*kept, transcript_.ids());
+        const auto same = ranges::mismatch(*kept, transcript_.ids());
         keep(static_cast<std::size_t>(same.in1 - kept->begin()));
         messages_.resize(system_);
         complete_ = true;
@@ -320,7 +321,7 @@ private:
         auto cached = cache_.open(prompt, tenant_);
         if (sequence_) {
             const auto mine = sequence_->tokens();
-            const auto same = static_cast<std::size_t>(std::ranges::mismatch(mine, prompt).in1 - mine.begin());
+            const auto same = static_cast<std::size_t>(ranges::mismatch(mine, prompt).in1 - mine.begin());
             auto own = sequence_->fork(std::min(same, prompt.size() - 1));
             if (own.size() > cached.size())
                 return own;
@@ -346,7 +347,7 @@ private:
                 return made;
             if (sequence_) {
                 const auto mine = sequence_->tokens();
-                const auto same = static_cast<std::size_t>(std::ranges::mismatch(mine, prompt).in1 - mine.begin());
+                const auto same = static_cast<std::size_t>(ranges::mismatch(mine, prompt).in1 - mine.begin());
                 if (same > first + count) {
                     auto rest = sequence_->fork(std::min(same, prompt.size() - 1)).erase_range(first, count);
                     if (!rest)
@@ -377,7 +378,7 @@ private:
             if (common.empty())
                 common = std::move(*tokens);
             else
-                common.erase(std::ranges::mismatch(common, *tokens).in1, common.end());
+                common.erase(ranges::mismatch(common, *tokens).in1, common.end());
         }
         return common;
     }

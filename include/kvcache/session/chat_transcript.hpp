@@ -4,6 +4,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/stop_token.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/stream_decoder.hpp>
 #include <kvcache/text/tokenizer.hpp>
@@ -12,7 +13,6 @@
 #include <cstddef>
 #include <optional>
 #include <span>
-#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,7 +96,7 @@ public:
     /// with the same bytes and marks, and a control token stands at the boundary, so that no token could span it.
     /// Errors: those of tokenizer::encode. Cost: O(bytes); the known bytes are only compared.
     KVCACHE_LAZY [[nodiscard]] result<prompt> tokens_of(const tokenizer& words, const rendered_chat& chat,
-                                                        const std::stop_token& stop = {}) const {
+                                                        const stop_token& stop = {}) const {
         if (const auto rest = behind(chat.segments)) {
             auto more = suffix(words, *rest, stop);
             if (!more)
@@ -165,7 +165,7 @@ private:
 
     // Returns the tokens of the remaining segments, if a control token stands at the boundary.
     KVCACHE_LAZY [[nodiscard]] result<prompt> suffix(const tokenizer& words, std::vector<text_segment> rest,
-                                                     const std::stop_token& stop) const {
+                                                     const stop_token& stop) const {
         if (rest.empty())
             return prompt{{}, true};
         const bool behind_control = words.is_control(ids_.back());

@@ -5,6 +5,7 @@
 #include <kvcache/chunk/chunk_reuse.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/index/chunking.hpp>
 #include <kvcache/kernel/rope.hpp>
@@ -132,7 +133,7 @@ private:
             if (keys && rotation != nullptr)
                 rotate_head(now, turn_, fresh_);
             else
-                std::ranges::copy(now, fresh_.begin());
+                ranges::copy(now, fresh_.begin());
             for (std::size_t d = 0; d < dim; ++d) {
                 const float off =
                     fresh_[d] - (keys ? stored[d * tile_tokens + lane] : stored[lane * padded_head_dim(dim) + d]);

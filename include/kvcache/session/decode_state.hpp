@@ -4,6 +4,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/session/sampler.hpp>
 
 #include <algorithm>
@@ -44,7 +45,7 @@ public:
         const token_id token = sampling_.draw(logits, drawn_++, counts_);
         if (sampling_.penalises())
             counts_.add(token);
-        stopped_ = std::ranges::find(stop_.stop_tokens, token) != stop_.stop_tokens.end();
+        stopped_ = ranges::find(stop_.stop_tokens, token) != stop_.stop_tokens.end();
         return token;
     }
 

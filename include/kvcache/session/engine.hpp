@@ -2,6 +2,8 @@
 #pragma once
 
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
+#include <kvcache/core/platform/stop_token.hpp>
 #include <kvcache/session/engine_request.hpp>
 #include <kvcache/session/engine_schedule.hpp>
 #include <kvcache/session/pipeline.hpp>
@@ -19,7 +21,6 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -121,8 +122,8 @@ public:
 
     /// Steps until a stop is requested, and sleeps while there is nothing to do. Unfinished requests are cancelled
     /// then.
-    void run(const std::stop_token& stop) {
-        const std::stop_callback wake(stop, [this] {
+    void run(const stop_token& stop) {
+        const stop_callback wake(stop, [this] {
             const std::lock_guard guard(lock_);
             arrived_.notify_one();
         });
@@ -160,9 +161,8 @@ private:
         if (asked.prompt.size() > model_.max_positions())
             return refuse("max_positions", "the maximum context length is " + std::to_string(model_.max_positions()) +
                                                " tokens; the prompt takes " + std::to_string(asked.prompt.size()));
-        if (asked.known &&
-            (asked.known->size() >= asked.prompt.size() ||
-             !std::ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
+        if (asked.known && (asked.known->size() >= asked.prompt.size() ||
+                            !ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
             return refuse("known", "a known sequence holds the first tokens of the prompt, and not all");
         if (asked.choices == 0 || asked.choices > limits_.max_sequences)
             return refuse("n", "1 to " + std::to_string(limits_.max_sequences) + " answers can be had");
@@ -181,7 +181,7 @@ private:
         }
         for (auto* list : {&schedule_.running(), &queue_})
             for (auto& each : *list) {
-                if (std::ranges::find(cancelled, each->id) != cancelled.end())
+                if (ranges::find(cancelled, each->id) != cancelled.end())
                     each->end(finish_reason::cancelled);
                 if (each->request.deadline && now >= *each->request.deadline)
                     each->end(finish_reason::expired);
@@ -223,7 +223,7 @@ private:
     void wait_for_tier() {
         std::unique_lock guard(lock_);
         arrived_.wait_for(guard, std::chrono::milliseconds(20), [this] {
-            return !inbox_.empty() || !cancelled_.empty() || std::ranges::any_of(queue_, [](const auto& each) {
+            return !inbox_.empty() || !cancelled_.empty() || ranges::any_of(queue_, [](const auto& each) {
                 return each->over() || tier_prefetch<Cache>::over(each->ahead);
             });
         });
@@ -234,7 +234,7 @@ private:
         const std::size_t many = schedule_.preempted().size();
         for (auto& each : schedule_.preempted()) {
             read_ahead(*each);
-            const auto later = std::ranges::find_if(queue_, [&](const auto& other) { return other->id > each->id; });
+            const auto later = ranges::find_if(queue_, [&](const auto& other) { return other->id > each->id; });
             queue_.insert(later, std::move(each));
         }
         schedule_.preempted().clear();

@@ -5,6 +5,7 @@
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/session/engine_request.hpp>
 #include <kvcache/session/pipeline.hpp>
@@ -100,7 +101,7 @@ struct engine_job {
         return slot.tokens.size() - request.prompt.size();
     }
     [[nodiscard]] bool over() const {
-        return std::ranges::all_of(slots, [](const auto& slot) { return slot.ended.has_value(); });
+        return ranges::all_of(slots, [](const auto& slot) { return slot.ended.has_value(); });
     }
     /// Returns whether an answer takes its prompt from the first answer, once that has run it.
     [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && generated(slots[choice]) == 0; }
@@ -217,7 +218,7 @@ private:
         if (action == token_action::cancel)
             end(finish_reason::cancelled);
         else if (action == token_action::enough ||
-                 std::ranges::find(request.stop.stop_tokens, token.token) != request.stop.stop_tokens.end())
+                 ranges::find(request.stop.stop_tokens, token.token) != request.stop.stop_tokens.end())
             slot.ended = finish_reason::stopped;
         else if (generated(slot) == most)
             slot.ended = finish_reason::length;
@@ -289,8 +290,8 @@ private:
             }
         };
         // A quarter of the rows is reserved for prompts, so that decoding cannot starve them.
-        const bool prompts = std::ranges::any_of(running_, [](const auto& each) {
-            return std::ranges::any_of(each->slots, [](const slot& l) { return !l.ended && l.pending() > 1; });
+        const bool prompts = ranges::any_of(running_, [](const auto& each) {
+            return ranges::any_of(each->slots, [](const slot& l) { return !l.ended && l.pending() > 1; });
         });
         std::size_t for_answers = prompts ? left - std::max<std::size_t>(1, left / 4) : left, answers = 0;
         each_answer([&](job&, std::size_t) { ++answers; });
@@ -333,7 +334,7 @@ private:
     }
 
     [[nodiscard]] bool in_batch(const slot& one) const {
-        return std::ranges::any_of(batch_, [&](const auto& each) { return each.sequence == &*one.sequence; });
+        return ranges::any_of(batch_, [&](const auto& each) { return each.sequence == &*one.sequence; });
     }
 
     // Gives a slot the longest available prefix of its tokens: from the request's own sequence, the cache, or another
@@ -390,7 +391,7 @@ private:
     // Returns how many tokens `one` can take from `its`: their common prefix, without the last token of `one`, which
     // always runs.
     [[nodiscard]] std::size_t in_common(const slot& its, const slot& one) const {
-        const auto same = std::ranges::mismatch(its.tokens, one.tokens);
+        const auto same = ranges::mismatch(its.tokens, one.tokens);
         return shared(std::min({static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1,
                                 its.sequence->cacheable_limit()}));
     }
@@ -431,11 +432,11 @@ private:
 
     // Preempts the youngest request: it gives back its pages and waits. If it is alone, it fails.
     void preempt(error reason) {
-        const auto youngest = std::ranges::max_element(running_, {}, [](const auto& each) {
-            return std::ranges::any_of(each->slots, &slot::active) ? index(each->id) + 1 : 0;
+        const auto youngest = ranges::max_element(running_, {}, [](const auto& each) {
+            return ranges::any_of(each->slots, &slot::active) ? index(each->id) + 1 : 0;
         });
-        const auto holders = std::ranges::count_if(
-            running_, [](const auto& each) { return std::ranges::any_of(each->slots, &slot::active); });
+        const auto holders =
+            ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
         expects(youngest != running_.end(), "a step that failed had requests");
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*youngest)->fail(std::move(reason));

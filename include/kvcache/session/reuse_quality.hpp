@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
 
@@ -26,7 +27,7 @@ struct reuse_quality {
 [[nodiscard]] inline double divergence(std::span<const float> p, std::span<const float> q) {
     expects(p.size() == q.size() && !p.empty(), "distributions over one vocabulary are compared");
     const auto log_total = [](std::span<const float> row) {
-        const auto top = static_cast<double>(*std::ranges::max_element(row));
+        const auto top = static_cast<double>(*ranges::max_element(row));
         double sum = 0.0;
         for (const float x : row)
             sum += std::exp(static_cast<double>(x) - top);
@@ -74,7 +75,7 @@ template <class Cache, class Model>
         const auto row = static_cast<std::size_t>(i);
         const auto p = row_of(*truth, row), q = row_of(*reused, row);
         made.kl += divergence(p, q);
-        const bool agree = std::ranges::max_element(p) - p.begin() == std::ranges::max_element(q) - q.begin();
+        const bool agree = ranges::max_element(p) - p.begin() == ranges::max_element(q) - q.begin();
         made.argmax_agreement += agree ? 1.0 : 0.0;
     }
     made.kl /= static_cast<double>(made.tokens);

@@ -5,6 +5,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/kernel/math.hpp>
 
 #include <algorithm>
@@ -203,7 +204,7 @@ private:
         if (top_k > 0 && top_k < kept.size()) {
             std::nth_element(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(top_k) - 1, kept.end(), likelier);
             kept.resize(top_k);
-            std::ranges::sort(kept);
+            ranges::sort(kept);
         }
         if (top_p < 1.0f) {
             double total = 0.0;
@@ -211,7 +212,7 @@ private:
                 total += static_cast<double>(weights[i]);
             const double enough = static_cast<double>(top_p) * total;
             const auto later = [&](std::uint32_t a, std::uint32_t b) { return likelier(b, a); };
-            std::ranges::make_heap(kept, later);
+            ranges::make_heap(kept, later);
             auto end = kept.end();
             for (double share = 0.0; end != kept.begin() && share < enough;) {
                 std::pop_heap(kept.begin(), end--, later);
@@ -223,7 +224,7 @@ private:
         for (const std::uint32_t i : kept)
             if (weights[i] >= min_p) // the most likely token has weight 1
                 cut[i] = weights[i];
-        std::ranges::copy(cut, weights.begin());
+        ranges::copy(cut, weights.begin());
     }
 };
 

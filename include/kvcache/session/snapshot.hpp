@@ -7,6 +7,7 @@
 #include <kvcache/core/file.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/little_endian.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/record/page_records.hpp>
 #include <kvcache/record/record.hpp>
@@ -149,7 +150,7 @@ template <class Cache>
     if (saved->name() != detail::name_of(names, tokens, page_tokens))
         return refuse("name", "it is not that of the tokens");
     const auto& parts = saved->parts();
-    const auto behind = std::ranges::count_if(parts, [&](const record_part& part) { return part.index >= pages; });
+    const auto behind = ranges::count_if(parts, [&](const record_part& part) { return part.index >= pages; });
     if (behind != 1 || parts.back().kind != part_kind::generation_state || parts.back().index != pages)
         return refuse("parts", "they are not those of the tokens");
     auto state = generation_state_of(parts.back().bytes);

@@ -4,6 +4,7 @@
 #include <kvcache/cache/config.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/locking/none.hpp>
 
 #include <algorithm>
@@ -115,10 +116,10 @@ private:
             return waiting_.end();
         const auto alike = [&](const wanted& a, const wanted& b) {
             const std::size_t page = cache_.shape().tokens; // every prompt has at least one page
-            return std::ranges::equal(std::span(a.tokens).first(page), std::span(b.tokens).first(page));
+            return ranges::equal(std::span(a.tokens).first(page), std::span(b.tokens).first(page));
         };
-        return std::ranges::find_if(waiting_, [&](const wanted& one) {
-            return std::ranges::none_of(under_way_, [&](const wanted& other) { return alike(one, other); });
+        return ranges::find_if(waiting_, [&](const wanted& one) {
+            return ranges::none_of(under_way_, [&](const wanted& other) { return alike(one, other); });
         });
     }
 

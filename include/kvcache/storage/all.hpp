@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/storage/concept.hpp>
 #include <kvcache/storage/counted.hpp>
 #include <kvcache/storage/external.hpp>
@@ -13,8 +14,11 @@
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Every storage policy of the library, with its standard options.
-using storage_policies = std::tuple<storage::heap, storage::huge_pages, storage::mapped,
+/// Every storage policy of the library that this system has, with its standard options.
+using storage_policies = std::tuple<storage::heap,
+#if KVCACHE_POSIX
+                                    storage::huge_pages, storage::mapped,
+#endif
                                     storage::zero_on_release<storage::heap>, storage::counted<storage::heap>>;
 
 }} // namespace kvcache

@@ -3,11 +3,11 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/memory_resource.hpp>
 #include <kvcache/storage/concept.hpp>
 
 #include <algorithm>
 #include <cstring>
-#include <memory_resource>
 #include <new>
 #include <utility>
 #include <vector>
@@ -20,12 +20,12 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 /// its pages are allocated one by one.
 struct heap {
     using role = storage_role;
-    std::pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
+    pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
     bool zeroed = false; ///< Whether the resource returns zeroed memory, so that pages are not cleared here.
 
     class state {
     public:
-        state(std::pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
+        state(pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
             : resource_(resource),
               zeroed_(zeroed),
               page_bytes_(page_bytes),
@@ -121,7 +121,7 @@ struct heap {
             });
         }
 
-        std::pmr::memory_resource* resource_;
+        pmr::memory_resource* resource_;
         bool zeroed_; // whether the resource returns zeroed memory
         std::size_t page_bytes_;
         std::size_t stride_;     // distance between pages of a slab, in bytes

@@ -2,13 +2,18 @@
 #pragma once
 
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/core/platform/memory.hpp>
 #include <kvcache/storage/concept.hpp>
+#include <kvcache/storage/heap.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <limits>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
+
+#if KVCACHE_POSIX
 
 /// Allocates the whole capacity as one block on huge pages. Huge pages reserved by the administrator (MAP_HUGETLB) are
 /// taken at construction, all or none. If there are too few, ordinary memory is mapped and committed as it fills, and
@@ -88,6 +93,24 @@ struct huge_pages {
     }
     return "no memory";
 }
+
+#else
+
+/// Not on this system: see the message.
+struct huge_pages {
+    using role = storage_role;
+    bool set_aside = true;
+
+    template <class Number>
+    [[nodiscard]] heap::state open(Number pages, std::size_t page_bytes) const {
+        static_assert(!std::integral<Number>,
+                      "kvcache: storage::huge_pages needs the memory mappings of POSIX, which this system lacks: use "
+                      "storage::heap");
+        return heap{}.open(pages, page_bytes);
+    }
+};
+
+#endif
 
 static_assert(storage_policy<huge_pages>);
 

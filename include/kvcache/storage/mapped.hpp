@@ -4,10 +4,13 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/memory.hpp>
 #include <kvcache/core/platform/file.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/core/platform/memory.hpp>
 #include <kvcache/storage/concept.hpp>
+#include <kvcache/storage/heap.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <filesystem>
 #include <limits>
 #include <optional>
@@ -15,6 +18,8 @@
 #include <system_error>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
+
+#if KVCACHE_POSIX
 
 /// Pages in a mapped file: the system writes idle pages to disk, so a cache can be larger than memory. The file grows
 /// with the pages in use, in steps whose disk space is allocated first. On a full disk a page is refused, and `status`
@@ -88,6 +93,25 @@ struct mapped {
 
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const { return {*this, pages, page_bytes}; }
 };
+
+#else
+
+/// Not on this system: see the message.
+struct mapped {
+    using role = storage_role;
+    std::filesystem::path file = {};
+    bool unlink = true;
+    std::size_t growth = std::size_t{64} << 20;
+
+    template <class Number>
+    [[nodiscard]] heap::state open(Number pages, std::size_t page_bytes) const {
+        static_assert(!std::integral<Number>, "kvcache: storage::mapped needs the file mappings of POSIX, which this "
+                                              "system lacks: use storage::heap, and a tier for what does not fit");
+        return heap{}.open(pages, page_bytes);
+    }
+};
+
+#endif
 
 static_assert(storage_policy<mapped>);
 

@@ -4,6 +4,7 @@
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/residual_page.hpp>
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/testing/violations.hpp>
 
 #include <algorithm>
@@ -66,7 +67,7 @@ private:
         rows.begin(0);
         bytes page(state_.page_bytes() + 64, guard);
         const auto own = std::span(page).first(state_.page_bytes());
-        std::ranges::fill(own, filler);
+        ranges::fill(own, filler);
         std::vector<std::uint32_t> order(shape_.tokens);
         std::iota(order.begin(), order.end(), 0u);
         for (std::size_t i = order.size(); i > 1; --i)
@@ -76,14 +77,13 @@ private:
             for (const std::uint32_t at : order) {
                 for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
                     const auto numbers = row(layer, head, at);
-                    std::ranges::copy(numbers.first(shape_.head_dim),
-                                      keys.begin() + std::ptrdiff_t{head} * shape_.head_dim);
-                    std::ranges::copy(numbers.last(shape_.head_dim),
-                                      values.begin() + std::ptrdiff_t{head} * shape_.head_dim);
+                    ranges::copy(numbers.first(shape_.head_dim), keys.begin() + std::ptrdiff_t{head} * shape_.head_dim);
+                    ranges::copy(numbers.last(shape_.head_dim),
+                                 values.begin() + std::ptrdiff_t{head} * shape_.head_dim);
                 }
                 rows.write(state_, own, layer_id{layer}, at, keys, values);
             }
-        check_property(broken_, std::ranges::count(std::span(page).subspan(state_.page_bytes()), guard) == 64,
+        check_property(broken_, ranges::count(std::span(page).subspan(state_.page_bytes()), guard) == 64,
                        "nothing is written past a page");
         page.resize(state_.page_bytes());
         return page;
@@ -102,8 +102,8 @@ private:
                     const float* k = state_.keys(page, tile, keys);
                     const float* v = state_.values(page, tile, values);
                     const auto numbers = row(layer, head, at);
-                    std::ranges::copy(numbers.first(dim), key.begin());
-                    std::ranges::copy(numbers.last(dim), value.begin());
+                    ranges::copy(numbers.first(dim), key.begin());
+                    ranges::copy(numbers.last(dim), value.begin());
                     state_.transform_key(key);
                     state_.transform_value(value);
                     for (std::size_t d = 0; d < dim; ++d) {
@@ -186,7 +186,7 @@ template <row_writer State>
 }
 
 [[nodiscard]] inline bool same_bits(std::span<const float> a, std::span<const float> b) {
-    return std::ranges::equal(
+    return ranges::equal(
         a, b, [](float x, float y) { return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y); });
 }
 
@@ -201,7 +201,7 @@ public:
           page_(state_.page_bytes() + 64),
           truth_(std::size_t{2} * shape.layers * shape.kv_heads * shape.tokens * shape.head_dim),
           broken_(broken) {
-        std::ranges::fill(std::span(page_).subspan(state_.page_bytes()), guard);
+        ranges::fill(std::span(page_).subspan(state_.page_bytes()), guard);
         check_property(broken, state_.page_bytes() > 0, "a page has bytes");
         check_property(broken, !state_.name().empty() && state_.name() == policy.open(shape).name(),
                        "a codec has one name");
@@ -224,7 +224,7 @@ public:
         copies(choose.below(shape_.tokens + 1));
         for (const std::size_t rows : {0u, 1u, 15u, 16u})
             copies(rows);
-        check_property(broken_, std::ranges::count(std::span(page_).subspan(state_.page_bytes()), guard) == 64,
+        check_property(broken_, ranges::count(std::span(page_).subspan(state_.page_bytes()), guard) == 64,
                        "nothing is written past a page");
     }
 
@@ -250,7 +250,7 @@ private:
                 const std::size_t at =
                     ((std::size_t{layer} * shape_.kv_heads + head) * shape_.tokens + row) * 2 * shape_.head_dim;
                 const auto numbers = std::span(truth_).subspan(at, std::size_t{2} * shape_.head_dim);
-                std::ranges::generate(numbers, [&] { return number(choose); });
+                ranges::generate(numbers, [&] { return number(choose); });
                 state_.encode(bytes(), {layer_id{layer}, head_id{head}, row}, numbers.first(shape_.head_dim),
                               numbers.last(shape_.head_dim));
             }
@@ -272,13 +272,13 @@ private:
     void copies(std::size_t rows) {
         aligned_vector<std::byte> other(state_.page_bytes() + 64, guard);
         const auto target = std::span(other).first(state_.page_bytes());
-        std::ranges::fill(target, std::byte{});
+        ranges::fill(target, std::byte{});
         state_.copy(bytes(), target, rows);
         const auto from = decoded(state_, shape_, bytes()), to = decoded(state_, shape_, target);
         for (std::size_t i = 0; i < truth_.size(); ++i)
             check_property(broken_, row_of(i) >= rows || same_bits({&from[i], 1}, {&to[i], 1}),
                            "copied rows read as before");
-        check_property(broken_, std::ranges::count(std::span(other).subspan(state_.page_bytes()), guard) == 64,
+        check_property(broken_, ranges::count(std::span(other).subspan(state_.page_bytes()), guard) == 64,
                        "nothing is copied past a page");
     }
 

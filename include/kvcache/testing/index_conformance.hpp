@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/index/concept.hpp>
 #include <kvcache/testing/violations.hpp>
 
@@ -52,7 +53,7 @@ private:
     [[nodiscard]] bool known(page_id page) const { return truth_[index_of(page)].known; }
     [[nodiscard]] const tokens& run_of(page_id page) const { return truth_[index_of(page)].run; }
     [[nodiscard]] bool childless(page_id page) const {
-        return std::ranges::none_of(truth_, [&](const held& one) { return one.known && one.parent == page; });
+        return ranges::none_of(truth_, [&](const held& one) { return one.known && one.parent == page; });
     }
 
     [[nodiscard]] static bool begins(const tokens& whole, std::span<const token_id> start) {
@@ -104,7 +105,7 @@ private:
         const insertion done = state_.insert(parent, run, page);
         if (!longer.empty()) {
             check_property(broken_, done.what == insertion::outcome::covered, "a run that is known is covered");
-            check_property(broken_, done.other && std::ranges::find(longer, *done.other) != longer.end(),
+            check_property(broken_, done.other && ranges::find(longer, *done.other) != longer.end(),
                            "who covers a run begins with it and has its parent");
             return;
         }
@@ -145,7 +146,7 @@ private:
                            "it contains what was inserted and not erased");
             if (!one.known)
                 continue;
-            check_property(broken_, std::ranges::equal(state_.run(page_id{i}), one.run),
+            check_property(broken_, ranges::equal(state_.run(page_id{i}), one.run),
                            "a page's run is what was inserted");
             check_property(broken_, state_.parent(page_id{i}) == one.parent, "a page's parent is what was given");
             check_property(broken_, state_.leaf(page_id{i}) == childless(page_id{i}),
@@ -159,7 +160,7 @@ private:
             if (!truth_[i].known)
                 continue;
             const tokens chain = chain_to(page_id{i});
-            const auto same = static_cast<std::size_t>(std::ranges::mismatch(chain, query).in1 - chain.begin());
+            const auto same = static_cast<std::size_t>(ranges::mismatch(chain, query).in1 - chain.begin());
             if (same > longest) {
                 longest = same;
                 next.clear();
@@ -186,9 +187,8 @@ private:
                                                       : match_end::different;
         check_property(broken_, found.end == end, "a match says why it ended");
         check_property(broken_,
-                       end == match_end::different
-                           ? found.stored && std::ranges::find(next, *found.stored) != next.end()
-                           : !found.stored,
+                       end == match_end::different ? found.stored && ranges::find(next, *found.stored) != next.end()
+                                                   : !found.stored,
                        "a match names the token that is stored where it ended");
     }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/tensor_view.hpp>
 #include <kvcache/model/transformer.hpp>
@@ -44,7 +45,7 @@ public:
         if (found == tensors_.end())
             return error{error_code::not_found, std::string(name), "there is no such weight in this configuration"};
         const stored& own = found->second;
-        if (!std::ranges::equal(own.shape, shape))
+        if (!ranges::equal(own.shape, shape))
             return error{error_code::mismatched, std::string(name), "the weight has another shape"};
         return tensor_view{format_, own.shape, own.bytes};
     }

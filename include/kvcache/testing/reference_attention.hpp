@@ -3,6 +3,7 @@
 
 #include <kvcache/attention/paged_attention.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -27,7 +28,7 @@ namespace detail {
 // A head in double, turned by position * frequency(i), pair (i, i + half).
 inline void rotate_dense(const rope* rotation, std::size_t position, std::span<const float> head,
                          std::span<double> out) {
-    std::ranges::copy(head, out.begin());
+    ranges::copy(head, out.begin());
     if (rotation == nullptr)
         return;
     const std::size_t half = rotation->half();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/memory.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/hash/concept.hpp>
 #include <kvcache/locking/concept.hpp>
 #include <kvcache/recompute/concept.hpp>
@@ -78,7 +79,7 @@ template <hash_policy Policy>
     digest before = state.root();
     for (std::size_t link = 0; link < 500; ++link) {
         std::vector<token_id> run(1 + choose.below(80));
-        std::ranges::generate(run, [&] { return token_id{static_cast<std::int32_t>(choose.below(50000))}; });
+        ranges::generate(run, [&] { return token_id{static_cast<std::int32_t>(choose.below(50000))}; });
         const digest next = state.chain(before, run);
         detail::check_property(broken, fresh(next), "a long chain never comes back");
         detail::check_property(broken,
@@ -149,11 +150,11 @@ template <storage_policy Policy>
         std::vector<std::byte> mark(pages);
         std::vector<bool> usable(pages, false);
         const auto whole = [&](const auto& state, std::uint32_t i) {
-            return std::ranges::all_of(state.bytes(page_id{i}), [&](std::byte b) { return b == mark[i]; });
+            return ranges::all_of(state.bytes(page_id{i}), [&](std::byte b) { return b == mark[i]; });
         };
         const auto fill = [&](const auto& state, std::uint32_t i) {
             mark[i] = static_cast<std::byte>(choose.bits());
-            std::ranges::fill(state.bytes(page_id{i}), mark[i]);
+            ranges::fill(state.bytes(page_id{i}), mark[i]);
         };
         const auto all_whole = [&](const auto& state) {
             for (std::uint32_t i = 0; i < pages; ++i)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/sha256_builder.hpp>
 #include <kvcache/testing/violations.hpp>
 #include <kvcache/tier/concept.hpp>
@@ -22,7 +23,7 @@ namespace detail {
 [[nodiscard]] inline std::vector<std::byte> tier_record(std::uint64_t number) {
     choices choose(number);
     std::vector<std::byte> made(1 + choose.below(9000));
-    std::ranges::generate(made, [&] { return static_cast<std::byte>(choose.bits()); });
+    ranges::generate(made, [&] { return static_cast<std::byte>(choose.bits()); });
     return made;
 }
 
@@ -48,7 +49,7 @@ template <class State>
     bool right = false, called = false;
     const auto found = state.read(tier_name(number).name, [&](std::span<const std::byte> bytes) {
         called = true;
-        right = std::ranges::equal(bytes, tier_record(number));
+        right = ranges::equal(bytes, tier_record(number));
     });
     if (!found)
         return tier_answer::failed;
@@ -124,8 +125,7 @@ template <tier_policy Policy>
         });
     for (std::thread& thread : threads)
         thread.join();
-    check_property(broken, std::ranges::all_of(wrong, [](std::uint64_t n) { return n == 0; }),
-                   "threads may share a tier");
+    check_property(broken, ranges::all_of(wrong, [](std::uint64_t n) { return n == 0; }), "threads may share a tier");
     return broken;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -17,7 +18,7 @@ using violations = std::vector<std::string>;
 namespace detail {
 
 inline void check_property(violations& broken, bool holds, const char* property) {
-    if (!holds && std::ranges::find(broken, property) == broken.end())
+    if (!holds && ranges::find(broken, property) == broken.end())
         broken.emplace_back(property);
 }
 
@@ -34,7 +35,9 @@ public:
         return x ^ (x >> 31);
     }
     /// Returns an integer below `bound`; zero if `bound` is zero.
-    [[nodiscard]] std::size_t below(std::size_t bound) { return bound == 0 ? 0 : bits() % bound; }
+    [[nodiscard]] std::size_t below(std::size_t bound) {
+        return bound == 0 ? 0 : static_cast<std::size_t>(bits() % bound);
+    }
     /// Returns true with probability 1/n.
     [[nodiscard]] bool one_in(std::size_t n) { return below(n) == 0; }
 

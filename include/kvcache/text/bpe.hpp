@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/text/unicode.hpp>
 #include <kvcache/text/vocabulary.hpp>
 
@@ -386,7 +387,7 @@ private:
     [[nodiscard]] bool add_bytes(std::string_view bytes, bool first, bool last) {
         const std::string written = decorated(bytes, first, last);
         const auto token_of = [&](char b) { return model_->byte_tokens_[static_cast<unsigned char>(b)]; };
-        if (std::ranges::any_of(written, [&](char b) { return token_of(b) < 0; }))
+        if (ranges::any_of(written, [&](char b) { return token_of(b) < 0; }))
             return false;
         for (const char b : written)
             add(token_of(b));

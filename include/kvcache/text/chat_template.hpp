@@ -3,6 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/stop_token.hpp>
 #include <kvcache/formats/json.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
@@ -11,7 +12,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <stop_token>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -44,7 +44,7 @@ struct chat_options {
     std::optional<std::tm> now = {}; ///< The date for templates that write one; without it they use their fixed date.
     json tools = nullptr;            ///< Tool definitions, a list of objects; null: none.
     json variables = json::object(); ///< Further variables of the template: "enable_thinking", "documents".
-    std::stop_token stop = {};       ///< Ends the rendering early, with error_code::cancelled.
+    stop_token stop = {};            ///< Ends the rendering early, with error_code::cancelled.
 };
 
 /// A rendered chat, in segments by origin.

@@ -4,6 +4,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/formats/gguf.hpp>
 #include <kvcache/formats/gguf_fields.hpp>
 #include <kvcache/text/bpe.hpp>
@@ -131,8 +132,7 @@ KVCACHE_LAZY [[nodiscard]] inline json_document sentencepiece_decoder(bool prefi
 KVCACHE_LAZY [[nodiscard]] inline bool swallows_spaces(const gguf_header& header) {
     const gguf_value* value = header.find("general.name");
     std::string name(value != nullptr ? value->text().value_or(std::string_view()) : std::string_view());
-    std::ranges::transform(name, name.begin(),
-                           [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+    ranges::transform(name, name.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
     return name.find("phi-3") != name.npos || name.find("phi3") != name.npos;
 }
 
@@ -147,7 +147,7 @@ public:
     /// tokens are not.
     basic_score_merges(std::span<const double> scores, std::vector<bool> of_text) : of_text_(std::move(of_text)) {
         std::vector<double> order(scores.begin(), scores.end());
-        std::ranges::sort(order, std::greater<>());
+        ranges::sort(order, std::greater<>());
         order.erase(std::unique(order.begin(), order.end()), order.end());
         ranks_.reserve(scores.size());
         for (const double score : scores) // equal scores have equal ranks
@@ -352,7 +352,7 @@ private:
         void read_gpt2(basic_gguf_tokenizer& to, std::vector<std::string> tokens) {
             const std::string_view stated = fields.text("tokenizer.ggml.pre");
             const std::string_view pre = stated.empty() ? "default" : stated;
-            const auto* split = std::ranges::find(gguf_splits, pre, &gguf_split::name);
+            const auto* split = ranges::find(gguf_splits, pre, &gguf_split::name);
             if (split == std::end(gguf_splits))
                 return fields.refuse(error_code::unsupported, "tokenizer.ggml.pre",
                                      {"\"", kvcache::detail::shown(pre),
@@ -425,7 +425,7 @@ private:
             if (list != nullptr)
                 list->each([&](const gguf_value& score) { scores.push_back(*score.number()); });
             check_length("tokenizer.ggml.scores", scores.size(), tokens);
-            if (std::ranges::any_of(scores, [](double score) { return std::isnan(score); }))
+            if (ranges::any_of(scores, [](double score) { return std::isnan(score); }))
                 fields.refuse(error_code::malformed, "tokenizer.ggml.scores", {"a score is NaN"});
             return scores;
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/text/json_reader.hpp>
 #include <kvcache/text/steps.hpp>
 #include <kvcache/text/unicode.hpp>
@@ -59,7 +60,7 @@ private:
 
     void add(const json_reader& at, const std::string& type) {
         constexpr std::string_view forms[] = {"NFC", "NFD", "NFKC", "NFKD"}; // as in normal_form
-        if (const auto* form = std::ranges::find(forms, type); form != std::end(forms))
+        if (const auto* form = ranges::find(forms, type); form != std::end(forms))
             steps_.push_back({.form = static_cast<normal_form>(form - forms)});
         else if (type == "Lowercase")
             steps_.push_back({.is = kind::lower_case});

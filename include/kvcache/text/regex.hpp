@@ -3,6 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <array>
@@ -143,11 +144,11 @@ private:
                                                                     "Symbol", "Separator", "Other"};
         static constexpr std::array<std::string_view, 7> binary{
             "Any", "Alphabetic", "White_Space", "Uppercase", "Lowercase", "Emoji", "Extended_Pictographic"};
-        const auto* const category = std::ranges::find(categories, name);
+        const auto* const category = ranges::find(categories, name);
         std::string said(name);
         if (category != categories.end())
             said = "LMNPSZC"[category - categories.begin()];
-        else if (name.size() > 2 && std::ranges::find(binary, name) == binary.end())
+        else if (name.size() > 2 && ranges::find(binary, name) == binary.end())
             said = "sc:" + said; // PCRE2 reads a bare script name as script extensions
         write(kvcache::detail::joined({pattern_.substr(at_, 2), negated ? "{^" : "{", said, "}"}), close + 1 - at_);
     }

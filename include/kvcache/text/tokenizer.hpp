@@ -5,6 +5,7 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/platform/stop_token.hpp>
 #include <kvcache/formats/gguf.hpp>
 
 #include <cstddef>
@@ -13,7 +14,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <stop_token>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -80,7 +80,7 @@ struct text_segment {
 struct encode_options {
     bool add_special_tokens = true; ///< Add the post-processor's tokens, such as `<s>`.
     bool parse_special = true;      ///< Parse control tokens. Set it to false for user text.
-    std::stop_token stop = {};      ///< Ends the encoding early, with error_code::cancelled.
+    stop_token stop = {};           ///< Ends the encoding early, with error_code::cancelled.
 };
 
 /// Options of decoding.
@@ -118,7 +118,7 @@ public:
     /// does. The segments contain the tokens that the template writes (`<s>`), so pass add_special_tokens = false.
     /// `stop` as in encode_options.
     KVCACHE_ONCE [[nodiscard]] result<std::vector<token_id>>
-    encode(std::span<const text_segment> segments, bool add_special_tokens, const std::stop_token& stop = {}) const;
+    encode(std::span<const text_segment> segments, bool add_special_tokens, const stop_token& stop = {}) const;
 
     /// Returns the text of `tokens`. Invalid UTF-8 becomes U+FFFD; an id without a token is omitted.
     KVCACHE_ONCE [[nodiscard]] std::string decode(std::span<const token_id> tokens,
@@ -154,7 +154,7 @@ private:
     KVCACHE_ONCE [[nodiscard]] std::optional<token_id> named(const char* name) const;
 
     KVCACHE_ONCE [[nodiscard]] result<std::vector<token_id>>
-    encode(const text::tagged_text& input, bool add_special_tokens, const std::stop_token& stop) const;
+    encode(const text::tagged_text& input, bool add_special_tokens, const stop_token& stop) const;
 
     std::shared_ptr<const state> state_;
 };

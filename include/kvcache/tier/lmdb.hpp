@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/lmdb_store.hpp>
@@ -62,7 +63,7 @@ public:
         } else { // the order in memory is ahead of the store
             ranks_ = record_eviction<Eviction>(eviction_, most_records_, most_bytes_);
             known_ = 0;
-            counts = {.dropped = static_cast<std::uint64_t>(std::ranges::count(jobs, false, &lmdb_job::erases))};
+            counts = {.dropped = static_cast<std::uint64_t>(ranges::count(jobs, false, &lmdb_job::erases))};
         }
         return code;
     }
@@ -268,7 +269,7 @@ public:
 
     [[nodiscard]] bool contains(const sha256_digest& name) {
         const std::lock_guard guard(lock_);
-        return status_ && std::ranges::count(erasing_, name) == 0 &&
+        return status_ && ranges::count(erasing_, name) == 0 &&
                in_store([&](auto& view) { return view.place_of(name) ? 0 : MDB_NOTFOUND; }) == 0;
     }
     [[nodiscard]] result<void> erase(const sha256_digest& name) {
@@ -366,7 +367,7 @@ private:
             if (queue_.empty())
                 erasing_.clear();
             if (code != 0) { // one failure for each record that is lost, or one
-                const auto lost = std::ranges::count(jobs, false, &lmdb_job::erases);
+                const auto lost = ranges::count(jobs, false, &lmdb_job::erases);
                 counts_.failures += static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(lost, 1));
                 last_ = lmdb_store::failure(code);
             }

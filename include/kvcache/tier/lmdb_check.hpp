@@ -4,6 +4,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/little_endian.hpp>
 #include <kvcache/core/platform/file_lock.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -267,7 +268,7 @@ private:
     [[nodiscard]] static std::string key_of(const lmdb_layout::node& one, const walk& of) {
         std::string key(reinterpret_cast<const char*>(one.key.data()), one.key.size());
         if (of.holds == content::free_pages) // an integer
-            std::ranges::reverse(key);
+            ranges::reverse(key);
         return key;
     }
 
@@ -323,7 +324,7 @@ private:
             nodes.push_back(*one);
             places.emplace_back(offset, offset + one->bytes);
         }
-        std::ranges::sort(places);
+        ranges::sort(places);
         std::size_t end = upper;
         for (const auto& [begins, ends] : places)
             if (std::exchange(end, ends) != begins)
@@ -346,7 +347,7 @@ private:
                 return damaged(at, "has no list of free pages");
             bytes list(one.value_bytes);
             if (!big)
-                std::ranges::copy(one.inside, list.begin());
+                ranges::copy(one.inside, list.begin());
             else if (auto fine = read(first, lmdb_layout::page_header, list); !fine)
                 return fine;
             const auto transaction = load_little<std::uint64_t>(one.key, 0);
@@ -355,7 +356,7 @@ private:
         }
         case content::tables: {
             const std::string_view name(reinterpret_cast<const char*>(one.key.data()), one.key.size());
-            const auto table = std::ranges::find(tables_, name, &lmdb_table::name);
+            const auto table = ranges::find(tables_, name, &lmdb_table::name);
             if (table == tables_.end() || one.flags != lmdb_layout::nested_tree ||
                 one.value_bytes != lmdb_layout::tree_bytes)
                 return damaged(at, "has a table that this store has not");

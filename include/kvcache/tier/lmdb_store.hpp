@@ -6,6 +6,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/little_endian.hpp>
 #include <kvcache/core/platform/file_lock.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/lmdb_check.hpp>
 
@@ -248,7 +249,7 @@ public:
                 return std::nullopt;
             const std::span bytes(static_cast<const std::byte*>(found.mv_data), found.mv_size);
             listed made{.place = unsorted(at), .bytes = load_little<std::uint64_t>(bytes, 32)};
-            std::ranges::copy(bytes.first(32), made.entry.name.bytes.begin());
+            ranges::copy(bytes.first(32), made.entry.name.bytes.begin());
             made.entry.cost = std::bit_cast<double>(load_little<std::uint64_t>(bytes, 40));
             made.entry.depth = load_little<std::uint32_t>(bytes, 48);
             return made;
@@ -293,14 +294,14 @@ public:
 
         [[nodiscard]] std::optional<std::uint64_t> number(std::string_view name) const {
             std::span<const std::byte> found;
-            if (look(store_.books_, std::as_bytes(std::span(name)), found) != 0 || found.size() != 8)
+            if (look(store_.books_, text_bytes(name), found) != 0 || found.size() != 8)
                 return std::nullopt;
             return load_little<std::uint64_t>(found, 0);
         }
         [[nodiscard]] int set_number(std::string_view name, std::uint64_t n) {
             std::array<std::byte, 8> little;
             store_little(little, 0, n);
-            return put(store_.books_, std::as_bytes(std::span(name)), little);
+            return put(store_.books_, text_bytes(name), little);
         }
         [[nodiscard]] std::size_t records() const {
             MDB_stat all{};
@@ -330,7 +331,7 @@ public:
         }
         [[nodiscard]] int list(const listed& one) {
             std::array<std::byte, listed_bytes> bytes;
-            std::ranges::copy(one.entry.name.bytes, bytes.begin());
+            ranges::copy(one.entry.name.bytes, bytes.begin());
             store_little<std::uint64_t>(bytes, 32, one.bytes);
             store_little(bytes, 40, std::bit_cast<std::uint64_t>(one.entry.cost));
             store_little(bytes, 48, one.entry.depth);
@@ -345,7 +346,7 @@ public:
         [[nodiscard]] static std::array<std::byte, 8> sorted(std::uint64_t place) {
             std::array<std::byte, 8> big;
             store_little(big, 0, place);
-            std::ranges::reverse(big);
+            ranges::reverse(big);
             return big;
         }
         [[nodiscard]] static std::uint64_t unsorted(const MDB_val& key) {

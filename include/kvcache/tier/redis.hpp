@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/record_eviction.hpp>
 #include <kvcache/tier/redis_nodes.hpp>
@@ -144,7 +145,7 @@ private:
     // Writes a batch in order. Jobs that fail are dropped.
     void write(std::span<const job> jobs) {
         std::vector<bool> there(jobs.size(), false); // present already: its time to live is renewed, and it is not sent
-        if (std::ranges::none_of(jobs, &job::erases))
+        if (ranges::none_of(jobs, &job::erases))
             static_cast<void>(perform(
                 jobs, 256,
                 [&](const job&, const std::string& key, redis_channel& to) {

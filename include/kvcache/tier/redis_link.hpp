@@ -376,7 +376,7 @@ public:
 
     /// Sends the commands written since the last call. Errors: io.
     [[nodiscard]] result<void> send(redis_deadline& patience) {
-        const auto words = std::as_bytes(std::span(words_));
+        const auto words = text_bytes(words_);
         std::size_t at = 0;
         for (const auto& [before, bytes] : aside_) {
             if (auto done = link_.send(words.subspan(at, before - at), patience); !done)

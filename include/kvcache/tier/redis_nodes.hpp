@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/tier/redis_link.hpp>
 #include <kvcache/tier/resp.hpp>
 
@@ -194,7 +195,7 @@ public:
     /// Returns the number of connected servers; attempts() the number of connection attempts.
     [[nodiscard]] std::size_t connected() const {
         const std::lock_guard guard(lock_);
-        return static_cast<std::size_t>(std::ranges::count_if(nodes_, [](const auto& one) { return one->up; }));
+        return static_cast<std::size_t>(ranges::count_if(nodes_, [](const auto& one) { return one->up; }));
     }
     [[nodiscard]] std::uint64_t attempts() const {
         const std::lock_guard guard(lock_);
@@ -231,7 +232,7 @@ private:
 
     // Returns the index of a server, which may be new; the constant for none if there are too many.
     [[nodiscard]] std::size_t place_of(const redis_address& at) {
-        const auto found = std::ranges::find_if(nodes_, [&](const auto& one) { return one->at == at; });
+        const auto found = ranges::find_if(nodes_, [&](const auto& one) { return one->at == at; });
         if (found != nodes_.end())
             return static_cast<std::size_t>(found - nodes_.begin());
         if (nodes_.size() == most_nodes)
@@ -263,13 +264,13 @@ private:
         std::unique_lock guard(lock_);
         while (!stop_) {
             const auto now = clock::now();
-            const auto due = std::ranges::find_if(
-                nodes_, [&](const auto& one) { return one->wanted && !one->up && one->due <= now; });
+            const auto due =
+                ranges::find_if(nodes_, [&](const auto& one) { return one->wanted && !one->up && one->due <= now; });
             if (due != nodes_.end()) {
                 connect(static_cast<std::size_t>(due - nodes_.begin()), guard);
                 continue;
             }
-            const auto up = std::ranges::find_if(nodes_, [](const auto& one) { return one->up; });
+            const auto up = ranges::find_if(nodes_, [](const auto& one) { return one->up; });
             if (stale_ && up != nodes_.end() && refresh_ <= now) {
                 refresh(static_cast<std::size_t>(up - nodes_.begin()), guard);
                 continue;
@@ -368,7 +369,7 @@ public:
 
     /// Returns the connection to a server; null if there is none.
     [[nodiscard]] redis_channel* to(std::size_t server, const redis_deadline& patience) {
-        const auto found = std::ranges::find(all_, server, &loan::server);
+        const auto found = ranges::find(all_, server, &loan::server);
         if (found != all_.end())
             return found->channel.get();
         loan& one = all_.emplace_back();
@@ -388,7 +389,7 @@ public:
 
     /// Returns the next reply of a server. Errors: io, malformed; the server is disconnected then.
     [[nodiscard]] result<resp_value> reply(std::size_t server, redis_deadline& patience) {
-        loan& one = *std::ranges::find(all_, server, &loan::server);
+        loan& one = *ranges::find(all_, server, &loan::server);
         auto said = one.channel->reply(patience);
         if (!said)
             return fail(one, said.error());

@@ -26,7 +26,7 @@ struct resp_value {
     std::int64_t number = 0;            ///< Value of a number.
     std::vector<resp_value> items = {}; ///< Elements of an array.
 
-    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return std::as_bytes(std::span(words)); }
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return text_bytes(words); }
 };
 
 /// Limits on a reply; a larger one is rejected.

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -19,10 +20,10 @@ namespace testing_files {
 class temporary_directory {
 public:
     temporary_directory() {
-        std::string pattern = (std::filesystem::temp_directory_path() / "kvcache-test-XXXXXX").string();
-        if (::mkdtemp(pattern.data()) == nullptr)
-            throw std::runtime_error("no temporary directory");
-        path_ = pattern;
+        std::random_device seed;
+        do
+            path_ = std::filesystem::temp_directory_path() / ("kvcache-test-" + std::to_string(seed()));
+        while (!std::filesystem::create_directory(path_));
     }
     temporary_directory(const temporary_directory&) = delete;
     temporary_directory& operator=(const temporary_directory&) = delete;

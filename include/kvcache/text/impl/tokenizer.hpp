@@ -4,6 +4,8 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/file.hpp>
+#include <kvcache/core/platform/standard.hpp>
+#include <kvcache/core/platform/stop_token.hpp>
 #include <kvcache/formats/gguf.hpp>
 #include <kvcache/formats/json.hpp>
 #include <kvcache/text/added_tokens.hpp>
@@ -22,7 +24,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <stop_token>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -117,11 +118,11 @@ KVCACHE_BODY result<tokenizer_config> tokenizer_config::open(const std::filesyst
 KVCACHE_BODY bool tokenizer_config::is_control(const text::added_token& token) const {
     const std::string_view content = token.content;
     const auto named = [&](const auto& entry) { return entry.second == content; };
-    if (token.special || std::ranges::any_of(special_, named) || detail::looks_like_markup(content))
+    if (token.special || ranges::any_of(special_, named) || detail::looks_like_markup(content))
         return true;
     const auto writes = [&](const auto& entry) { return entry.second.find(content) != std::string::npos; };
     return content.size() > 2 && detail::is_sign(content.front()) && detail::is_sign(content.back()) &&
-           std::ranges::any_of(templates_, writes);
+           ranges::any_of(templates_, writes);
 }
 
 namespace detail {
@@ -221,7 +222,7 @@ KVCACHE_BODY result<tokenizer> tokenizer::parse(std::string_view tokenizer_json,
         return *problem;
     if (auto indexed = made->index(); !indexed)
         return indexed.error();
-    made->digest = digest_builder().bytes(std::as_bytes(std::span(tokenizer_json))).finish();
+    made->digest = digest_builder().bytes(text_bytes(tokenizer_json)).finish();
     return tokenizer(std::move(made));
 }
 
@@ -250,8 +251,8 @@ KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(std::string_view te
     return encode(marked, options.add_special_tokens, options.stop);
 }
 
-KVCACHE_BODY result<std::vector<token_id>>
-tokenizer::encode(std::span<const text_segment> segments, bool add_special_tokens, const std::stop_token& stop) const {
+KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(std::span<const text_segment> segments,
+                                                             bool add_special_tokens, const stop_token& stop) const {
     text::tagged_text marked;
     for (const text_segment& s : segments)
         marked.append(s.text, !s.is_control);
@@ -297,7 +298,7 @@ KVCACHE_BODY std::optional<token_id> tokenizer::named(const char* name) const {
 }
 
 KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::tagged_text& input, bool add_special_tokens,
-                                                             const std::stop_token& stop) const {
+                                                             const stop_token& stop) const {
     const auto given_up = [] { return error{error_code::cancelled, "text", "the caller cancelled the encoding"}; };
     constexpr std::size_t longest = std::size_t{1} << 30;
     if (input.bytes.size() > longest)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/text/jinja/filters.hpp>
 #include <kvcache/text/jinja/operators.hpp>
 #include <kvcache/text/jinja/syntax.hpp>
@@ -170,7 +171,7 @@ private:
     [[nodiscard]] expression_pointer parse_row(token_kind kind, std::initializer_list<std::string_view> operators,
                                                Operand operand) {
         auto left = operand();
-        while (current().kind == kind && std::ranges::find(operators, current().text) != operators.end()) {
+        while (current().kind == kind && ranges::find(operators, current().text) != operators.end()) {
             auto sign = take().text;
             left = join(expression_kind::binary, std::move(sign), std::move(left), operand());
         }

@@ -40,7 +40,7 @@ KVCACHE_LAZY [[nodiscard]] inline value path_of(value v, std::string_view path, 
     while (true) {
         const auto dot = path.find('.');
         const std::string_view name = path.substr(0, dot);
-        const auto n = parsed_number<std::int64_t>(name);
+        const auto n = parsed_integer(name);
         spent.text(name.size());
         v = n ? item_of(v, *n, spent) : item_of(v, name, spent);
         if (dot == std::string_view::npos)
@@ -182,7 +182,7 @@ KVCACHE_LAZY [[nodiscard]] inline value batch_filter(const value& v, const argum
         const std::int64_t filled = fill && !fill->is_none() ? (batch ? count - length : i >= size % count) : 0;
         spent.items(2 + static_cast<std::size_t>(length + filled));
         list one(items.begin() + static_cast<std::ptrdiff_t>(at),
-                 items.begin() + static_cast<std::ptrdiff_t>(at) + length);
+                 items.begin() + static_cast<std::ptrdiff_t>(at) + static_cast<std::ptrdiff_t>(length));
         at += static_cast<std::size_t>(length);
         for (std::int64_t n = 0; n < filled; ++n)
             one.push_back(*fill);

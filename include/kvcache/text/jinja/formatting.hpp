@@ -115,7 +115,7 @@ KVCACHE_LAZY [[nodiscard]] inline std::pair<std::string, std::string> digits_of(
     const std::string_view all = spec.type == 'X' ? "0123456789ABCDEF" : "0123456789abcdef";
     std::string digits;
     do
-        digits.push_back(all[n % radix]);
+        digits.push_back(all[static_cast<std::size_t>(n % radix)]);
     while ((n /= radix) != 0);
     std::reverse(digits.begin(), digits.end());
     if (spec.grouping != '\0')
@@ -251,7 +251,7 @@ KVCACHE_LAZY [[nodiscard]] inline replacement_field replacement_field_of(std::st
 KVCACHE_LAZY [[nodiscard]] inline value field_value(std::string_view name, const arguments& args, std::size_t& next,
                                                     budget& spent) {
     const auto index_of = [](std::string_view text) -> std::optional<std::int64_t> {
-        const auto n = parsed_number<std::int64_t>(text);
+        const auto n = parsed_integer(text);
         return n && *n >= 0 ? n : std::nullopt;
     };
     const auto first = name.substr(0, name.find_first_of(".["));

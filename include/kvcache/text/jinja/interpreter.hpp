@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/text/jinja/filters.hpp>
 #include <kvcache/text/jinja/methods.hpp>
 #include <kvcache/text/jinja/operators.hpp>
@@ -454,7 +455,7 @@ private:
         mapping kwargs;
         for (const auto& [name, v] : args.named) {
             spent_->work(32 * parameters.size());
-            if (std::ranges::find(parameters, name, [](const auto& p) -> const std::string& { return p.first; }) !=
+            if (ranges::find(parameters, name, [](const auto& p) -> const std::string& { return p.first; }) !=
                 parameters.end())
                 continue;
             if (name == "caller")

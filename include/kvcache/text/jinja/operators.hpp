@@ -3,6 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/platform/machine.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/text/jinja/formatting.hpp>
 #include <kvcache/text/jinja/sequence.hpp>
 #include <kvcache/text/jinja/value.hpp>
@@ -177,7 +178,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool comparison_test(const value& v, const arg
         {"eq", "=="}, {"equalto", "=="}, {"ne", "!="},         {"lt", "<"},  {"lessthan", "<"},
         {"le", "<="}, {"gt", ">"},       {"greaterthan", ">"}, {"ge", ">="},
     };
-    const auto* named = std::ranges::find(signs, args.of, [](const auto& one) { return one.first; });
+    const auto* named = ranges::find(signs, args.of, [](const auto& one) { return one.first; });
     return holds(named == std::end(signs) ? std::string_view(args.of) : named->second, v, other, spent);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/text/jinja/expression_parser.hpp>
 
 #include <algorithm>
@@ -153,7 +154,7 @@ private:
     [[nodiscard]] std::unique_ptr<statement> parse_for() {
         auto made = make_statement(statement_kind::loop);
         made->targets = parse_targets();
-        if (std::ranges::find(made->targets, "loop") != made->targets.end())
+        if (ranges::find(made->targets, "loop") != made->targets.end())
             refuse("a loop gives no values to \"loop\"");
         if (!take_name("in"))
             unexpected("in");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/platform/parse_double.hpp>
 #include <kvcache/text/jinja/value.hpp>
 #include <kvcache/text/unicode.hpp>
 
@@ -429,16 +430,13 @@ KVCACHE_LAZY [[nodiscard]] inline std::optional<value> literal(const token& t) {
         const auto base = t.text.size() > 2 ? letters.find(t.text[1]) : std::string_view::npos;
         const std::size_t from = base == std::string_view::npos ? 0 : 2;
         const int radix = from == 0 ? 10 : base < 2 ? 16 : base < 4 ? 8 : 2;
-        const auto n = parsed_number<std::int64_t>(std::string_view(t.text).substr(from), radix);
+        const auto n = parsed_integer(std::string_view(t.text).substr(from), radix);
         if (!n)
             refuse({"line ", std::to_string(t.line), ": the number ", t.text, " is too large, or none"});
         return value(*n);
     }
-    if (t.kind == token_kind::number) {
-        double d = 0;
-        std::from_chars(t.text.data(), t.text.data() + t.text.size(), d);
-        return value(d);
-    }
+    if (t.kind == token_kind::number)
+        return value(parse_double(t.text).value_or(0));
     if (t.text == "true" || t.text == "True")
         return value(true);
     if (t.text == "false" || t.text == "False")

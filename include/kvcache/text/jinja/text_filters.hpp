@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/platform/parse_double.hpp>
 #include <kvcache/text/jinja/formatting.hpp>
 #include <kvcache/text/jinja/methods.hpp>
 #include <kvcache/text/jinja/sequence.hpp>
@@ -189,7 +190,7 @@ KVCACHE_LAZY [[nodiscard]] inline value truncate_filter(const value& v, const ar
 KVCACHE_LAZY [[nodiscard]] inline std::optional<double> parsed_float(std::string_view text) {
     if (text.starts_with('+') && !text.substr(1).starts_with('-'))
         text.remove_prefix(1);
-    return parsed_number<double>(text);
+    return parse_double(text);
 }
 
 /// Returns the integer part of a number. Throws: failure if there is none.
@@ -221,7 +222,7 @@ KVCACHE_LAZY [[nodiscard]] inline value int_filter(const value& v, const argumen
                           (base == 2 && (text.starts_with("0b") || text.starts_with("0B")));
     if (prefixed)
         text.remove_prefix(2);
-    if (const auto n = parsed_number<std::int64_t>(text, static_cast<int>(base)))
+    if (const auto n = parsed_integer(text, static_cast<int>(base)))
         return *n;
     const auto d = parsed_float(all);
     return d && std::isfinite(*d) ? value(truncated(*d)) : otherwise;

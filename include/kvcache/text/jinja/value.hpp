@@ -4,6 +4,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/platform/machine.hpp>
+#include <kvcache/core/platform/stop_token.hpp>
 #include <kvcache/text/unicode.hpp>
 
 #include <algorithm>
@@ -15,7 +16,6 @@
 #include <limits>
 #include <memory>
 #include <optional>
-#include <stop_token>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -67,7 +67,7 @@ class basic_budget {
 public:
     /// A budget for a rendering of messages of this size: the bytes of their texts, and `per_value` for each value.
     /// Once `stop` is requested, the rendering is given up within a millisecond of work.
-    explicit basic_budget(std::size_t input, std::stop_token stop = {})
+    explicit basic_budget(std::size_t input, stop_token stop = {})
         : stop_(std::move(stop)),
           work_(within(base_work, work_per_byte, input)),
           bytes_(within(base_bytes, bytes_per_byte, input)),
@@ -120,7 +120,7 @@ private:
         return add_overflows(base, product(factor, input), made) ? std::numeric_limits<std::size_t>::max() : made;
     }
 
-    std::stop_token stop_;
+    stop_token stop_;
     std::size_t work_;
     std::size_t bytes_;
     std::size_t next_look_; // work that is left when `stop_` is looked at again
@@ -456,11 +456,10 @@ struct arguments {
     }
 };
 
-/// Returns the number that the whole of a text is, or nullopt. `base` is that of an integer.
-template <class Number, class... Base>
-[[nodiscard]] std::optional<Number> parsed_number(std::string_view text, Base... base) {
-    Number n{};
-    const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), n, base...);
+/// Returns the integer that the whole of a text is, or nullopt.
+KVCACHE_LAZY [[nodiscard]] inline std::optional<std::int64_t> parsed_integer(std::string_view text, int base = 10) {
+    std::int64_t n = 0;
+    const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), n, base);
     return problem == std::errc{} && end == text.data() + text.size() ? std::optional(n) : std::nullopt;
 }
 

@@ -3,6 +3,7 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/file.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/formats/gguf_fields.hpp>
 #include <kvcache/model/checkpoint_files.hpp>
 #include <kvcache/model/config.hpp>
@@ -59,7 +60,7 @@ gguf_file::entries(const gguf_header& header, std::span<const std::byte> file, c
     order.reserve(all.size());
     for (const gguf_entry& entry : all)
         order.push_back(&entry);
-    std::ranges::sort(order, {}, [](const gguf_entry* entry) { return entry->bytes.data(); });
+    ranges::sort(order, {}, [](const gguf_entry* entry) { return entry->bytes.data(); });
     for (std::size_t i = 1; i < order.size(); ++i)
         if (order[i]->bytes.data() < order[i - 1]->bytes.data() + order[i - 1]->bytes.size())
             return refuse(error_code::malformed, order[i]->name,
@@ -198,7 +199,7 @@ KVCACHE_BODY result<tensor_view> gguf_checkpoint::tensor(std::string_view name,
             text += (text.empty() ? "(" : ", ") + std::to_string(extent);
         return text + ")";
     };
-    if (!std::ranges::equal(entry->shape, shape))
+    if (!ranges::equal(entry->shape, shape))
         return refuse(error_code::mismatched,
                       {"its shape is ", text_of(entry->shape), "; the configuration needs ", text_of(shape)});
     for (const gguf_file& part : parts_)

@@ -3,6 +3,7 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/file.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/formats/gguf_fields.hpp>
 #include <kvcache/model/gguf/config.hpp>
 
@@ -53,7 +54,7 @@ private:
     void read_kind() {
         constexpr std::string_view known[] = {"llama", "qwen2", "qwen3"};
         const std::string_view architecture = fields_.text("general.architecture");
-        if (std::ranges::find(known, architecture) == std::end(known))
+        if (ranges::find(known, architecture) == std::end(known))
             return fields_.refuse(error_code::unsupported, "general.architecture",
                                   {"\"", shown(architecture),
                                    "\" is not supported; llama (Mistral's too), qwen2 and "
@@ -176,7 +177,7 @@ private:
         if (bos || sentencepiece)
             config_.bos = {bos.value_or(token_id{1})};
         const auto add = [&](std::optional<token_id> id) {
-            if (id && std::ranges::find(config_.eos, *id) == config_.eos.end())
+            if (id && ranges::find(config_.eos, *id) == config_.eos.end())
                 config_.eos.push_back(*id);
         };
         const auto eos = fields_.id("tokenizer.ggml.eos_token_id");
@@ -196,7 +197,7 @@ private:
         if (tokens != nullptr)
             tokens->each([&](const gguf_value& token) {
                 const auto text = token.text().value_or(std::string_view());
-                if (text.starts_with('<') && std::ranges::find(turn_ends, text) != std::end(turn_ends))
+                if (text.starts_with('<') && ranges::find(turn_ends, text) != std::end(turn_ends))
                     add(token_id{id});
                 ++id;
             });

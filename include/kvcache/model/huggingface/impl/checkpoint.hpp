@@ -3,6 +3,7 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/file.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/model/checkpoint_files.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
@@ -186,7 +187,7 @@ KVCACHE_BODY result<void> checkpoint::holds(const model_config& config) const {
             return head.error();
         if (!embedding)
             return embedding.error();
-        if (head->dtype != embedding->dtype || !std::ranges::equal(head->bytes, embedding->bytes))
+        if (head->dtype != embedding->dtype || !ranges::equal(head->bytes, embedding->bytes))
             return refuse("the configuration ties it to the embedding, but the two differ");
     }
     return {};

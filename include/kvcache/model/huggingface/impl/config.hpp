@@ -3,6 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/formats/json.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/config.hpp>
@@ -150,8 +151,7 @@ KVCACHE_LAZY [[nodiscard]] inline const huggingface_architecture* find_architect
         fields.refuse(error_code::not_found, "model_type", "the field is missing");
         return nullptr;
     }
-    const auto* known =
-        std::ranges::find(huggingface_architectures, *model_type, &huggingface_architecture::model_type);
+    const auto* known = ranges::find(huggingface_architectures, *model_type, &huggingface_architecture::model_type);
     if (known == std::end(huggingface_architectures)) {
         fields.refuse(error_code::unsupported, "model_type",
                       {"\"", shown(*model_type), "\" is not supported; llama, mistral, qwen2 and qwen3 are"});
@@ -360,7 +360,7 @@ KVCACHE_BODY result<model_config> read_model_config(const std::filesystem::path&
             return *fields.problem();
         stated = stated || !ids.empty();
         for (const token_id id : ids)
-            if (std::ranges::find(config->eos, id) == config->eos.end())
+            if (ranges::find(config->eos, id) == config->eos.end())
                 config->eos.push_back(id);
     }
     // The default of the llama and mistral configurations if neither file has the field.

@@ -4,6 +4,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/file.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/model/huggingface/json.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
 
@@ -240,7 +241,7 @@ KVCACHE_BODY result<safetensors_header> safetensors_header::parse(std::span<cons
         order.push_back(&item);
     }
 
-    std::ranges::sort(order, {}, [](const auto* item) { return std::pair(item->second.begin, item->second.end); });
+    ranges::sort(order, {}, [](const auto* item) { return std::pair(item->second.begin, item->second.end); });
     std::size_t covered = 0;
     for (const auto* item : order) {
         if (item->second.begin != covered)
@@ -301,7 +302,7 @@ KVCACHE_BODY result<tensor_view> safetensors_file::tensor(std::string_view name,
     if (!type)
         return refuse(error_code::unsupported, detail::shown(name) + ".dtype",
                       detail::joined({entry.dtype, " weights are not read; F32, F16 and BF16 are"}));
-    if (!std::ranges::equal(entry.shape, expected))
+    if (!ranges::equal(entry.shape, expected))
         return refuse(error_code::mismatched, detail::shown(name) + ".shape",
                       detail::joined({"it is ", detail::shape_text(entry.shape), "; the configuration needs ",
                                       detail::shape_text(expected)}));
