@@ -1908,6 +1908,16 @@ struct sequence_pages {
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
+#if defined(__cpp_lib_bit_cast)
+using std::bit_cast;
+#else
+/// As std::bit_cast, which libc++ has since version 14.
+template <class To, class From>
+[[nodiscard]] constexpr To bit_cast(const From& from) noexcept {
+    return __builtin_bit_cast(To, from);
+}
+#endif
+
 /// Sets bits of a number that other threads may change too. libc++ has std::atomic_ref since version 19.
 inline void atomic_or(std::uint64_t& number, std::uint64_t bits) noexcept {
 #if defined(__cpp_lib_atomic_ref)
@@ -2479,7 +2489,7 @@ inline constexpr const char* format_name = std::same_as<Number, float>      ? "f
 
 /// Converts a bfloat16 to float32. Exact for every bit pattern.
 [[nodiscard]] constexpr float widen(bfloat16 number) noexcept {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(number.bits) << 16);
+    return bit_cast<float>(static_cast<std::uint32_t>(number.bits) << 16);
 }
 
 /// Converts a binary16 to float32. Exact, including zeros, subnormals and infinities; a NaN keeps its sign and payload
@@ -2489,19 +2499,19 @@ inline constexpr const char* format_name = std::same_as<Number, float>      ? "f
     const std::uint32_t exponent = (number.bits >> 10) & 0x1Fu;
     const std::uint32_t fraction = number.bits & 0x3FFu;
     if (exponent == 31)
-        return std::bit_cast<float>(sign | (fraction == 0 ? 0x7F800000u : 0x7FC00000u) | fraction << 13);
+        return bit_cast<float>(sign | (fraction == 0 ? 0x7F800000u : 0x7FC00000u) | fraction << 13);
     if (exponent != 0)
-        return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+        return bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
     if (fraction == 0)
-        return std::bit_cast<float>(sign);
+        return bit_cast<float>(sign);
     // fraction * 2^-24, normalized: the leading one moves to bit 10 and becomes implicit.
     const auto shift = static_cast<std::uint32_t>(std::countl_zero(fraction)) - 21;
-    return std::bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
+    return bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
 }
 
 /// Rounds to the nearest bfloat16, ties to even. Larger magnitudes saturate to the largest finite value; NaN stays NaN.
 [[nodiscard]] constexpr bfloat16 to_bfloat16(float number) noexcept {
-    const auto bits = std::bit_cast<std::uint32_t>(number);
+    const auto bits = bit_cast<std::uint32_t>(number);
     if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
         return {static_cast<std::uint16_t>(bits >> 16 | 0x40u)};
     const std::uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
@@ -2511,7 +2521,7 @@ inline constexpr const char* format_name = std::same_as<Number, float>      ? "f
 
 /// Rounds to the nearest binary16, ties to even. Larger magnitudes saturate to the largest finite value; NaN stays NaN.
 [[nodiscard]] constexpr half to_half(float number) noexcept {
-    const auto bits = std::bit_cast<std::uint32_t>(number);
+    const auto bits = bit_cast<std::uint32_t>(number);
     const std::uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7FFFFFFFu;
     if (size > 0x7F800000u)
         return {static_cast<std::uint16_t>(sign | 0x7E00u)};
@@ -9954,6 +9964,80 @@ static_assert(observer_policy<events>);
 
 }}} // namespace kvcache::observer
 
+// ---- kvcache/core/compiled.hpp ------------------------------------------------------------------------------------
+
+// The library has two forms. Header-only (the default): every function is defined in a header. Compiled
+// (KVCACHE_COMPILED is defined and not 0): functions that are expensive to compile are only declared in their headers
+// and defined once, in the objects of the CMake target kvcache::compiled. That target defines KVCACHE_COMPILED for
+// itself and for targets that link it. Objects that are built with other flags do not link: their names differ
+// (core/abi.hpp).
+//
+//     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
+//     KVCACHE_BODY   before its definition, in an impl/ header
+//     KVCACHE_LAZY   before an inline function: it is instantiated where it is called
+//
+// Every file that includes an ordinary inline function compiles it and the functions it calls, used or not; a template
+// is compiled only where it is called. A function template with an empty pack is called like an ordinary function.
+// Classes with many members are templates with an empty pack for the same reason.
+#if !defined(KVCACHE_COMPILED)
+#define KVCACHE_COMPILED 0
+#endif
+#define KVCACHE_LAZY template <class...>
+#if KVCACHE_COMPILED
+#define KVCACHE_ONCE
+#define KVCACHE_BODY
+#else
+#define KVCACHE_ONCE KVCACHE_LAZY
+#define KVCACHE_BODY KVCACHE_LAZY
+#endif
+
+// ---- kvcache/core/platform/number_text.hpp ------------------------------------------------------------------------
+
+#if !defined(__cpp_lib_to_chars)
+#include <cstdio>
+#include <locale>
+#include <sstream>
+#endif
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The number that the whole of a text is, in the format of std::from_chars, or nullopt. libc++ parses floating-point
+/// numbers by std::from_chars since version 20.
+KVCACHE_LAZY [[nodiscard]] inline std::optional<double> parse_double(std::string_view text) {
+    double number = 0;
+#if defined(__cpp_lib_to_chars)
+    const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return problem == std::errc{} && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+#else
+    if (text.empty() || text.find_first_not_of("0123456789.eE+-") != text.npos || text.front() == '+')
+        return std::nullopt;
+    std::istringstream from{std::string(text)};
+    from.imbue(std::locale::classic());
+    from >> number;
+    return !from.fail() && from.peek() == std::istringstream::traits_type::eof() ? std::optional(number) : std::nullopt;
+#endif
+}
+
+/// The shortest text that std::from_chars reads as this finite number, in any locale. libc++ has it since version 14.
+KVCACHE_LAZY [[nodiscard]] inline std::string shortest_text(double number) {
+    char digits[40];
+#if defined(_LIBCPP_VERSION) && _LIBCPP_VERSION < 14000
+    for (int precision = 1; precision <= 17; ++precision) {
+        const int size = std::snprintf(digits, sizeof digits, "%.*g", precision, number);
+        std::string text(digits, static_cast<std::size_t>(size));
+        for (char& c : text)
+            c = c == ',' ? '.' : c; // of the locale
+        if (precision == 17 || parse_double(text) == number)
+            return text;
+    }
+    return {};
+#else
+    return {digits, std::to_chars(digits, digits + sizeof digits, number).ptr};
+#endif
+}
+
+}} // namespace kvcache
+
 // ---- kvcache/observer/metrics.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
@@ -10014,8 +10098,7 @@ private:
             return "NaN";
         if (std::isinf(value))
             return value > 0 ? "+Inf" : "-Inf";
-        char digits[32];
-        return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};
+        return shortest_text(value);
     }
 
     void sample(std::string_view name, std::string_view help, std::string_view type, const std::string& value) {
@@ -10697,33 +10780,6 @@ struct huge_pages {
 static_assert(storage_policy<huge_pages>);
 
 }}} // namespace kvcache::storage
-
-// ---- kvcache/core/compiled.hpp ------------------------------------------------------------------------------------
-
-// The library has two forms. Header-only (the default): every function is defined in a header. Compiled
-// (KVCACHE_COMPILED is defined and not 0): functions that are expensive to compile are only declared in their headers
-// and defined once, in the objects of the CMake target kvcache::compiled. That target defines KVCACHE_COMPILED for
-// itself and for targets that link it. Objects that are built with other flags do not link: their names differ
-// (core/abi.hpp).
-//
-//     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
-//     KVCACHE_BODY   before its definition, in an impl/ header
-//     KVCACHE_LAZY   before an inline function: it is instantiated where it is called
-//
-// Every file that includes an ordinary inline function compiles it and the functions it calls, used or not; a template
-// is compiled only where it is called. A function template with an empty pack is called like an ordinary function.
-// Classes with many members are templates with an empty pack for the same reason.
-#if !defined(KVCACHE_COMPILED)
-#define KVCACHE_COMPILED 0
-#endif
-#define KVCACHE_LAZY template <class...>
-#if KVCACHE_COMPILED
-#define KVCACHE_ONCE
-#define KVCACHE_BODY
-#else
-#define KVCACHE_ONCE KVCACHE_LAZY
-#define KVCACHE_BODY KVCACHE_LAZY
-#endif
 
 // ---- kvcache/core/platform/file.hpp -------------------------------------------------------------------------------
 

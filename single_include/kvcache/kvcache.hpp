@@ -1447,6 +1447,167 @@ struct attention_part {
 
 }} // namespace kvcache
 
+// ---- kvcache/core/platform/standard.hpp ---------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+#if defined(__cpp_lib_bit_cast)
+using std::bit_cast;
+#else
+/// As std::bit_cast, which libc++ has since version 14.
+template <class To, class From>
+[[nodiscard]] constexpr To bit_cast(const From& from) noexcept {
+    return __builtin_bit_cast(To, from);
+}
+#endif
+
+/// Sets bits of a number that other threads may change too. libc++ has std::atomic_ref since version 19.
+inline void atomic_or(std::uint64_t& number, std::uint64_t bits) noexcept {
+#if defined(__cpp_lib_atomic_ref)
+    std::atomic_ref(number).fetch_or(bits, std::memory_order_relaxed);
+#else
+    __atomic_fetch_or(&number, bits, __ATOMIC_RELAXED);
+#endif
+}
+
+}} // namespace kvcache
+
+// The algorithms of std::ranges that this library uses, as kvcache::ranges. libc++ has them since version 15.
+
+#if defined(__cpp_lib_ranges)
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+namespace ranges = std::ranges;
+}} // namespace kvcache
+
+#else
+
+#include <cstddef>
+#include <functional>
+#include <iterator>
+#include <utility>
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace ranges {
+
+/// Two iterators: where `mismatch` ended.
+template <class I1, class I2>
+struct in_in_result {
+    I1 in1;
+    I2 in2;
+};
+
+template <class R, class O>
+constexpr O copy(R&& from, O to) {
+    return std::copy(std::begin(from), std::end(from), to);
+}
+template <class R, class T>
+constexpr void fill(R&& range, const T& value) {
+    std::fill(std::begin(range), std::end(range), value);
+}
+template <class R, class F>
+constexpr void generate(R&& range, F make) {
+    std::generate(std::begin(range), std::end(range), std::ref(make));
+}
+template <class R, class O, class F>
+constexpr O transform(R&& from, O to, F change) {
+    return std::transform(std::begin(from), std::end(from), to, std::ref(change));
+}
+template <class R>
+constexpr void reverse(R&& range) {
+    std::reverse(std::begin(range), std::end(range));
+}
+
+template <class R, class F, class P = std::identity>
+constexpr auto find_if(R&& range, F holds, P of = {}) {
+    return std::find_if(std::begin(range), std::end(range),
+                        [&](auto&& one) -> bool { return std::invoke(holds, std::invoke(of, one)); });
+}
+template <class R, class T, class P = std::identity>
+constexpr auto find(R&& range, const T& value, P of = {}) {
+    return std::find_if(std::begin(range), std::end(range), [&](auto&& one) { return std::invoke(of, one) == value; });
+}
+template <class R, class F, class P = std::identity>
+constexpr auto count_if(R&& range, F holds, P of = {}) {
+    return std::count_if(std::begin(range), std::end(range),
+                         [&](auto&& one) -> bool { return std::invoke(holds, std::invoke(of, one)); });
+}
+template <class R, class T, class P = std::identity>
+constexpr auto count(R&& range, const T& value, P of = {}) {
+    return std::count_if(std::begin(range), std::end(range), [&](auto&& one) { return std::invoke(of, one) == value; });
+}
+template <class R, class F, class P = std::identity>
+constexpr bool any_of(R&& range, F holds, P of = {}) {
+    return ranges::find_if(range, holds, of) != std::end(range);
+}
+template <class R, class F, class P = std::identity>
+constexpr bool all_of(R&& range, F holds, P of = {}) {
+    return ranges::find_if(range, [&](auto&& one) { return !std::invoke(holds, std::invoke(of, one)); }) ==
+           std::end(range);
+}
+template <class R, class F, class P = std::identity>
+constexpr bool none_of(R&& range, F holds, P of = {}) {
+    return ranges::find_if(range, holds, of) == std::end(range);
+}
+template <class A, class B, class F = std::equal_to<>>
+constexpr bool equal(A&& a, B&& b, F same = {}) {
+    return std::equal(std::begin(a), std::end(a), std::begin(b), std::end(b), same);
+}
+template <class A, class B>
+constexpr auto mismatch(A&& a, B&& b) {
+    const auto [in1, in2] = std::mismatch(std::begin(a), std::end(a), std::begin(b), std::end(b));
+    return in_in_result<decltype(std::begin(a)), decltype(std::begin(b))>{in1, in2};
+}
+template <class R>
+constexpr auto adjacent_find(R&& range) {
+    return std::adjacent_find(std::begin(range), std::end(range));
+}
+
+namespace detail {
+
+template <class F, class P>
+constexpr auto compared(F& less, P& of) {
+    return [&](auto&& a, auto&& b) -> bool { return std::invoke(less, std::invoke(of, a), std::invoke(of, b)); };
+}
+
+} // namespace detail
+
+template <class R, class F = std::less<>, class P = std::identity>
+constexpr auto max_element(R&& range, F less = {}, P of = {}) {
+    return std::max_element(std::begin(range), std::end(range), detail::compared(less, of));
+}
+template <class R, class F = std::less<>, class P = std::identity>
+constexpr void sort(R&& range, F less = {}, P of = {}) {
+    std::sort(std::begin(range), std::end(range), detail::compared(less, of));
+}
+template <class R, class F = std::less<>, class P = std::identity>
+constexpr void stable_sort(R&& range, F less = {}, P of = {}) {
+    std::stable_sort(std::begin(range), std::end(range), detail::compared(less, of));
+}
+template <class R, class F = std::less<>, class P = std::identity>
+constexpr bool is_sorted(R&& range, F less = {}, P of = {}) {
+    return std::is_sorted(std::begin(range), std::end(range), detail::compared(less, of));
+}
+template <class R, class T>
+constexpr bool binary_search(R&& range, const T& value) {
+    return std::binary_search(std::begin(range), std::end(range), value);
+}
+template <class R, class F = std::less<>>
+constexpr void make_heap(R&& range, F less = {}) {
+    std::make_heap(std::begin(range), std::end(range), less);
+}
+template <class R, class F = std::less<>>
+constexpr void push_heap(R&& range, F less = {}) {
+    std::push_heap(std::begin(range), std::end(range), less);
+}
+template <class R, class F = std::less<>>
+constexpr void pop_heap(R&& range, F less = {}) {
+    std::pop_heap(std::begin(range), std::end(range), less);
+}
+
+}}} // namespace kvcache::ranges
+
+#endif
+
 // ---- kvcache/core/number_format.hpp -------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -1482,7 +1643,7 @@ inline constexpr const char* format_name = std::same_as<Number, float>      ? "f
 
 /// Converts a bfloat16 to float32. Exact for every bit pattern.
 [[nodiscard]] constexpr float widen(bfloat16 number) noexcept {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(number.bits) << 16);
+    return bit_cast<float>(static_cast<std::uint32_t>(number.bits) << 16);
 }
 
 /// Converts a binary16 to float32. Exact, including zeros, subnormals and infinities; a NaN keeps its sign and payload
@@ -1492,19 +1653,19 @@ inline constexpr const char* format_name = std::same_as<Number, float>      ? "f
     const std::uint32_t exponent = (number.bits >> 10) & 0x1Fu;
     const std::uint32_t fraction = number.bits & 0x3FFu;
     if (exponent == 31)
-        return std::bit_cast<float>(sign | (fraction == 0 ? 0x7F800000u : 0x7FC00000u) | fraction << 13);
+        return bit_cast<float>(sign | (fraction == 0 ? 0x7F800000u : 0x7FC00000u) | fraction << 13);
     if (exponent != 0)
-        return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+        return bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
     if (fraction == 0)
-        return std::bit_cast<float>(sign);
+        return bit_cast<float>(sign);
     // fraction * 2^-24, normalized: the leading one moves to bit 10 and becomes implicit.
     const auto shift = static_cast<std::uint32_t>(std::countl_zero(fraction)) - 21;
-    return std::bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
+    return bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
 }
 
 /// Rounds to the nearest bfloat16, ties to even. Larger magnitudes saturate to the largest finite value; NaN stays NaN.
 [[nodiscard]] constexpr bfloat16 to_bfloat16(float number) noexcept {
-    const auto bits = std::bit_cast<std::uint32_t>(number);
+    const auto bits = bit_cast<std::uint32_t>(number);
     if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
         return {static_cast<std::uint16_t>(bits >> 16 | 0x40u)};
     const std::uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
@@ -1514,7 +1675,7 @@ inline constexpr const char* format_name = std::same_as<Number, float>      ? "f
 
 /// Rounds to the nearest binary16, ties to even. Larger magnitudes saturate to the largest finite value; NaN stays NaN.
 [[nodiscard]] constexpr half to_half(float number) noexcept {
-    const auto bits = std::bit_cast<std::uint32_t>(number);
+    const auto bits = bit_cast<std::uint32_t>(number);
     const std::uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7FFFFFFFu;
     if (size > 0x7F800000u)
         return {static_cast<std::uint16_t>(sign | 0x7E00u)};
@@ -4215,9 +4376,9 @@ namespace portable_math {
 /// Natural logarithm of a positive, finite, normal number.
 [[nodiscard]] inline double log(double x) noexcept {
     constexpr double ln2_high = 0x1.62e42fefa39efp-1, ln2_low = 0x1.abc9e3b39803fp-56;
-    const auto bits = std::bit_cast<std::uint64_t>(x);
+    const auto bits = bit_cast<std::uint64_t>(x);
     auto exponent = static_cast<double>(static_cast<int>((bits >> 52) & 0x7ff) - 1023);
-    double m = std::bit_cast<double>((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
+    double m = bit_cast<double>((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
     if (m > 1.4142135623730951) {
         m *= 0.5;
         exponent += 1.0;
@@ -4240,7 +4401,7 @@ namespace portable_math {
     double p = 1.0;
     for (int k = 18; k >= 1; --k)
         p = std::fma(p, r / k, 1.0);
-    return p * std::bit_cast<double>((static_cast<std::uint64_t>(static_cast<std::int64_t>(n) + 1023)) << 52);
+    return p * bit_cast<double>((static_cast<std::uint64_t>(static_cast<std::int64_t>(n) + 1023)) << 52);
 }
 
 /// base^exponent for a positive base.
@@ -4437,157 +4598,6 @@ inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t
 } // namespace detail
 
 }} // namespace kvcache
-
-// ---- kvcache/core/platform/standard.hpp ---------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Sets bits of a number that other threads may change too. libc++ has std::atomic_ref since version 19.
-inline void atomic_or(std::uint64_t& number, std::uint64_t bits) noexcept {
-#if defined(__cpp_lib_atomic_ref)
-    std::atomic_ref(number).fetch_or(bits, std::memory_order_relaxed);
-#else
-    __atomic_fetch_or(&number, bits, __ATOMIC_RELAXED);
-#endif
-}
-
-}} // namespace kvcache
-
-// The algorithms of std::ranges that this library uses, as kvcache::ranges. libc++ has them since version 15.
-
-#if defined(__cpp_lib_ranges)
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-namespace ranges = std::ranges;
-}} // namespace kvcache
-
-#else
-
-#include <cstddef>
-#include <functional>
-#include <iterator>
-#include <utility>
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace ranges {
-
-/// Two iterators: where `mismatch` ended.
-template <class I1, class I2>
-struct in_in_result {
-    I1 in1;
-    I2 in2;
-};
-
-template <class R, class O>
-constexpr O copy(R&& from, O to) {
-    return std::copy(std::begin(from), std::end(from), to);
-}
-template <class R, class T>
-constexpr void fill(R&& range, const T& value) {
-    std::fill(std::begin(range), std::end(range), value);
-}
-template <class R, class F>
-constexpr void generate(R&& range, F make) {
-    std::generate(std::begin(range), std::end(range), std::ref(make));
-}
-template <class R, class O, class F>
-constexpr O transform(R&& from, O to, F change) {
-    return std::transform(std::begin(from), std::end(from), to, std::ref(change));
-}
-template <class R>
-constexpr void reverse(R&& range) {
-    std::reverse(std::begin(range), std::end(range));
-}
-
-template <class R, class F, class P = std::identity>
-constexpr auto find_if(R&& range, F holds, P of = {}) {
-    return std::find_if(std::begin(range), std::end(range),
-                        [&](auto&& one) -> bool { return std::invoke(holds, std::invoke(of, one)); });
-}
-template <class R, class T, class P = std::identity>
-constexpr auto find(R&& range, const T& value, P of = {}) {
-    return std::find_if(std::begin(range), std::end(range), [&](auto&& one) { return std::invoke(of, one) == value; });
-}
-template <class R, class F, class P = std::identity>
-constexpr auto count_if(R&& range, F holds, P of = {}) {
-    return std::count_if(std::begin(range), std::end(range),
-                         [&](auto&& one) -> bool { return std::invoke(holds, std::invoke(of, one)); });
-}
-template <class R, class T, class P = std::identity>
-constexpr auto count(R&& range, const T& value, P of = {}) {
-    return std::count_if(std::begin(range), std::end(range), [&](auto&& one) { return std::invoke(of, one) == value; });
-}
-template <class R, class F, class P = std::identity>
-constexpr bool any_of(R&& range, F holds, P of = {}) {
-    return ranges::find_if(range, holds, of) != std::end(range);
-}
-template <class R, class F, class P = std::identity>
-constexpr bool all_of(R&& range, F holds, P of = {}) {
-    return ranges::find_if(range, [&](auto&& one) { return !std::invoke(holds, std::invoke(of, one)); }) ==
-           std::end(range);
-}
-template <class R, class F, class P = std::identity>
-constexpr bool none_of(R&& range, F holds, P of = {}) {
-    return ranges::find_if(range, holds, of) == std::end(range);
-}
-template <class A, class B, class F = std::equal_to<>>
-constexpr bool equal(A&& a, B&& b, F same = {}) {
-    return std::equal(std::begin(a), std::end(a), std::begin(b), std::end(b), same);
-}
-template <class A, class B>
-constexpr auto mismatch(A&& a, B&& b) {
-    const auto [in1, in2] = std::mismatch(std::begin(a), std::end(a), std::begin(b), std::end(b));
-    return in_in_result<decltype(std::begin(a)), decltype(std::begin(b))>{in1, in2};
-}
-template <class R>
-constexpr auto adjacent_find(R&& range) {
-    return std::adjacent_find(std::begin(range), std::end(range));
-}
-
-namespace detail {
-
-template <class F, class P>
-constexpr auto compared(F& less, P& of) {
-    return [&](auto&& a, auto&& b) -> bool { return std::invoke(less, std::invoke(of, a), std::invoke(of, b)); };
-}
-
-} // namespace detail
-
-template <class R, class F = std::less<>, class P = std::identity>
-constexpr auto max_element(R&& range, F less = {}, P of = {}) {
-    return std::max_element(std::begin(range), std::end(range), detail::compared(less, of));
-}
-template <class R, class F = std::less<>, class P = std::identity>
-constexpr void sort(R&& range, F less = {}, P of = {}) {
-    std::sort(std::begin(range), std::end(range), detail::compared(less, of));
-}
-template <class R, class F = std::less<>, class P = std::identity>
-constexpr void stable_sort(R&& range, F less = {}, P of = {}) {
-    std::stable_sort(std::begin(range), std::end(range), detail::compared(less, of));
-}
-template <class R, class F = std::less<>, class P = std::identity>
-constexpr bool is_sorted(R&& range, F less = {}, P of = {}) {
-    return std::is_sorted(std::begin(range), std::end(range), detail::compared(less, of));
-}
-template <class R, class T>
-constexpr bool binary_search(R&& range, const T& value) {
-    return std::binary_search(std::begin(range), std::end(range), value);
-}
-template <class R, class F = std::less<>>
-constexpr void make_heap(R&& range, F less = {}) {
-    std::make_heap(std::begin(range), std::end(range), less);
-}
-template <class R, class F = std::less<>>
-constexpr void push_heap(R&& range, F less = {}) {
-    std::push_heap(std::begin(range), std::end(range), less);
-}
-template <class R, class F = std::less<>>
-constexpr void pop_heap(R&& range, F less = {}) {
-    std::pop_heap(std::begin(range), std::end(range), less);
-}
-
-}}} // namespace kvcache::ranges
-
-#endif
 
 // ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
 
@@ -12166,7 +12176,7 @@ private:
             std::uint64_t x = (d + 1) * 0x9E3779B97F4A7C15u;
             x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
             const auto sign = static_cast<std::uint32_t>(x >> 32) & 0x80000000u;
-            row[d] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(row[d]) ^ sign);
+            row[d] = bit_cast<float>(bit_cast<std::uint32_t>(row[d]) ^ sign);
         }
     }
 };
@@ -15436,6 +15446,53 @@ using locking_policies = std::tuple<locking::none, locking::mutex>;
 
 }} // namespace kvcache
 
+// ---- kvcache/core/platform/number_text.hpp ------------------------------------------------------------------------
+
+#if !defined(__cpp_lib_to_chars)
+#include <cstdio>
+#include <locale>
+#include <sstream>
+#endif
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The number that the whole of a text is, in the format of std::from_chars, or nullopt. libc++ parses floating-point
+/// numbers by std::from_chars since version 20.
+KVCACHE_LAZY [[nodiscard]] inline std::optional<double> parse_double(std::string_view text) {
+    double number = 0;
+#if defined(__cpp_lib_to_chars)
+    const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return problem == std::errc{} && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+#else
+    if (text.empty() || text.find_first_not_of("0123456789.eE+-") != text.npos || text.front() == '+')
+        return std::nullopt;
+    std::istringstream from{std::string(text)};
+    from.imbue(std::locale::classic());
+    from >> number;
+    return !from.fail() && from.peek() == std::istringstream::traits_type::eof() ? std::optional(number) : std::nullopt;
+#endif
+}
+
+/// The shortest text that std::from_chars reads as this finite number, in any locale. libc++ has it since version 14.
+KVCACHE_LAZY [[nodiscard]] inline std::string shortest_text(double number) {
+    char digits[40];
+#if defined(_LIBCPP_VERSION) && _LIBCPP_VERSION < 14000
+    for (int precision = 1; precision <= 17; ++precision) {
+        const int size = std::snprintf(digits, sizeof digits, "%.*g", precision, number);
+        std::string text(digits, static_cast<std::size_t>(size));
+        for (char& c : text)
+            c = c == ',' ? '.' : c; // of the locale
+        if (precision == 17 || parse_double(text) == number)
+            return text;
+    }
+    return {};
+#else
+    return {digits, std::to_chars(digits, digits + sizeof digits, number).ptr};
+#endif
+}
+
+}} // namespace kvcache
+
 // ---- kvcache/model/config.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -15919,7 +15976,7 @@ using block_bytes = std::span<const std::byte>;
 /// 2^(exponent - 128): half of the power of two that E8M0 stands for, since the values of MXFP4 are doubled. The two
 /// smallest are subnormal.
 [[nodiscard]] constexpr float half_of_e8m0(std::uint32_t exponent) noexcept {
-    return std::bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+    return bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
 }
 
 /// Bits [0, 4) of byte i of each `run` bytes are code i of 2 * run codes, bits [4, 8) are code run + i.
@@ -16078,7 +16135,7 @@ inline void dequantize(block_format format, std::span<const std::byte> blocks, s
         const auto block = blocks.subspan(i / shape.weights * shape.bytes, shape.bytes);
         switch (format) {
         case block_format::f32:
-            out[i] = std::bit_cast<float>(load_little<std::uint32_t>(block, 0));
+            out[i] = bit_cast<float>(load_little<std::uint32_t>(block, 0));
             break;
         case block_format::f16:
             out[i] = widen(half{load_little<std::uint16_t>(block, 0)});
@@ -16119,7 +16176,7 @@ namespace detail {
 inline void pack_scales(const quant_block& block, std::size_t lane, std::byte* to) noexcept {
     const block_layout& layout = block.layout;
     if (layout.table == block_layout::values::mxfp4) {
-        const auto bits = std::bit_cast<std::uint32_t>(block.scale); // undoes half_of_e8m0()
+        const auto bits = bit_cast<std::uint32_t>(block.scale); // undoes half_of_e8m0()
         to[lane] = static_cast<std::byte>(bits < 0x00800000u ? bits >> 22 : (bits >> 23) + 1);
     } else {
         const std::uint16_t scale = half_bits(block.scale), offset = half_bits(block.offset);
@@ -18875,7 +18932,7 @@ private:
     template <kvcache::dtype Type>
     [[nodiscard]] float number(std::size_t index) const {
         if constexpr (Type == kvcache::dtype::f32)
-            return std::bit_cast<float>(halfword(index * 2) | halfword(index * 2 + 1) << 16);
+            return bit_cast<float>(halfword(index * 2) | halfword(index * 2 + 1) << 16);
         else if constexpr (Type == kvcache::dtype::f16)
             return widen(half{static_cast<std::uint16_t>(halfword(index))});
         else
@@ -19972,7 +20029,7 @@ private:
         for (const bool flag :
              {config_.tied_head, config_.qkv_bias, config_.output_bias, config_.mlp_bias, config_.qk_norm})
             text += flag ? " 1" : " 0";
-        return text + ' ' + std::to_string(std::bit_cast<std::uint32_t>(config_.rms_norm_eps));
+        return text + ' ' + std::to_string(bit_cast<std::uint32_t>(config_.rms_norm_eps));
     }
 
     // The words are for people; the digest of the frequencies is decisive.
@@ -19980,10 +20037,8 @@ private:
         static constexpr const char* kinds[] = {"none", "linear", "llama3", "factors"};
         digest_builder numbers;
         for (const double f : rope_.frequencies())
-            numbers.number(std::bit_cast<std::uint64_t>(f));
-        char theta[32]; // independent of the locale
-        const auto end = std::to_chars(std::begin(theta), std::end(theta), config_.rope.theta).ptr;
-        return "theta " + std::string(theta, end) + ", scaling " +
+            numbers.number(bit_cast<std::uint64_t>(f));
+        return "theta " + shortest_text(config_.rope.theta) + ", scaling " +
                kinds[static_cast<std::size_t>(config_.rope.scaling)] + ", frequencies " + to_string(numbers.finish());
     }
 
@@ -20207,8 +20262,7 @@ private:
             return "NaN";
         if (std::isinf(value))
             return value > 0 ? "+Inf" : "-Inf";
-        char digits[32];
-        return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};
+        return shortest_text(value);
     }
 
     void sample(std::string_view name, std::string_view help, std::string_view type, const std::string& value) {
@@ -25283,7 +25337,7 @@ struct generation_state {
 KVCACHE_LAZY [[nodiscard]] inline std::vector<std::byte> bytes_of(const generation_state& state) {
     std::vector<std::byte> made(40 + 4 * state.pending.size());
     const std::span<std::byte> to = made;
-    store_little(to, 0, std::bit_cast<std::uint32_t>(state.sampling.temperature));
+    store_little(to, 0, bit_cast<std::uint32_t>(state.sampling.temperature));
     store_little(to, 8, state.sampling.seed);
     store_little(to, 16, state.sampling.choice);
     store_little(to, 24, state.next);
@@ -25299,7 +25353,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<generation_state> generation_state_of(s
     if (bytes.size() < 40 || (bytes.size() - 40) % 4 != 0 || load_little<std::uint32_t>(bytes, 4) != 0 ||
         load_little<std::uint64_t>(bytes, 32) != (bytes.size() - 40) / 4)
         return broken;
-    generation_state made{.sampling = {.temperature = std::bit_cast<float>(load_little<std::uint32_t>(bytes, 0)),
+    generation_state made{.sampling = {.temperature = bit_cast<float>(load_little<std::uint32_t>(bytes, 0)),
                                        .seed = load_little<std::uint64_t>(bytes, 8),
                                        .choice = load_little<std::uint64_t>(bytes, 16)},
                           .next = load_little<std::uint64_t>(bytes, 24)};

@@ -341,7 +341,8 @@ TEST_CASE("evict frees the pages of a prompt that nothing else needs, and clear 
     CHECK(cache.evict(counted(900, 10)) == 0); // unknown
     const auto pages_of_branch = [&] {
         std::vector<kv::page_id> made;
-        for (const auto& entry : cache.open(branch).table())
+        const auto held = cache.open(branch);
+        for (const auto& entry : held.table())
             made.push_back(entry.page);
         return made;
     }();

@@ -2,6 +2,7 @@
 #include <kvcache/codec/all.hpp>
 #include <kvcache/codec/residual_page.hpp>
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <bit>
 #include <cmath>
@@ -67,11 +68,11 @@ TEST_CASE("a page of int8 is fours of key numbers and of value tokens, and a sca
                 for (std::size_t d = 0; d < 16; ++d)
                     most = std::max(most, std::abs(numbers[d]));
                 const float scale = number_at(page, at + side * 288 + 256 + 2 * row);
-                right = right && std::bit_cast<std::uint32_t>(scale) ==
-                                     std::bit_cast<std::uint32_t>(kv::widen(kv::to_half(most / 127.0f)));
+                right = right && kvcache::bit_cast<std::uint32_t>(scale) ==
+                                     kvcache::bit_cast<std::uint32_t>(kv::widen(kv::to_half(most / 127.0f)));
                 for (std::size_t d = 0; d < 16; ++d) {
                     const std::size_t place = side == 0 ? d / 4 * 64 + row * 4 + d % 4 : row / 4 * 64 + d * 4 + row % 4;
-                    const auto code = std::bit_cast<std::int8_t>(page[at + side * 288 + place]);
+                    const auto code = kvcache::bit_cast<std::int8_t>(page[at + side * 288 + place]);
                     right = right && std::abs(double{scale} * code - double{numbers[d]}) <= 0.51 * double{scale};
                 }
             }

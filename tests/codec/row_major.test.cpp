@@ -48,20 +48,20 @@ float any_number(std::mt19937& dice) {
     const auto bits = static_cast<std::uint32_t>(dice());
     switch (dice() % 4) {
     case 0: {
-        const float x = std::bit_cast<float>(bits);
+        const float x = kvcache::bit_cast<float>(bits);
         return std::isfinite(x) ? x : -0.0f;
     }
     case 1: // in the range of binary16, often a tie
-        return std::bit_cast<float>((bits & 0x80000000u) | (100 + bits % 30) << 23 | (bits >> 8 & 0x7FFu) << 12);
+        return kvcache::bit_cast<float>((bits & 0x80000000u) | (100 + bits % 30) << 23 | (bits >> 8 & 0x7FFu) << 12);
     case 2: // a tie of bfloat16
-        return std::bit_cast<float>((bits & 0x80000000u) | (100 + bits % 60) << 23 | (bits >> 8 & 0xFFu) << 15);
+        return kvcache::bit_cast<float>((bits & 0x80000000u) | (100 + bits % 60) << 23 | (bits >> 8 & 0xFFu) << 15);
     default:
         return static_cast<float>(static_cast<std::int32_t>(bits)) * 0x1p-29f;
     }
 }
 
 bool same_bits(float a, float b) {
-    return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b);
+    return kvcache::bit_cast<std::uint32_t>(a) == kvcache::bit_cast<std::uint32_t>(b);
 }
 
 constexpr kv::page_shape odd{.layers = 2, .kv_heads = 3, .head_dim = 5, .tokens = 32};

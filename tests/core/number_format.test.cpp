@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/core/number_format.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <bit>
 #include <cmath>
@@ -23,7 +24,7 @@ TEST_CASE("all 65536 binary16 patterns widen to the number they stand for") {
             ++wrong;
         } else if (exponent == 31 && fraction != 0) { // NaN: quiet, its payload in the upper bits
             wrong += !(std::isnan(got) &&
-                       (std::bit_cast<std::uint32_t>(got) & 0x7FFFFF) == ((bits & 1023) << 13 | 0x400000));
+                       (kvcache::bit_cast<std::uint32_t>(got) & 0x7FFFFF) == ((bits & 1023) << 13 | 0x400000));
         } else if (exponent == 31) {
             wrong += got != static_cast<float>(sign) * std::numeric_limits<float>::infinity();
         } else {
@@ -37,7 +38,7 @@ TEST_CASE("all 65536 binary16 patterns widen to the number they stand for") {
 TEST_CASE("all 65536 bfloat16 patterns widen to a float with their bits on top") {
     std::size_t wrong = 0;
     for (std::uint32_t bits = 0; bits != 65536; ++bits) {
-        const auto got = std::bit_cast<std::uint32_t>(kv::widen(kv::bfloat16{static_cast<std::uint16_t>(bits)}));
+        const auto got = kvcache::bit_cast<std::uint32_t>(kv::widen(kv::bfloat16{static_cast<std::uint16_t>(bits)}));
         std::uint32_t may_differ = 0;
 #if defined(__i386__) // a function returns floats in the x87 unit, which makes every NaN quiet
         may_differ = (bits & 0x7FFFu) > 0x7F80u ? 0x400000u : 0;
@@ -67,10 +68,10 @@ TEST_CASE("every binary16 and bfloat16 narrows back to itself, and what lies bet
         }
         if ((bits & 0x7FFF) < 0x7F7F) {
             const kv::bfloat16 next{static_cast<std::uint16_t>(bits + 1)};
-            const float middle = std::bit_cast<float>(bits << 16 | 0x8000u);
+            const float middle = kvcache::bit_cast<float>(bits << 16 | 0x8000u);
             wrong += kv::to_bfloat16(middle) != (bits % 2 == 0 ? brain : next);
-            wrong += kv::to_bfloat16(std::bit_cast<float>(bits << 16 | 0x7FFFu)) != brain;
-            wrong += kv::to_bfloat16(std::bit_cast<float>(bits << 16 | 0x8001u)) != next;
+            wrong += kv::to_bfloat16(kvcache::bit_cast<float>(bits << 16 | 0x7FFFu)) != brain;
+            wrong += kv::to_bfloat16(kvcache::bit_cast<float>(bits << 16 | 0x8001u)) != next;
         }
     }
     CHECK(wrong == 0);

@@ -112,7 +112,8 @@ void same_victims(const Policy& policy, const Open& open_plain, const histories&
                 if (choose.one_in(3))
                     both([&](auto& one) { kv::on_released(one, at->second); });
             } else {
-                kv::eviction_entry newcomer{.key = key, .bytes = one_size ? 8 : 1 + (key * 7) % 16};
+                kv::eviction_entry newcomer{.key = key,
+                                            .bytes = one_size ? 8 : 1 + static_cast<std::size_t>((key * 7) % 16)};
                 newcomer.cost = static_cast<double>(1 + key % 5);
                 newcomer.depth = static_cast<std::uint32_t>(key % 4);
                 newcomer.length = static_cast<std::uint32_t>(key % 7);

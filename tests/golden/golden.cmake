@@ -73,6 +73,7 @@ endfunction()
 
 kvcache_foreign_golden(aarch64_fast aarch64-linux-gnu-g++ qemu-aarch64 -O2 -ffp-contract=fast)
 kvcache_foreign_golden(aarch64_off aarch64-linux-gnu-g++ qemu-aarch64 -O1 -ffp-contract=off)
+kvcache_foreign_golden(windows x86_64-w64-mingw32-g++-posix wine -O1 -march=x86-64-v3 -Wa,-mbig-obj)
 if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   kvcache_foreign_golden(clang_fast clang++ "" -O2 -march=x86-64-v3 -ffp-contract=fast)
   kvcache_foreign_golden(clang_off clang++ "" -O1 -march=x86-64-v3 -ffp-contract=off)

@@ -32,7 +32,7 @@ private:
     [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 };
 
-bool zero(std::span<const std::byte> bytes) {
+[[maybe_unused]] bool zero(std::span<const std::byte> bytes) {
     return kvcache::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{}; });
 }
 

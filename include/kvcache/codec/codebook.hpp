@@ -3,6 +3,7 @@
 
 #include <kvcache/codec/quantized_pages.hpp>
 #include <kvcache/codec/token_coder.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/kernel/hadamard.hpp>
 
 #include <bit>
@@ -90,7 +91,7 @@ private:
             std::uint64_t x = (d + 1) * 0x9E3779B97F4A7C15u;
             x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
             const auto sign = static_cast<std::uint32_t>(x >> 32) & 0x80000000u;
-            row[d] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(row[d]) ^ sign);
+            row[d] = bit_cast<float>(bit_cast<std::uint32_t>(row[d]) ^ sign);
         }
     }
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/platform/standard.hpp>
 
 #include <bit>
 #include <concepts>
@@ -41,7 +42,7 @@ inline constexpr const char* format_name = std::same_as<Number, float>      ? "f
 
 /// Converts a bfloat16 to float32. Exact for every bit pattern.
 [[nodiscard]] constexpr float widen(bfloat16 number) noexcept {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(number.bits) << 16);
+    return bit_cast<float>(static_cast<std::uint32_t>(number.bits) << 16);
 }
 
 /// Converts a binary16 to float32. Exact, including zeros, subnormals and infinities; a NaN keeps its sign and payload
@@ -51,19 +52,19 @@ inline constexpr const char* format_name = std::same_as<Number, float>      ? "f
     const std::uint32_t exponent = (number.bits >> 10) & 0x1Fu;
     const std::uint32_t fraction = number.bits & 0x3FFu;
     if (exponent == 31)
-        return std::bit_cast<float>(sign | (fraction == 0 ? 0x7F800000u : 0x7FC00000u) | fraction << 13);
+        return bit_cast<float>(sign | (fraction == 0 ? 0x7F800000u : 0x7FC00000u) | fraction << 13);
     if (exponent != 0)
-        return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+        return bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
     if (fraction == 0)
-        return std::bit_cast<float>(sign);
+        return bit_cast<float>(sign);
     // fraction * 2^-24, normalized: the leading one moves to bit 10 and becomes implicit.
     const auto shift = static_cast<std::uint32_t>(std::countl_zero(fraction)) - 21;
-    return std::bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
+    return bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
 }
 
 /// Rounds to the nearest bfloat16, ties to even. Larger magnitudes saturate to the largest finite value; NaN stays NaN.
 [[nodiscard]] constexpr bfloat16 to_bfloat16(float number) noexcept {
-    const auto bits = std::bit_cast<std::uint32_t>(number);
+    const auto bits = bit_cast<std::uint32_t>(number);
     if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
         return {static_cast<std::uint16_t>(bits >> 16 | 0x40u)};
     const std::uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
@@ -73,7 +74,7 @@ inline constexpr const char* format_name = std::same_as<Number, float>      ? "f
 
 /// Rounds to the nearest binary16, ties to even. Larger magnitudes saturate to the largest finite value; NaN stays NaN.
 [[nodiscard]] constexpr half to_half(float number) noexcept {
-    const auto bits = std::bit_cast<std::uint32_t>(number);
+    const auto bits = bit_cast<std::uint32_t>(number);
     const std::uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7FFFFFFFu;
     if (size > 0x7F800000u)
         return {static_cast<std::uint16_t>(sign | 0x7E00u)};

@@ -120,9 +120,9 @@ public:
     /// An integer or a floating-point number; none for other types.
     [[nodiscard]] std::optional<double> number() const noexcept {
         if (type_ == gguf_type::f32)
-            return static_cast<double>(std::bit_cast<float>(load_little<std::uint32_t>(bytes_, 0)));
+            return static_cast<double>(bit_cast<float>(load_little<std::uint32_t>(bytes_, 0)));
         if (type_ == gguf_type::f64)
-            return std::bit_cast<double>(load_little<std::uint64_t>(bytes_, 0));
+            return bit_cast<double>(load_little<std::uint64_t>(bytes_, 0));
         const auto whole = integer();
         if (!whole)
             return std::nullopt;

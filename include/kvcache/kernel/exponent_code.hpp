@@ -50,10 +50,10 @@ template <>
 struct exponent_parts<float> {
     static constexpr std::size_t rest_bytes = 3;
     [[nodiscard]] static std::uint8_t exponent(float x) noexcept {
-        return static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(x) >> 23);
+        return static_cast<std::uint8_t>(bit_cast<std::uint32_t>(x) >> 23);
     }
     static void put_rest(float x, std::byte* to) noexcept {
-        const auto bits = std::bit_cast<std::uint32_t>(x);
+        const auto bits = bit_cast<std::uint32_t>(x);
         const std::uint32_t rest = (bits >> 8 & 0x800000u) | (bits & 0x7FFFFFu);
         for (std::size_t i = 0; i < 3; ++i)
             to[i] = static_cast<std::byte>(rest >> (8 * i) & 0xFF);
@@ -62,7 +62,7 @@ struct exponent_parts<float> {
         std::uint32_t bits = 0;
         for (std::size_t i = 0; i < 3; ++i)
             bits |= std::to_integer<std::uint32_t>(rest[i]) << (8 * i);
-        return std::bit_cast<float>((bits & 0x800000u) << 8 | std::uint32_t{exponent} << 23 | (bits & 0x7FFFFFu));
+        return bit_cast<float>((bits & 0x800000u) << 8 | std::uint32_t{exponent} << 23 | (bits & 0x7FFFFFu));
     }
 };
 

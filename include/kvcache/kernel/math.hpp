@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/kernel/simd.hpp>
 
 #include <bit>
@@ -126,9 +127,9 @@ namespace portable_math {
 /// Natural logarithm of a positive, finite, normal number.
 [[nodiscard]] inline double log(double x) noexcept {
     constexpr double ln2_high = 0x1.62e42fefa39efp-1, ln2_low = 0x1.abc9e3b39803fp-56;
-    const auto bits = std::bit_cast<std::uint64_t>(x);
+    const auto bits = bit_cast<std::uint64_t>(x);
     auto exponent = static_cast<double>(static_cast<int>((bits >> 52) & 0x7ff) - 1023);
-    double m = std::bit_cast<double>((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
+    double m = bit_cast<double>((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
     if (m > 1.4142135623730951) {
         m *= 0.5;
         exponent += 1.0;
@@ -151,7 +152,7 @@ namespace portable_math {
     double p = 1.0;
     for (int k = 18; k >= 1; --k)
         p = std::fma(p, r / k, 1.0);
-    return p * std::bit_cast<double>((static_cast<std::uint64_t>(static_cast<std::int64_t>(n) + 1023)) << 52);
+    return p * bit_cast<double>((static_cast<std::uint64_t>(static_cast<std::int64_t>(n) + 1023)) << 52);
 }
 
 /// base^exponent for a positive base.

@@ -4,6 +4,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/little_endian.hpp>
 #include <kvcache/core/number_format.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/kernel/block_format.hpp>
 
 #include <array>
@@ -49,7 +50,7 @@ using block_bytes = std::span<const std::byte>;
 /// 2^(exponent - 128): half of the power of two that E8M0 stands for, since the values of MXFP4 are doubled. The two
 /// smallest are subnormal.
 [[nodiscard]] constexpr float half_of_e8m0(std::uint32_t exponent) noexcept {
-    return std::bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+    return bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
 }
 
 /// Bits [0, 4) of byte i of each `run` bytes are code i of 2 * run codes, bits [4, 8) are code run + i.
@@ -208,7 +209,7 @@ inline void dequantize(block_format format, std::span<const std::byte> blocks, s
         const auto block = blocks.subspan(i / shape.weights * shape.bytes, shape.bytes);
         switch (format) {
         case block_format::f32:
-            out[i] = std::bit_cast<float>(load_little<std::uint32_t>(block, 0));
+            out[i] = bit_cast<float>(load_little<std::uint32_t>(block, 0));
             break;
         case block_format::f16:
             out[i] = widen(half{load_little<std::uint16_t>(block, 0)});
@@ -249,7 +250,7 @@ namespace detail {
 inline void pack_scales(const quant_block& block, std::size_t lane, std::byte* to) noexcept {
     const block_layout& layout = block.layout;
     if (layout.table == block_layout::values::mxfp4) {
-        const auto bits = std::bit_cast<std::uint32_t>(block.scale); // undoes half_of_e8m0()
+        const auto bits = bit_cast<std::uint32_t>(block.scale); // undoes half_of_e8m0()
         to[lane] = static_cast<std::byte>(bits < 0x00800000u ? bits >> 22 : (bits >> 23) + 1);
     } else {
         const std::uint16_t scale = half_bits(block.scale), offset = half_bits(block.offset);

@@ -3,6 +3,7 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/number_format.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/kernel/block_format.hpp>
 #include <kvcache/kernel/quant_block.hpp>
 
@@ -151,7 +152,7 @@ private:
     template <kvcache::dtype Type>
     [[nodiscard]] float number(std::size_t index) const {
         if constexpr (Type == kvcache::dtype::f32)
-            return std::bit_cast<float>(halfword(index * 2) | halfword(index * 2 + 1) << 16);
+            return bit_cast<float>(halfword(index * 2) | halfword(index * 2 + 1) << 16);
         else if constexpr (Type == kvcache::dtype::f16)
             return widen(half{static_cast<std::uint16_t>(halfword(index))});
         else

@@ -3,6 +3,8 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/identity.hpp>
+#include <kvcache/core/platform/number_text.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/kernel/rope.hpp>
 #include <kvcache/model/config.hpp>
@@ -10,7 +12,6 @@
 #include <kvcache/model/weights.hpp>
 
 #include <bit>
-#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -144,7 +145,7 @@ private:
         for (const bool flag :
              {config_.tied_head, config_.qkv_bias, config_.output_bias, config_.mlp_bias, config_.qk_norm})
             text += flag ? " 1" : " 0";
-        return text + ' ' + std::to_string(std::bit_cast<std::uint32_t>(config_.rms_norm_eps));
+        return text + ' ' + std::to_string(bit_cast<std::uint32_t>(config_.rms_norm_eps));
     }
 
     // The words are for people; the digest of the frequencies is decisive.
@@ -152,10 +153,8 @@ private:
         static constexpr const char* kinds[] = {"none", "linear", "llama3", "factors"};
         digest_builder numbers;
         for (const double f : rope_.frequencies())
-            numbers.number(std::bit_cast<std::uint64_t>(f));
-        char theta[32]; // independent of the locale
-        const auto end = std::to_chars(std::begin(theta), std::end(theta), config_.rope.theta).ptr;
-        return "theta " + std::string(theta, end) + ", scaling " +
+            numbers.number(bit_cast<std::uint64_t>(f));
+        return "theta " + shortest_text(config_.rope.theta) + ", scaling " +
                kinds[static_cast<std::size_t>(config_.rope.scaling)] + ", frequencies " + to_string(numbers.finish());
     }
 

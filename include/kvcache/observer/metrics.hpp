@@ -2,11 +2,11 @@
 #pragma once
 
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/number_text.hpp>
 #include <kvcache/core/platform/standard.hpp>
 #include <kvcache/observer/counting.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <concepts>
 #include <string>
@@ -72,8 +72,7 @@ private:
             return "NaN";
         if (std::isinf(value))
             return value > 0 ? "+Inf" : "-Inf";
-        char digits[32];
-        return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};
+        return shortest_text(value);
     }
 
     void sample(std::string_view name, std::string_view help, std::string_view type, const std::string& value) {

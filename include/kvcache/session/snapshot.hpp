@@ -39,7 +39,7 @@ struct generation_state {
 KVCACHE_LAZY [[nodiscard]] inline std::vector<std::byte> bytes_of(const generation_state& state) {
     std::vector<std::byte> made(40 + 4 * state.pending.size());
     const std::span<std::byte> to = made;
-    store_little(to, 0, std::bit_cast<std::uint32_t>(state.sampling.temperature));
+    store_little(to, 0, bit_cast<std::uint32_t>(state.sampling.temperature));
     store_little(to, 8, state.sampling.seed);
     store_little(to, 16, state.sampling.choice);
     store_little(to, 24, state.next);
@@ -55,7 +55,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<generation_state> generation_state_of(s
     if (bytes.size() < 40 || (bytes.size() - 40) % 4 != 0 || load_little<std::uint32_t>(bytes, 4) != 0 ||
         load_little<std::uint64_t>(bytes, 32) != (bytes.size() - 40) / 4)
         return broken;
-    generation_state made{.sampling = {.temperature = std::bit_cast<float>(load_little<std::uint32_t>(bytes, 0)),
+    generation_state made{.sampling = {.temperature = bit_cast<float>(load_little<std::uint32_t>(bytes, 0)),
                                        .seed = load_little<std::uint64_t>(bytes, 8),
                                        .choice = load_little<std::uint64_t>(bytes, 16)},
                           .next = load_little<std::uint64_t>(bytes, 24)};

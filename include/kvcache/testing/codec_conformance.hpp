@@ -77,9 +77,10 @@ private:
             for (const std::uint32_t at : order) {
                 for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
                     const auto numbers = row(layer, head, at);
-                    ranges::copy(numbers.first(shape_.head_dim), keys.begin() + std::ptrdiff_t{head} * shape_.head_dim);
+                    ranges::copy(numbers.first(shape_.head_dim),
+                                 keys.begin() + static_cast<std::ptrdiff_t>(head * shape_.head_dim));
                     ranges::copy(numbers.last(shape_.head_dim),
-                                 values.begin() + std::ptrdiff_t{head} * shape_.head_dim);
+                                 values.begin() + static_cast<std::ptrdiff_t>(head * shape_.head_dim));
                 }
                 rows.write(state_, own, layer_id{layer}, at, keys, values);
             }
@@ -186,8 +187,8 @@ template <row_writer State>
 }
 
 [[nodiscard]] inline bool same_bits(std::span<const float> a, std::span<const float> b) {
-    return ranges::equal(
-        a, b, [](float x, float y) { return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y); });
+    return ranges::equal(a, b,
+                         [](float x, float y) { return bit_cast<std::uint32_t>(x) == bit_cast<std::uint32_t>(y); });
 }
 
 // A page that is written row by row, and its expected values.

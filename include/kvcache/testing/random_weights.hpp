@@ -97,7 +97,7 @@ private:
         for (const char letter : weight.name)
             key = mix(key ^ static_cast<unsigned char>(letter));
         const spread of = spread_of(weight.shape, weight.name);
-        const float unit = std::bit_cast<float>(static_cast<std::uint32_t>(127 - of.shift) << 23);
+        const float unit = bit_cast<float>(static_cast<std::uint32_t>(127 - of.shift) << 23);
 
         std::size_t size = 1;
         for (const std::size_t extent : weight.shape)
@@ -112,7 +112,7 @@ private:
 
     // Little-endian, as tensor_view reads it; bfloat16 rounds to nearest, ties to even.
     void put(std::span<std::byte> bytes, std::size_t index, float number) const {
-        std::uint32_t bits = std::bit_cast<std::uint32_t>(number);
+        std::uint32_t bits = bit_cast<std::uint32_t>(number);
         if (format_ == dtype::bf16)
             bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
         const std::size_t width = bytes_of(format_);

@@ -250,7 +250,7 @@ public:
             const std::span bytes(static_cast<const std::byte*>(found.mv_data), found.mv_size);
             listed made{.place = unsorted(at), .bytes = load_little<std::uint64_t>(bytes, 32)};
             ranges::copy(bytes.first(32), made.entry.name.bytes.begin());
-            made.entry.cost = std::bit_cast<double>(load_little<std::uint64_t>(bytes, 40));
+            made.entry.cost = bit_cast<double>(load_little<std::uint64_t>(bytes, 40));
             made.entry.depth = load_little<std::uint32_t>(bytes, 48);
             return made;
         }
@@ -333,7 +333,7 @@ public:
             std::array<std::byte, listed_bytes> bytes;
             ranges::copy(one.entry.name.bytes, bytes.begin());
             store_little<std::uint64_t>(bytes, 32, one.bytes);
-            store_little(bytes, 40, std::bit_cast<std::uint64_t>(one.entry.cost));
+            store_little(bytes, 40, bit_cast<std::uint64_t>(one.entry.cost));
             store_little(bytes, 48, one.entry.depth);
             if (const int code = put(store_.order_, sorted(one.place), bytes); code != 0)
                 return code;

@@ -5,10 +5,21 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <version>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
+
+#if defined(__cpp_lib_bit_cast)
+using std::bit_cast;
+#else
+/// As std::bit_cast, which libc++ has since version 14.
+template <class To, class From>
+[[nodiscard]] constexpr To bit_cast(const From& from) noexcept {
+    return __builtin_bit_cast(To, from);
+}
+#endif
 
 /// Sets bits of a number that other threads may change too. libc++ has std::atomic_ref since version 19.
 inline void atomic_or(std::uint64_t& number, std::uint64_t bits) noexcept {

@@ -3,6 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/checkpoint_files.hpp>
 #include <kvcache/model/gguf/checkpoint.hpp>
@@ -37,10 +38,10 @@ KVCACHE_LAZY [[nodiscard]] inline digest digest_of(const model_config& config) {
     for (const std::size_t extent : {hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions})
         builder.number(extent);
     for (const double number : {static_cast<double>(eps), theta, factor, low, high, original})
-        builder.number(std::bit_cast<std::uint64_t>(number));
+        builder.number(bit_cast<std::uint64_t>(number));
     builder.number(static_cast<std::uint64_t>(scaling));
     for (const float one : factors)
-        builder.number(std::bit_cast<std::uint32_t>(one));
+        builder.number(bit_cast<std::uint32_t>(one));
     for (const bool flag : {tied, qkv_bias, output_bias, mlp_bias, qk_norm})
         builder.number(flag ? 1 : 0);
     for (const auto& ids : {bos, eos}) {

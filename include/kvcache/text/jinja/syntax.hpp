@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/platform/parse_double.hpp>
+#include <kvcache/core/platform/number_text.hpp>
 #include <kvcache/text/jinja/value.hpp>
 #include <kvcache/text/unicode.hpp>
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/platform/parse_double.hpp>
+#include <kvcache/core/platform/number_text.hpp>
 #include <kvcache/text/jinja/formatting.hpp>
 #include <kvcache/text/jinja/methods.hpp>
 #include <kvcache/text/jinja/sequence.hpp>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/text/jinja/value.hpp>
 #include <kvcache/text/unicode.hpp>
 
@@ -97,7 +98,7 @@ KVCACHE_LAZY [[nodiscard]] inline std::optional<tagged_text> key_of(const value&
     if (const auto d = v.as_number()) // 1.0 is the key 1
         return *d >= -1e15 && *d <= 1e15 && *d == static_cast<double>(static_cast<std::int64_t>(*d))
                    ? made('i', static_cast<std::int64_t>(*d))
-                   : made('f', std::bit_cast<std::int64_t>(*d));
+                   : made('f', bit_cast<std::int64_t>(*d));
     return std::nullopt;
 }
 
@@ -115,7 +116,7 @@ KVCACHE_LAZY [[nodiscard]] inline value key_value(const tagged_text& key, budget
     case 'b':
         return n != 0;
     case 'f':
-        return std::bit_cast<double>(n);
+        return bit_cast<double>(n);
     default:
         return n;
     }

@@ -4,14 +4,14 @@
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/compiled.hpp>
 
+#include <charconv>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <version>
 
-#if defined(__cpp_lib_to_chars)
-#include <charconv>
-#else
+#if !defined(__cpp_lib_to_chars)
+#include <cstdio>
 #include <locale>
 #include <sstream>
 #endif
@@ -32,6 +32,24 @@ KVCACHE_LAZY [[nodiscard]] inline std::optional<double> parse_double(std::string
     from.imbue(std::locale::classic());
     from >> number;
     return !from.fail() && from.peek() == std::istringstream::traits_type::eof() ? std::optional(number) : std::nullopt;
+#endif
+}
+
+/// The shortest text that std::from_chars reads as this finite number, in any locale. libc++ has it since version 14.
+KVCACHE_LAZY [[nodiscard]] inline std::string shortest_text(double number) {
+    char digits[40];
+#if defined(_LIBCPP_VERSION) && _LIBCPP_VERSION < 14000
+    for (int precision = 1; precision <= 17; ++precision) {
+        const int size = std::snprintf(digits, sizeof digits, "%.*g", precision, number);
+        std::string text(digits, static_cast<std::size_t>(size));
+        for (char& c : text)
+            c = c == ',' ? '.' : c; // of the locale
+        if (precision == 17 || parse_double(text) == number)
+            return text;
+    }
+    return {};
+#else
+    return {digits, std::to_chars(digits, digits + sizeof digits, number).ptr};
 #endif
 }
 
