@@ -935,13 +935,19 @@ static_assert(codec_policy<f32>);
 
 }}} // namespace kvcache::codec
 
-// ---- kvcache/core/platform/windows.hpp ----------------------------------------------------------------------------
+// ---- kvcache/core/platform/memory.hpp -----------------------------------------------------------------------------
+
+#if defined(__cpp_lib_memory_resource)
+#include <memory_resource>
+#endif
+#if KVCACHE_POSIX
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 
 // Functions of kernel32 that neither C nor C++ has, declared by hand, because windows.h defines thousands of macros.
 // The types are those of windows.h, so a file may include both.
-
 #if KVCACHE_WINDOWS
-
 struct _SECURITY_ATTRIBUTES;
 struct _MEMORY_BASIC_INFORMATION;
 
@@ -957,14 +963,56 @@ __declspec(dllimport) void* __stdcall MapViewOfFile(void*, unsigned long, unsign
 __declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
 __declspec(dllimport) int __stdcall CloseHandle(void*);
 }
-
 #endif
 
-// ---- kvcache/core/platform/memory.hpp -----------------------------------------------------------------------------
+// std::pmr::memory_resource as kvcache::pmr::memory_resource. libc++ has it since version 16, and macOS since 14.
 
-#if KVCACHE_POSIX
-#include <sys/mman.h>
-#include <unistd.h>
+#if defined(__cpp_lib_memory_resource)
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+namespace pmr = std::pmr;
+}} // namespace kvcache
+
+#else
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace pmr {
+
+/// As std::pmr::memory_resource.
+class memory_resource {
+public:
+    virtual ~memory_resource() = default;
+
+    [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
+        return do_allocate(bytes, alignment);
+    }
+    void deallocate(void* at, std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
+        do_deallocate(at, bytes, alignment);
+    }
+    [[nodiscard]] bool is_equal(const memory_resource& other) const noexcept { return do_is_equal(other); }
+
+private:
+    virtual void* do_allocate(std::size_t bytes, std::size_t alignment) = 0;
+    virtual void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) = 0;
+    [[nodiscard]] virtual bool do_is_equal(const memory_resource& other) const noexcept = 0;
+};
+
+/// As std::pmr::new_delete_resource.
+[[nodiscard]] inline memory_resource* new_delete_resource() noexcept {
+    class new_delete : public memory_resource {
+        void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+            return ::operator new (bytes, std::align_val_t{alignment});
+        }
+        void do_deallocate(void* at, std::size_t, std::size_t alignment) override {
+            ::operator delete (at, std::align_val_t{alignment});
+        }
+        [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+    };
+    static new_delete one;
+    return &one;
+}
+
+}}} // namespace kvcache::pmr
+
 #endif
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace platform {
@@ -1111,63 +1159,6 @@ private:
 #endif
 
 }}} // namespace kvcache::platform
-
-// ---- kvcache/core/platform/memory_resource.hpp --------------------------------------------------------------------
-
-// std::pmr::memory_resource as kvcache::pmr::memory_resource. libc++ has it since version 16, and macOS since 14.
-
-#if defined(__cpp_lib_memory_resource)
-
-#include <memory_resource>
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-namespace pmr = std::pmr;
-}} // namespace kvcache
-
-#else
-
-#include <cstddef>
-#include <new>
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace pmr {
-
-/// As std::pmr::memory_resource.
-class memory_resource {
-public:
-    virtual ~memory_resource() = default;
-
-    [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
-        return do_allocate(bytes, alignment);
-    }
-    void deallocate(void* at, std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
-        do_deallocate(at, bytes, alignment);
-    }
-    [[nodiscard]] bool is_equal(const memory_resource& other) const noexcept { return do_is_equal(other); }
-
-private:
-    virtual void* do_allocate(std::size_t bytes, std::size_t alignment) = 0;
-    virtual void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) = 0;
-    [[nodiscard]] virtual bool do_is_equal(const memory_resource& other) const noexcept = 0;
-};
-
-/// As std::pmr::new_delete_resource.
-[[nodiscard]] inline memory_resource* new_delete_resource() noexcept {
-    class new_delete : public memory_resource {
-        void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-            return ::operator new (bytes, std::align_val_t{alignment});
-        }
-        void do_deallocate(void* at, std::size_t, std::size_t alignment) override {
-            ::operator delete (at, std::align_val_t{alignment});
-        }
-        [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
-    };
-    static new_delete one;
-    return &one;
-}
-
-}}} // namespace kvcache::pmr
-
-#endif
 
 // ---- kvcache/core/memory.hpp --------------------------------------------------------------------------------------
 
@@ -24021,8 +24012,9 @@ struct refusal {
 #endif
 }
 
-/// What the system knows of a file. A moment counts from 1970.
+/// What the system knows of a file.
 struct file_status {
+    /// A moment, counted from 1970.
     struct moment {
         std::int64_t seconds = 0, nanoseconds = 0;
     };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/basic_cache.hpp>
-#include <kvcache/core/platform/memory_resource.hpp>
+#include <kvcache/core/platform/memory.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/observer/counting.hpp>
 #include <kvcache/testing/fault_injecting.hpp>

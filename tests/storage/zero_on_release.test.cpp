@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/core/platform/memory_resource.hpp>
+#include <kvcache/core/platform/memory.hpp>
 #include <kvcache/core/platform/standard.hpp>
 #include <kvcache/storage/mapped.hpp>
 #include <kvcache/storage/zero_on_release.hpp>

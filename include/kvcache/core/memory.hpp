@@ -4,7 +4,6 @@
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/platform/memory.hpp>
-#include <kvcache/core/platform/memory_resource.hpp>
 
 #include <cstddef>
 #include <cstdint>

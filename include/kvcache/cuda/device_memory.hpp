@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/errors.hpp>
-#include <kvcache/core/platform/memory_resource.hpp>
+#include <kvcache/core/platform/memory.hpp>
 #include <kvcache/cuda/device.hpp>
 
 #include <algorithm>

@@ -4,7 +4,7 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
-#include <kvcache/core/platform/memory_resource.hpp>
+#include <kvcache/core/platform/memory.hpp>
 #include <kvcache/formats/gguf.hpp>
 #include <kvcache/model/transformer.hpp>
 

@@ -4,7 +4,7 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/memory.hpp>
-#include <kvcache/core/platform/memory_resource.hpp>
+#include <kvcache/core/platform/memory.hpp>
 #include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/shared_memory.hpp>
 #include <kvcache/kernel/thread_pool.hpp>

@@ -3,7 +3,7 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/memory.hpp>
-#include <kvcache/core/platform/memory_resource.hpp>
+#include <kvcache/core/platform/memory.hpp>
 #include <kvcache/storage/concept.hpp>
 
 #include <algorithm>

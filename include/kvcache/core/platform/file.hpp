@@ -58,8 +58,9 @@ struct refusal {
 #endif
 }
 
-/// What the system knows of a file. A moment counts from 1970.
+/// What the system knows of a file.
 struct file_status {
+    /// A moment, counted from 1970.
     struct moment {
         std::int64_t seconds = 0, nanoseconds = 0;
     };

@@ -3,7 +3,6 @@
 
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/platform/machine.hpp>
-#include <kvcache/core/platform/windows.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -11,10 +10,84 @@
 #include <new>
 #include <span>
 #include <utility>
+#include <version>
 
+#if defined(__cpp_lib_memory_resource)
+#include <memory_resource>
+#endif
 #if KVCACHE_POSIX
 #include <sys/mman.h>
 #include <unistd.h>
+#endif
+
+// Functions of kernel32 that neither C nor C++ has, declared by hand, because windows.h defines thousands of macros.
+// The types are those of windows.h, so a file may include both.
+#if KVCACHE_WINDOWS
+struct _SECURITY_ATTRIBUTES;
+struct _MEMORY_BASIC_INFORMATION;
+
+extern "C" {
+__declspec(dllimport) void* __stdcall VirtualAlloc(void*, std::size_t, unsigned long, unsigned long);
+__declspec(dllimport) int __stdcall VirtualFree(void*, std::size_t, unsigned long);
+__declspec(dllimport) std::size_t __stdcall VirtualQuery(const void*, struct _MEMORY_BASIC_INFORMATION*, std::size_t);
+__declspec(dllimport) int __stdcall VirtualUnlock(void*, std::size_t);
+__declspec(dllimport) int __stdcall GetPhysicallyInstalledSystemMemory(unsigned long long*);
+__declspec(dllimport) void* __stdcall CreateFileMappingW(void*, struct _SECURITY_ATTRIBUTES*, unsigned long,
+                                                         unsigned long, unsigned long, const wchar_t*);
+__declspec(dllimport) void* __stdcall MapViewOfFile(void*, unsigned long, unsigned long, unsigned long, std::size_t);
+__declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
+__declspec(dllimport) int __stdcall CloseHandle(void*);
+}
+#endif
+
+// std::pmr::memory_resource as kvcache::pmr::memory_resource. libc++ has it since version 16, and macOS since 14.
+
+#if defined(__cpp_lib_memory_resource)
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+namespace pmr = std::pmr;
+}} // namespace kvcache
+
+#else
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace pmr {
+
+/// As std::pmr::memory_resource.
+class memory_resource {
+public:
+    virtual ~memory_resource() = default;
+
+    [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
+        return do_allocate(bytes, alignment);
+    }
+    void deallocate(void* at, std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
+        do_deallocate(at, bytes, alignment);
+    }
+    [[nodiscard]] bool is_equal(const memory_resource& other) const noexcept { return do_is_equal(other); }
+
+private:
+    virtual void* do_allocate(std::size_t bytes, std::size_t alignment) = 0;
+    virtual void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) = 0;
+    [[nodiscard]] virtual bool do_is_equal(const memory_resource& other) const noexcept = 0;
+};
+
+/// As std::pmr::new_delete_resource.
+[[nodiscard]] inline memory_resource* new_delete_resource() noexcept {
+    class new_delete : public memory_resource {
+        void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+            return ::operator new (bytes, std::align_val_t{alignment});
+        }
+        void do_deallocate(void* at, std::size_t, std::size_t alignment) override {
+            ::operator delete (at, std::align_val_t{alignment});
+        }
+        [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+    };
+    static new_delete one;
+    return &one;
+}
+
+}}} // namespace kvcache::pmr
+
 #endif
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace platform {
