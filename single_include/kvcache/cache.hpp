@@ -670,7 +670,9 @@ struct page_shape {
     std::uint32_t layers = 1;
     std::uint32_t kv_heads = 1;
     std::uint32_t head_dim = 64;
-    std::uint32_t tokens = 64; ///< Tokens per page; a multiple of 16.
+    /// Tokens per page. A multiple of 16, unless the codec takes any number: rows in row-major order, and external
+    /// memory.
+    std::uint32_t tokens = 64;
 
     friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
 
@@ -682,12 +684,14 @@ struct page_shape {
     static constexpr std::uint32_t most_tokens = 1u << 16;
     static constexpr std::uint64_t most_numbers = std::uint64_t{1} << (sizeof(std::size_t) > 4 ? 37 : 24);
 
-    /// Whether the shape is valid: no extent is zero or too large, and tokens is a multiple of 16.
+    /// Whether the shape is valid: no extent is zero or too large.
     [[nodiscard]] constexpr bool valid() const noexcept {
-        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0 &&
-               layers <= most_layers && kv_heads <= most_kv_heads && head_dim <= most_head_dim &&
-               tokens <= most_tokens && std::uint64_t{layers} * kv_heads * head_dim * tokens <= most_numbers;
+        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && layers <= most_layers &&
+               kv_heads <= most_kv_heads && head_dim <= most_head_dim && tokens <= most_tokens &&
+               std::uint64_t{layers} * kv_heads * head_dim * tokens <= most_numbers;
     }
+    /// Whether a page is whole tiles.
+    [[nodiscard]] constexpr bool whole_tiles() const noexcept { return tokens % tile_tokens == 0; }
 };
 
 /// The memory limit of a cache's pages, in bytes or in pages; the smaller one, if both are given.
@@ -826,7 +830,23 @@ concept device_codec_state = requires(const S s) {
 template <class S>
 concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S>;
 
+/// Whether a codec takes pages of any number of tokens. One that stores tiles takes multiples of 16.
+template <codec_state S>
+inline constexpr bool takes_any_tokens = row_major_codec<S> || device_codec_state<S>;
+
+/// Whether a codec has pages of this shape.
+template <codec_state S>
+[[nodiscard]] constexpr bool has_pages_of(const page_shape& shape) noexcept {
+    return shape.valid() && (takes_any_tokens<S> || shape.whole_tiles());
+}
+
 namespace detail {
+
+/// The rule of page shapes, in words.
+template <codec_state S>
+inline constexpr const char* shape_rule =
+    takes_any_tokens<S> ? "a page shape has no extent that is zero or too large"
+                        : "a page shape has no extent that is zero or too large, and tokens is a multiple of 16";
 
 /// Whether a codec gives attention the quantized operands of a tile, without decoding it.
 template <class Codec>
@@ -5194,7 +5214,7 @@ private:
     };
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
-        require(shape.valid(), "a page shape has no extent that is zero or too large, and tokens is a multiple of 16");
+        require(has_pages_of<codec_type>(shape), detail::shape_rule<codec_type>);
         return shape;
     }
     [[nodiscard]] static identity checked(identity id) {
@@ -7020,9 +7040,8 @@ template <class Wanted, class... Given>
 template <class Cache, class Codec, class Storage>
 [[nodiscard]] result<void> check_config(const cache_config& config, const Codec& codec,
                                         [[maybe_unused]] const Storage& storage) {
-    if (!config.shape.valid())
-        return error{error_code::out_of_range, "shape",
-                     "a page shape has no extent that is zero or too large, and tokens is a multiple of 16"};
+    if (!has_pages_of<typename Cache::codec_type>(config.shape))
+        return error{error_code::out_of_range, "shape", shape_rule<typename Cache::codec_type>};
     if (Cache::has_tier && config.id == identity{})
         return error{error_code::mismatched, "identity", "a cache with a tier has an identity"};
     const std::size_t page_bytes = codec.open(config.shape).page_bytes(), pages = config.limit.pages_of(page_bytes);

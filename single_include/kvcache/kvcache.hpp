@@ -678,7 +678,9 @@ struct page_shape {
     std::uint32_t layers = 1;
     std::uint32_t kv_heads = 1;
     std::uint32_t head_dim = 64;
-    std::uint32_t tokens = 64; ///< Tokens per page; a multiple of 16.
+    /// Tokens per page. A multiple of 16, unless the codec takes any number: rows in row-major order, and external
+    /// memory.
+    std::uint32_t tokens = 64;
 
     friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
 
@@ -690,12 +692,14 @@ struct page_shape {
     static constexpr std::uint32_t most_tokens = 1u << 16;
     static constexpr std::uint64_t most_numbers = std::uint64_t{1} << (sizeof(std::size_t) > 4 ? 37 : 24);
 
-    /// Whether the shape is valid: no extent is zero or too large, and tokens is a multiple of 16.
+    /// Whether the shape is valid: no extent is zero or too large.
     [[nodiscard]] constexpr bool valid() const noexcept {
-        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0 &&
-               layers <= most_layers && kv_heads <= most_kv_heads && head_dim <= most_head_dim &&
-               tokens <= most_tokens && std::uint64_t{layers} * kv_heads * head_dim * tokens <= most_numbers;
+        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && layers <= most_layers &&
+               kv_heads <= most_kv_heads && head_dim <= most_head_dim && tokens <= most_tokens &&
+               std::uint64_t{layers} * kv_heads * head_dim * tokens <= most_numbers;
     }
+    /// Whether a page is whole tiles.
+    [[nodiscard]] constexpr bool whole_tiles() const noexcept { return tokens % tile_tokens == 0; }
 };
 
 /// The memory limit of a cache's pages, in bytes or in pages; the smaller one, if both are given.
@@ -834,7 +838,23 @@ concept device_codec_state = requires(const S s) {
 template <class S>
 concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S>;
 
+/// Whether a codec takes pages of any number of tokens. One that stores tiles takes multiples of 16.
+template <codec_state S>
+inline constexpr bool takes_any_tokens = row_major_codec<S> || device_codec_state<S>;
+
+/// Whether a codec has pages of this shape.
+template <codec_state S>
+[[nodiscard]] constexpr bool has_pages_of(const page_shape& shape) noexcept {
+    return shape.valid() && (takes_any_tokens<S> || shape.whole_tiles());
+}
+
 namespace detail {
+
+/// The rule of page shapes, in words.
+template <codec_state S>
+inline constexpr const char* shape_rule =
+    takes_any_tokens<S> ? "a page shape has no extent that is zero or too large"
+                        : "a page shape has no extent that is zero or too large, and tokens is a multiple of 16";
 
 /// Whether a codec gives attention the quantized operands of a tile, without decoding it.
 template <class Codec>
@@ -9768,7 +9788,7 @@ private:
     };
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
-        require(shape.valid(), "a page shape has no extent that is zero or too large, and tokens is a multiple of 16");
+        require(has_pages_of<codec_type>(shape), detail::shape_rule<codec_type>);
         return shape;
     }
     [[nodiscard]] static identity checked(identity id) {
@@ -11594,9 +11614,8 @@ template <class Wanted, class... Given>
 template <class Cache, class Codec, class Storage>
 [[nodiscard]] result<void> check_config(const cache_config& config, const Codec& codec,
                                         [[maybe_unused]] const Storage& storage) {
-    if (!config.shape.valid())
-        return error{error_code::out_of_range, "shape",
-                     "a page shape has no extent that is zero or too large, and tokens is a multiple of 16"};
+    if (!has_pages_of<typename Cache::codec_type>(config.shape))
+        return error{error_code::out_of_range, "shape", shape_rule<typename Cache::codec_type>};
     if (Cache::has_tier && config.id == identity{})
         return error{error_code::mismatched, "identity", "a cache with a tier has an identity"};
     const std::size_t page_bytes = codec.open(config.shape).page_bytes(), pages = config.limit.pages_of(page_bytes);
@@ -12709,23 +12728,29 @@ public:
             std::memcpy(to.data() + at, from.data() + at, rows * row_bytes);
     }
 
-    /// The keys of a tile, widened and transposed into `scratch`. (head_dim, 16)
+    /// The keys of a tile, widened and transposed into `scratch`; rows past the page's last are zero. (head_dim, 16)
     [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
         const std::size_t dim = shape_.head_dim;
         expects(scratch.size() >= dim * tile_tokens, "the keys of a tile fit into the scratch memory");
+        const std::size_t rows = rows_of(at);
+        if (rows < tile_tokens)
+            ranges::fill(scratch.first(dim * tile_tokens), 0.0f);
         const Number* row = key_row(page, first_of(at));
-        for (std::size_t lane = 0; lane < tile_tokens; ++lane, row += row_stride())
+        for (std::size_t lane = 0; lane < rows; ++lane, row += row_stride())
             for (std::size_t d = 0; d < dim; ++d)
                 scratch[d * tile_tokens + lane] = widen(row[d]);
         return scratch.data();
     }
 
-    /// The values of a tile, widened and padded with zeros into `scratch`. (16, padded_head_dim)
+    /// The values of a tile, widened and padded with zeros into `scratch`; rows past the page's last are zero.
+    /// (16, padded_head_dim)
     [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
         const std::size_t dim = shape_.head_dim, width = padded_head_dim(dim);
         expects(scratch.size() >= tile_tokens * width, "the values of a tile fit into the scratch memory");
+        const std::size_t rows = rows_of(at);
+        ranges::fill(scratch.subspan(rows * width, (tile_tokens - rows) * width), 0.0f);
         const Number* row = value_row(page, first_of(at));
-        for (std::size_t lane = 0; lane < tile_tokens; ++lane, row += row_stride())
+        for (std::size_t lane = 0; lane < rows; ++lane, row += row_stride())
             for (std::size_t d = 0; d < width; ++d)
                 scratch[lane * width + d] = d < dim ? widen(row[d]) : 0.0f;
         return scratch.data();
@@ -12742,6 +12767,10 @@ private:
             Layout == kv_layout::nhd ? shape_.head_dim : std::size_t{shape_.tokens} * shape_.head_dim;
         return std::size_t{2} * index_of(at.layer) * side_numbers() + index_of(at.head) * head_stride +
                at.row * row_stride();
+    }
+    // Rows of the page in a tile.
+    [[nodiscard]] std::size_t rows_of(page_tile at) const noexcept {
+        return std::min<std::size_t>(tile_tokens, shape_.tokens - std::size_t{at.tile} * tile_tokens);
     }
     [[nodiscard]] static page_row first_of(page_tile at) noexcept { return {at.layer, at.head, at.tile * tile_tokens}; }
 

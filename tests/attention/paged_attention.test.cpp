@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/attention/paged_attention.hpp>
+#include <kvcache/codec/row_major.hpp>
 #include <kvcache/testing/reference_attention.hpp>
 
 #include <algorithm>
@@ -67,6 +68,19 @@ TEST_CASE("page sizes change no bit") {
         INFO("pages of " << tokens);
         CHECK(numbers::same_bits(w.run(0, 40, 8), head));
         CHECK(numbers::same_bits(w.run(1010, 1100, 8), tail));
+    }
+}
+
+TEMPLATE_TEST_CASE("pages of any number of rows agree with the double oracle, and a row with itself alone", "",
+                   kv::codec::nhd_f32, kv::codec::hnd_f32) {
+    const pages::sequence s(6, 2, 24, 1100, 9);
+    for (const std::uint32_t tokens : {1u, 4u, 7u, 12u, 16u, 17u, 100u}) {
+        const pages::written_by<TestType> w(s, tokens, pages::in_place(1100, tokens), numbers::not_a_number);
+        INFO("pages of " << tokens);
+        const auto some = w.run(1000, 1100, 8);
+        CHECK(error_of(s, 0, w.run(0, 40, 8)) < tolerance);
+        CHECK(error_of(s, 1000, some) < tolerance);
+        CHECK(numbers::same_bits(w.run(1000, 1100, 1), some));
     }
 }
 

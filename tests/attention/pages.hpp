@@ -106,12 +106,13 @@ inline std::vector<piece> in_place(std::size_t tokens, std::uint32_t page_tokens
 }
 
 /// A sequence written into pages; unused rows have the value `filler`.
-class written {
+template <class Policy>
+class written_by {
 public:
-    written(const sequence& of, std::uint32_t page_tokens, const std::vector<piece>& pieces, float filler)
+    written_by(const sequence& of, std::uint32_t page_tokens, const std::vector<piece>& pieces, float filler)
         : of_(of),
           shape_{1, of.shape.kv_heads, of.shape.head_dim, page_tokens},
-          codec_(kv::codec::f32{}.open(shape_)),
+          codec_(Policy{}.open(shape_)),
           storage_(kv::storage::heap{}.open(pieces.size(), codec_.page_bytes())) {
         const std::size_t dim = of.shape.head_dim;
         std::vector<float> rotation(dim), key(dim);
@@ -179,9 +180,10 @@ private:
 
     const sequence& of_;
     kv::page_shape shape_;
-    kv::codec::f32::state codec_;
+    typename Policy::state codec_;
     kv::storage::heap::state storage_;
     std::vector<kv::page_entry> table_;
 };
+using written = written_by<kv::codec::f32>;
 
 } // namespace pages

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/any_cache.hpp>
+#include <kvcache/codec/row_major.hpp>
 #include <kvcache/core/type_name.hpp>
 #include <kvcache/hash/all.hpp>
 #include <kvcache/index/all.hpp>
@@ -76,6 +77,27 @@ TEMPLATE_LIST_TEST_CASE("a cache on any storage agrees with a naive model", "", 
 TEMPLATE_LIST_TEST_CASE("a cache with any index agrees with a naive model", "", kv::index_policies) {
     for (std::uint64_t seed = 0; seed < 3; ++seed)
         run<kv::storage::heap, kv::hash::xxh3>(seed, 1500, TestType{});
+}
+
+TEMPLATE_TEST_CASE("row-major pages of any number of tokens agree with a naive model", "", kv::codec::nhd_f32,
+                   kv::codec::hnd_f32) {
+    for (const std::uint32_t tokens : {1u, 4u, 12u, 16u, 33u}) {
+        INFO("pages of " << tokens);
+        auto cache = kv::make_cache({{2, 2, 16, tokens}, {.pages = 300 / tokens}}, TestType{});
+        cache_model<decltype(cache), seeded> played(cache, seeded(tokens), {});
+        CHECK_NOTHROW(played.run(1500));
+        CHECK(played.reused() > 0);
+    }
+}
+
+TEST_CASE("a codec of tiles has pages of whole tiles alone") {
+    for (const std::uint32_t tokens : {1u, 12u, 33u}) {
+        const auto refused = kv::open_cache({{.tokens = tokens}, {.pages = 8}});
+        REQUIRE_FALSE(refused);
+        CHECK(refused.error().field == "shape");
+        CHECK(refused.error().message.ends_with("tokens is a multiple of 16"));
+    }
+    CHECK_FALSE(kv::open_cache({{.tokens = 0}, {.pages = 8}}, kv::codec::nhd_f32{}));
 }
 
 TEST_CASE("a hash of 16 bits causes no wrong reuse") {

@@ -17,15 +17,16 @@ namespace kvcache_test {
 
 /// A host's tensor: in place of the keys and values of a row, the name of its prefix.
 struct host_tensor {
-    static constexpr std::size_t page_tokens = 16;
+    static constexpr std::size_t page_tokens = 16; // unless another number is given
 
-    explicit host_tensor(std::size_t pages) : rows(pages * page_tokens) {}
+    explicit host_tensor(std::size_t pages, std::size_t tokens = page_tokens) : rows(pages * tokens), stride(tokens) {}
     std::vector<std::uint64_t> rows;
+    std::size_t stride;
     std::vector<kv::page_id> evicted = {};
     std::vector<kv::moved_entry> moved = {};
 
-    std::uint64_t& at(kv::page_id page, std::size_t row) { return rows[kv::index_of(page) * page_tokens + row]; }
-    void copy(kv::page_id from, kv::page_id to) { std::copy_n(&at(from, 0), page_tokens, &at(to, 0)); }
+    std::uint64_t& at(kv::page_id page, std::size_t row) { return rows[kv::index_of(page) * stride + row]; }
+    void copy(kv::page_id from, kv::page_id to) { std::copy_n(&at(from, 0), stride, &at(to, 0)); }
 
     [[nodiscard]] kv::storage::external blocks() {
         return {.copy =

@@ -56,6 +56,23 @@ TEMPLATE_TEST_CASE("external memory and a naive model agree on every row, and bl
             }
 }
 
+TEST_CASE("blocks of any number of tokens, from one on, agree with a naive model") {
+    for (const std::uint32_t tokens : {1u, 4u, 12u, 16u, 65u})
+        for (const bool merge : {false, true})
+            for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+                INFO("blocks of " << tokens << ", merge " << merge << ", seed " << seed);
+                const std::size_t blocks = 640 / tokens;
+                host_tensor host(blocks, tokens);
+                auto cache = kv::make_cache(
+                    {.shape = {.tokens = tokens}, .limit = {.pages = blocks}, .merge_equal_pages = merge},
+                    host.blocks());
+                cache_model<decltype(cache), seeded, host_rows> model(cache, seeded(seed), {.vocabulary = 2},
+                                                                      {&host, merge});
+                CHECK_NOTHROW(model.run(1500));
+                CHECK(model.reused() > 0);
+            }
+}
+
 TEMPLATE_TEST_CASE("external memory works with every index", "", kv::index::radix, kv::index::hash_chain) {
     for (const bool merge : {false, true}) {
         host_tensor host(12);

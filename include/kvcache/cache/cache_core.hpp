@@ -385,7 +385,7 @@ private:
     };
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
-        require(shape.valid(), "a page shape has no extent that is zero or too large, and tokens is a multiple of 16");
+        require(has_pages_of<codec_type>(shape), detail::shape_rule<codec_type>);
         return shape;
     }
     [[nodiscard]] static identity checked(identity id) {

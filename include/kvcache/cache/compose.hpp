@@ -361,9 +361,8 @@ template <class Wanted, class... Given>
 template <class Cache, class Codec, class Storage>
 [[nodiscard]] result<void> check_config(const cache_config& config, const Codec& codec,
                                         [[maybe_unused]] const Storage& storage) {
-    if (!config.shape.valid())
-        return error{error_code::out_of_range, "shape",
-                     "a page shape has no extent that is zero or too large, and tokens is a multiple of 16"};
+    if (!has_pages_of<typename Cache::codec_type>(config.shape))
+        return error{error_code::out_of_range, "shape", shape_rule<typename Cache::codec_type>};
     if (Cache::has_tier && config.id == identity{})
         return error{error_code::mismatched, "identity", "a cache with a tier has an identity"};
     const std::size_t page_bytes = codec.open(config.shape).page_bytes(), pages = config.limit.pages_of(page_bytes);

@@ -103,7 +103,23 @@ concept device_codec_state = requires(const S s) {
 template <class S>
 concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S>;
 
+/// Whether a codec takes pages of any number of tokens. One that stores tiles takes multiples of 16.
+template <codec_state S>
+inline constexpr bool takes_any_tokens = row_major_codec<S> || device_codec_state<S>;
+
+/// Whether a codec has pages of this shape.
+template <codec_state S>
+[[nodiscard]] constexpr bool has_pages_of(const page_shape& shape) noexcept {
+    return shape.valid() && (takes_any_tokens<S> || shape.whole_tiles());
+}
+
 namespace detail {
+
+/// The rule of page shapes, in words.
+template <codec_state S>
+inline constexpr const char* shape_rule =
+    takes_any_tokens<S> ? "a page shape has no extent that is zero or too large"
+                        : "a page shape has no extent that is zero or too large, and tokens is a multiple of 16";
 
 /// Whether a codec gives attention the quantized operands of a tile, without decoding it.
 template <class Codec>

@@ -81,23 +81,29 @@ public:
             std::memcpy(to.data() + at, from.data() + at, rows * row_bytes);
     }
 
-    /// The keys of a tile, widened and transposed into `scratch`. (head_dim, 16)
+    /// The keys of a tile, widened and transposed into `scratch`; rows past the page's last are zero. (head_dim, 16)
     [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
         const std::size_t dim = shape_.head_dim;
         expects(scratch.size() >= dim * tile_tokens, "the keys of a tile fit into the scratch memory");
+        const std::size_t rows = rows_of(at);
+        if (rows < tile_tokens)
+            ranges::fill(scratch.first(dim * tile_tokens), 0.0f);
         const Number* row = key_row(page, first_of(at));
-        for (std::size_t lane = 0; lane < tile_tokens; ++lane, row += row_stride())
+        for (std::size_t lane = 0; lane < rows; ++lane, row += row_stride())
             for (std::size_t d = 0; d < dim; ++d)
                 scratch[d * tile_tokens + lane] = widen(row[d]);
         return scratch.data();
     }
 
-    /// The values of a tile, widened and padded with zeros into `scratch`. (16, padded_head_dim)
+    /// The values of a tile, widened and padded with zeros into `scratch`; rows past the page's last are zero.
+    /// (16, padded_head_dim)
     [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
         const std::size_t dim = shape_.head_dim, width = padded_head_dim(dim);
         expects(scratch.size() >= tile_tokens * width, "the values of a tile fit into the scratch memory");
+        const std::size_t rows = rows_of(at);
+        ranges::fill(scratch.subspan(rows * width, (tile_tokens - rows) * width), 0.0f);
         const Number* row = value_row(page, first_of(at));
-        for (std::size_t lane = 0; lane < tile_tokens; ++lane, row += row_stride())
+        for (std::size_t lane = 0; lane < rows; ++lane, row += row_stride())
             for (std::size_t d = 0; d < width; ++d)
                 scratch[lane * width + d] = d < dim ? widen(row[d]) : 0.0f;
         return scratch.data();
@@ -114,6 +120,10 @@ private:
             Layout == kv_layout::nhd ? shape_.head_dim : std::size_t{shape_.tokens} * shape_.head_dim;
         return std::size_t{2} * index_of(at.layer) * side_numbers() + index_of(at.head) * head_stride +
                at.row * row_stride();
+    }
+    // Rows of the page in a tile.
+    [[nodiscard]] std::size_t rows_of(page_tile at) const noexcept {
+        return std::min<std::size_t>(tile_tokens, shape_.tokens - std::size_t{at.tile} * tile_tokens);
     }
     [[nodiscard]] static page_row first_of(page_tile at) noexcept { return {at.layer, at.head, at.tile * tile_tokens}; }
 

@@ -18,7 +18,9 @@ struct page_shape {
     std::uint32_t layers = 1;
     std::uint32_t kv_heads = 1;
     std::uint32_t head_dim = 64;
-    std::uint32_t tokens = 64; ///< Tokens per page; a multiple of 16.
+    /// Tokens per page. A multiple of 16, unless the codec takes any number: rows in row-major order, and external
+    /// memory.
+    std::uint32_t tokens = 64;
 
     friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
 
@@ -30,12 +32,14 @@ struct page_shape {
     static constexpr std::uint32_t most_tokens = 1u << 16;
     static constexpr std::uint64_t most_numbers = std::uint64_t{1} << (sizeof(std::size_t) > 4 ? 37 : 24);
 
-    /// Whether the shape is valid: no extent is zero or too large, and tokens is a multiple of 16.
+    /// Whether the shape is valid: no extent is zero or too large.
     [[nodiscard]] constexpr bool valid() const noexcept {
-        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0 &&
-               layers <= most_layers && kv_heads <= most_kv_heads && head_dim <= most_head_dim &&
-               tokens <= most_tokens && std::uint64_t{layers} * kv_heads * head_dim * tokens <= most_numbers;
+        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && layers <= most_layers &&
+               kv_heads <= most_kv_heads && head_dim <= most_head_dim && tokens <= most_tokens &&
+               std::uint64_t{layers} * kv_heads * head_dim * tokens <= most_numbers;
     }
+    /// Whether a page is whole tiles.
+    [[nodiscard]] constexpr bool whole_tiles() const noexcept { return tokens % tile_tokens == 0; }
 };
 
 /// The memory limit of a cache's pages, in bytes or in pages; the smaller one, if both are given.

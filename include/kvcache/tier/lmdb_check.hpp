@@ -19,6 +19,10 @@
 #include <utility>
 #include <vector>
 
+#if !KVCACHE_POSIX
+#error "kvcache: tier::lmdb needs the file locks of POSIX, which this system lacks: use tier::memory"
+#endif
+
 namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
 static_assert(sizeof(void*) == 8 && std::endian::native == std::endian::little,

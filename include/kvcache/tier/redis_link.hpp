@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/digest.hpp>
 #include <kvcache/core/errors.hpp>
+#include <kvcache/core/platform/machine.hpp>
 #include <kvcache/tier/resp.hpp>
+
+#if !KVCACHE_POSIX
+#error "kvcache: tier::redis needs the sockets of POSIX, which this system lacks: use tier::memory"
+#endif
 
 #include <algorithm>
 #include <array>

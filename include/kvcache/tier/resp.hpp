@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/digest.hpp>
 
 #include <algorithm>
 #include <array>
