@@ -31,3 +31,12 @@ foreach(how IN LISTS ways)
     set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED installed)
   endif()
 endforeach()
+
+# The recipes of packaging/. Conan comes from PyPI (requirements.txt); without it the test says so.
+if(Python3_FOUND)
+  foreach(how IN ITEMS conan vcpkg)
+    add_test(NAME "consumer: ${how}" COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/packages.py ${how}
+             ${PROJECT_SOURCE_DIR}/build/conan/bin/conan ${CMAKE_CURRENT_BINARY_DIR}/consumer/${how})
+    set_tests_properties("consumer: ${how}" PROPERTIES LABELS consumer SKIP_REGULAR_EXPRESSION "^SKIPPED:")
+  endforeach()
+endif()
