@@ -5,6 +5,9 @@ cache.hpp from include/kvcache/cache.hpp with every policy that needs no more.
     tools/amalgamate.py            writes the files
     tools/amalgamate.py --check    fails if one is not what would be written
 
+With KVCACHE_DECLARATIONS, kvcache.hpp only declares what is expensive to compile, and with KVCACHE_IMPLEMENTATION it also
+defines it, by the files of src/ that the compiled form has for its headers.
+
 A header of ours goes in once, where it is first included. Standard headers rise to the top of the file, sorted; those
 below an #if, a #define or a #pragma of the same header stay, and so do all others, because their place may matter.
 """
@@ -17,6 +20,7 @@ SINGLE = HOME / "single_include" / "kvcache"
 ROLES = ("eviction", "hash", "index", "locking", "observer", "recompute", "storage")
 FILES = {"kvcache.hpp": ["kvcache/kvcache.hpp"],
          "cache.hpp": ["kvcache/cache.hpp", *(f"kvcache/{role}/all.hpp" for role in ROLES)]}
+SOURCES = {"kvcache.hpp": ["kernel", "attention"]}  # folders of src/
 GUARD = ["#if __cplusplus < 202002L", '#error "kvcache: C++20 is needed; compile with -std=c++20"', "#else"]
 INCLUDE = re.compile(r"^\s*#\s*include\s+<([^>]+)>")
 STANDARD = re.compile(r"[a-z_0-9]+")
@@ -25,7 +29,7 @@ CLOSES = re.compile(r"^\s*#\s*endif")
 DIRECTIVE = re.compile(r"^\s*#(?!\s*(include|pragma\s+once)\b)")
 
 
-def amalgamate(roots: list[str]) -> str:
+def amalgamate(roots: list[str], folders: list[str]) -> str:
     seen: set[str] = set()
     hoisted: set[str] = set()
     body: list[str] = []
@@ -61,6 +65,15 @@ def amalgamate(roots: list[str]) -> str:
 
     for root in roots:
         take(root)
+    implementation: list[str] = []
+    for source in sorted(one for folder in folders for one in (HOME / "src" / folder).rglob("*.cpp")):
+        lines = source.read_text().splitlines()
+        if outside := [match[1] for line in lines if (match := INCLUDE.match(line)) and match[1] not in seen]:
+            raise SystemExit(f"{source}: includes {outside[0]}, which the single header has not")
+        own = "\n".join(line for line in lines if not INCLUDE.match(line) and not line.startswith("// SPDX")).strip()
+        implementation.append(f"// ---- {source.relative_to(HOME)} ".ljust(118, "-") + f"\n\n{own}\n")
+    if implementation:
+        body.append("\n".join(["#if defined(KVCACHE_IMPLEMENTATION)\n", *implementation, "#endif\n"]))
     head = ["// SPDX-License-Identifier: MIT", "// Made by tools/amalgamate.py from include/kvcache/: edit there.",
             "#pragma once", "", *GUARD, "", *(f"#include <{name}>" for name in sorted(hoisted)), ""]
     return "\n".join(head) + "\n" + "\n".join(body) + "\n#endif\n"
@@ -69,7 +82,7 @@ def amalgamate(roots: list[str]) -> str:
 def stale() -> list[str]:
     """The single headers that are not what would be written."""
     return [name for name, roots in FILES.items()
-            if not (SINGLE / name).exists() or (SINGLE / name).read_text() != amalgamate(roots)]
+            if not (SINGLE / name).exists() or (SINGLE / name).read_text() != amalgamate(roots, SOURCES.get(name, []))]
 
 
 if __name__ == "__main__":
@@ -79,4 +92,4 @@ if __name__ == "__main__":
     else:
         SINGLE.mkdir(parents=True, exist_ok=True)
         for name, roots in FILES.items():
-            (SINGLE / name).write_text(amalgamate(roots))
+            (SINGLE / name).write_text(amalgamate(roots, SOURCES.get(name, [])))

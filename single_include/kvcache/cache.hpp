@@ -9982,6 +9982,9 @@ static_assert(observer_policy<events>);
 // itself and for targets that link it. Objects that are built with other flags do not link: their names differ
 // (core/abi.hpp).
 //
+// A program without CMake defines KVCACHE_DECLARATIONS for all its files and compiles the files of src/ with it; or it
+// includes single_include/kvcache/kvcache.hpp, and defines KVCACHE_IMPLEMENTATION in one file.
+//
 //     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
 //     KVCACHE_BODY   before its definition, in an impl/ header
 //     KVCACHE_LAZY   before an inline function: it is instantiated where it is called
@@ -9990,7 +9993,11 @@ static_assert(observer_policy<events>);
 // is compiled only where it is called. A function template with an empty pack is called like an ordinary function.
 // Classes with many members are templates with an empty pack for the same reason.
 #if !defined(KVCACHE_COMPILED)
+#if defined(KVCACHE_DECLARATIONS) || defined(KVCACHE_IMPLEMENTATION)
+#define KVCACHE_COMPILED 1
+#else
 #define KVCACHE_COMPILED 0
+#endif
 #endif
 #define KVCACHE_LAZY template <class...>
 #if KVCACHE_COMPILED

@@ -3855,6 +3855,9 @@ inline void add_columns_of(const Reader& values, std::size_t column, std::size_t
 // itself and for targets that link it. Objects that are built with other flags do not link: their names differ
 // (core/abi.hpp).
 //
+// A program without CMake defines KVCACHE_DECLARATIONS for all its files and compiles the files of src/ with it; or it
+// includes single_include/kvcache/kvcache.hpp, and defines KVCACHE_IMPLEMENTATION in one file.
+//
 //     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
 //     KVCACHE_BODY   before its definition, in an impl/ header
 //     KVCACHE_LAZY   before an inline function: it is instantiated where it is called
@@ -3863,7 +3866,11 @@ inline void add_columns_of(const Reader& values, std::size_t column, std::size_t
 // is compiled only where it is called. A function template with an empty pack is called like an ordinary function.
 // Classes with many members are templates with an empty pack for the same reason.
 #if !defined(KVCACHE_COMPILED)
+#if defined(KVCACHE_DECLARATIONS) || defined(KVCACHE_IMPLEMENTATION)
+#define KVCACHE_COMPILED 1
+#else
 #define KVCACHE_COMPILED 0
+#endif
 #endif
 #define KVCACHE_LAZY template <class...>
 #if KVCACHE_COMPILED
@@ -27195,5 +27202,66 @@ using tier_policies = std::tuple<tier::none, tier::memory<>, tier::chain<>, tier
 // All that needs no more than Eigen, xsimd and xxHash: the cache with every policy, tiers, attention, the transformer
 // and what generates with it. Loaders are in <kvcache/model.hpp>, text in <kvcache/chat.hpp>, since JSON, PCRE2 and
 // utf8proc compile as long as all of this; conformance tests in <kvcache/testing.hpp>.
+
+#if defined(KVCACHE_IMPLEMENTATION)
+
+// ---- src/attention/quantized_tiles.cpp ----------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+template void quantized_tiles<queries_of_codes>::score(std::span<const attention_tile>, const float*, std::size_t,
+                                                       std::size_t, float*, const code_fetch&);
+template void quantized_tiles<queries_of_codes>::add(std::span<const attention_tile>, std::size_t, const query_weights&,
+                                                     std::size_t, rows_out, const code_fetch&) const;
+
+} // namespace kvcache::detail
+
+// ---- src/attention/query_block.cpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+template void query_block::dispatch<detail::max_queries>(std::span<const attention_tile>, std::size_t, std::size_t,
+                                                         bool);
+
+} // namespace kvcache
+
+// ---- src/kernel/block_gemm.cpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+template void gemm<>(const rows_in&, const block_matrix&, const rows_out&, thread_pool&);
+
+} // namespace kvcache
+
+// ---- src/kernel/block_int8_gemm.cpp -------------------------------------------------------------------------------
+
+namespace kvcache {
+
+template void gemm<>(const rows_in&, const block_matrix&, const rows_out&, thread_pool&, int8_block_rows&);
+
+} // namespace kvcache
+
+// ---- src/kernel/gemm.cpp ------------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+template void gemm(const rows_in&, const packed_matrix<float>&, const rows_out&, thread_pool&);
+template void gemm(const rows_in&, const packed_matrix<bfloat16>&, const rows_out&, thread_pool&);
+template void gemm(const rows_in&, const packed_matrix<half>&, const rows_out&, thread_pool&);
+
+} // namespace kvcache
+
+// ---- src/kernel/int8_gemm.cpp -------------------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, row_range, const int8_matrix&,
+                                                                   std::size_t, std::size_t, const rows_out&);
+template void int8_streams<int8_panels_of_one>(const int8_rows&, const int8_matrix&, std::size_t, std::size_t,
+                                               const rows_out&);
+
+} // namespace kvcache::detail
+
+#endif
 
 #endif

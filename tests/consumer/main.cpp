@@ -13,6 +13,24 @@ int main() {
     return parsed && searched && found == 2 && kvcache::text::is_punctuation(U'\u00a1') ? 0 : 1;
 }
 
+#elif defined(KVCACHE_DECLARATIONS)
+
+#include <kvcache/kvcache.hpp>
+
+#include <vector>
+
+// A product, which another file of the program defines: a matrix of ones sums the numbers of a row.
+int main() {
+    const std::vector<float> ones(40, 1.0f), x(40, 0.5f);
+    std::vector<float> y(24);
+    kvcache::packed_matrix<float> sums(24, 40);
+    for (std::size_t output = 0; output < 24; ++output)
+        sums.set_row(output, ones);
+    kvcache::thread_pool alone(1);
+    kvcache::gemm({x.data(), 1, 40}, sums, {y.data(), 24}, alone);
+    return y == std::vector<float>(24, 20.0f) ? 0 : 1;
+}
+
 #elif defined(CONSUMER_HAS_A_KEY)
 
 #include <kvcache/cache/compose.hpp>
