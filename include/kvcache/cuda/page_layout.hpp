@@ -47,7 +47,7 @@ struct page_layout {
 
     /// Returns whether rows of this format are whole vectors of 16 bytes.
     [[nodiscard]] constexpr bool valid() const noexcept {
-        return shape.valid() && row_bytes() > 0 && row_bytes() % 16 == 0 &&
+        return shape.valid() && shape.whole_tiles() && row_bytes() > 0 && row_bytes() % 16 == 0 &&
                (format != row_format::int4_hadamard || shape.head_dim % int4_group == 0);
     }
 

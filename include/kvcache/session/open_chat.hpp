@@ -54,7 +54,7 @@ struct chat_settings {
     /// because a turn that changes earlier messages runs while the tokens before it are kept, and the residual rows
     /// of a codec of whole pages.
     std::size_t bytes = 0;
-    std::uint32_t page_tokens = 64; ///< Tokens per page; a multiple of 16.
+    std::uint32_t page_tokens = 64; ///< Tokens per page, as page_shape::tokens.
     std::size_t threads = 0;        ///< Threads, the caller included; 0: all hardware threads.
     load_options loading = {};      ///< Its threads are `threads` if 0.
 
@@ -210,8 +210,9 @@ open_chat(loaded_model loaded, tokenizer words, chat_template form, chat_setting
     using parts = detail::chat_parts<cache<Ps...>, Overflow>;
     const transformer& model = loaded.model;
     const page_shape shape = model.shape(settings.page_tokens);
-    if (!shape.valid())
-        return error{error_code::out_of_range, "page_tokens", "page_tokens must be a multiple of 16 up to 65536"};
+    if (!has_pages_of<typename cache<Ps...>::codec_type>(shape))
+        return error{error_code::out_of_range, "page_tokens",
+                     "page_tokens is 1 to 65536, and a multiple of 16 for a codec that stores tiles"};
     if (auto valid = settings.sampling.check(model.vocabulary()); !valid)
         return valid.error();
     using codec_policy_type = decltype(detail::compose<Ps...>::policies::codec);
