@@ -2,9 +2,9 @@
 """What including the library costs: user seconds and peak memory of one compile of each unit in bench/include/,
 beside an empty file that includes <Eigen/Dense>, compiled in turn with the same flags.
 
-    python3 bench/include.py [--compiler g++] [--rounds 5] [--filter WORD] [--json rows.json]
+    python3 bench/include.py [--compiler g++] [--rounds 5] [--filter WORD] [--json rows.json] [--page]
 
-A unit's first lines say how it is built: "// flags: ..." and "// limit: ..." (of Eigen's time). A ratio is the median
+--page writes the ratios of empty files into the table of docs/getting_started.md. A unit's first lines say how it is built: "// flags: ..." and "// limit: ..." (of Eigen's time). A ratio is the median
 over the rounds of a unit's time by that of the Eigen file compiled just before it. The last line is the score: the
 geometric mean of ratio by limit, where 1 is the limit and less is better.
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 
 HOME = Path(__file__).resolve().parent.parent
 UNITS = HOME / "bench" / "include"
+PAGE = HOME / "docs" / "getting_started.md"
 EIGEN = "#include <Eigen/Dense>\nint main() {}\n"
 
 
@@ -57,12 +58,28 @@ def line(unit: Path, word: str) -> str:
     return found.group(1) if found else ""
 
 
+def write_page(ratios: dict[str, float]) -> None:
+    """Puts the ratio of each empty file into the row of its header, and what the rule of the table compares."""
+    sys.path.insert(0, str(HOME / "tools"))
+    from lint_include_times import NOTE, lines_reached
+    text, reached = PAGE.read_text(), []
+    for unit, ratio in ratios.items():
+        header = unit.removesuffix("_empty") + ".hpp"
+        row = re.compile(rf"^(\| `<kvcache/{header}>` \|.*\| )[\d.]+( \|)$", re.M)
+        if row.search(text):
+            text = row.sub(rf"\g<1>{ratio:.1f}\g<2>", text)
+            reached.append(f"{header} {lines_reached(header)}")
+    note = f"<!-- lines reached: {', '.join(reached)} -->"
+    PAGE.write_text(NOTE.sub(note, text) if NOTE.search(text) else text.replace("\nThe times are multiples", f"\n{note}\n\nThe times are multiples"))
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--compiler", default="g++")
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--filter", default="")
     options.add_argument("--json", type=Path)
+    options.add_argument("--page", action="store_true", help="write the table of docs/getting_started.md")
     given = options.parse_args()
     units = [unit for unit in sorted(UNITS.glob("*.cpp")) if re.search(given.filter, unit.stem)]
     if not units or given.rounds < 1:
@@ -91,6 +108,8 @@ def main() -> None:
                   flush=True)
     if given.json:
         given.json.write_text(json.dumps([row for row, _ in rows], indent=1) + "\n")
+    if given.page:
+        write_page({row["unit"]: row["ratio_to_eigen"] for row, _ in rows if row["unit"].endswith("_empty")})
     of_limit = [row["ratio_to_eigen"] / limit for row, limit in rows if limit]
     if of_limit:
         print(f"include: {exp(statistics.fmean(map(log, of_limit))):.3f} of the limits")
