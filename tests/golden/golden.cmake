@@ -55,7 +55,7 @@ function(kvcache_foreign_golden name compiler runner)
     kvcache_golden_test(${name} ${CMAKE_COMMAND} -E echo "SKIPPED: ${missing} is not installed")
     return()
   endif()
-  set(program ${CMAKE_CURRENT_BINARY_DIR}/golden/${name})
+  set(program ${CMAKE_CURRENT_BINARY_DIR}/golden/${name}.program)  # MinGW would add .exe to a name without a point
   set(warnings -Wall -Wextra -Wpedantic -Wconversion -Wshadow $<$<BOOL:${KVCACHE_WARNINGS_AS_ERRORS}>:-Werror>)
   add_custom_command(
     OUTPUT ${program}
