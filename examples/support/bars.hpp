@@ -59,7 +59,7 @@ inline bool write_svg(const std::string& file, const bar_pairs& bars) {
             << "\" fill=\"" << colour << "\"/>\n";
     };
     for (double i = 0; i <= marks; ++i) {
-        std::ostringstream label; // whole numbers without a point
+        std::ostringstream label; // an integer without a point
         label << i * mark;
         const double y = bottom - height_of(i * mark);
         out << "<line x1=\"" << left << "\" y1=\"" << y << "\" x2=\"" << width - 16 << "\" y2=\"" << y
