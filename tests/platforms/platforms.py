@@ -29,6 +29,7 @@ class Platform:
     compiler: str
     flags: str  # -O0 where compiling takes longer than running
     launcher: list[str] = field(default_factory=list)
+    prepare: list[str] = field(default_factory=list)  # what runs once before the programs, several of which start together
     without: list[str] = field(default_factory=list)  # test files
     skipped: list[str] = field(default_factory=list)  # tests by name, in the words of Catch2
     folders: str = ""
@@ -39,7 +40,7 @@ class Platform:
 PLATFORMS = {
     "windows": Platform(
         "Windows, MinGW-w64 and Wine", "x86_64-w64-mingw32-g++-posix", "-O0 -march=x86-64-v3 -Wa,-mbig-obj", ["wine"],
-        NO_MAPPINGS,
+        ["wine", "wineboot", "--init"], NO_MAPPINGS,
         ["~in every order*"],  # hundreds of thousands of changes of thread, each a call of Wine's server
         cmake=["-DCMAKE_SYSTEM_NAME=Windows", "-DCMAKE_EXE_LINKER_FLAGS=-static"]),
     "x86": Platform(
@@ -51,7 +52,7 @@ PLATFORMS = {
         "Linux, Clang 19", "clang++-19", "-O0 -march=native -Wno-deprecated-declarations"),  # those of GCC's own library
     "wasm": Platform(
         "WebAssembly, Emscripten 3 and Node", "em++", "-O1 -fexceptions -Wno-unused-command-line-argument -Wno-c++11-narrowing",
-        ["node", "--no-experimental-fetch"],
+        ["node", "--no-experimental-fetch"], [],
         # No threads; no kernels, which codecs of whole pages need.
         NO_MAPPINGS + ["cache/interleavings", "cache/threads", "cache/any_cache", "cache/any_policy", "cache/residual",
                        "cache/tier_client"],
@@ -102,7 +103,7 @@ def run(name: str, platform: Platform, build: Path, results: Path | None) -> boo
     with log.open("w") as out:
         for step in (["cmake", "-S", HERE, "-B", own, "-G", "Ninja", *[f"-D{key}={value}" for key, value in definitions.items()],
                       *platform.cmake],
-                     ["cmake", "--build", own, "-j", jobs, "--", "-k", "0"],
+                     ["cmake", "--build", own, "-j", jobs, "--", "-k", "0"], *([platform.prepare] if platform.prepare else []),
                      ["ctest", "--test-dir", own, "-j", jobs, "--output-on-failure", *junit]):
             if subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, env=environment, stdin=subprocess.DEVNULL).returncode:
                 out.flush()
