@@ -10,7 +10,6 @@
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/kernel/gemm.hpp>
 #include <kvcache/kernel/hadamard.hpp>
-#include <kvcache/kernel/int8_gemm.hpp>
 #include <kvcache/storage/heap.hpp>
 
 #include <algorithm>
@@ -155,32 +154,6 @@ double product_rate(std::span<const matrix_shape> shapes, std::size_t rows, std:
     while (watch.seconds() < 0.005)
         pass();
     return flops * 1e-9 / watch.seconds();
-}
-
-// The int8 GEMM rate, in GOP/s; the limit is the rate of the same GEMM in float32.
-bench::sample beside_f32(std::size_t rows, std::size_t threads) {
-    static const auto layer = [] {
-        std::vector<kv::int8_matrix> made;
-        for (const auto& w : layer_of<float>(smollm2)) {
-            made.emplace_back(w.outputs(), w.inputs());
-            std::vector<float> row(w.inputs());
-            for (std::size_t output = 0; output < w.outputs(); ++output) {
-                w.row(output, row);
-                made.back().set_row(output, row);
-            }
-        }
-        return made;
-    }();
-    static kv::int8_rows scratch;
-    double operations = 0.0;
-    const bench::stopwatch watch;
-    for (const auto& w : layer) {
-        kv::gemm({activations().data(), rows, kv::row_stride(w.inputs())}, w,
-                 {results().data(), kv::row_stride(w.outputs())}, pool_of(threads), scratch);
-        operations += 2.0 * static_cast<double>(rows * w.inputs() * w.outputs());
-    }
-    const double seconds = watch.seconds();
-    return {operations * 1e-9 / seconds, product_rate<float>(smollm2, rows, threads)};
 }
 
 // The rate of one row through enough matrices to exceed the cache, as generating a token does. (GB/s)
@@ -454,11 +427,6 @@ void add_products(bench::suite& suite, std::size_t threads) {
     add("product_f32_m512", 0.90, 0.0f, smollm2, 512);
     add("product_bf16_m128", 0.85, kv::bfloat16{}, smollm2, 128);
     add("product_bf16_m512", 0.85, kv::bfloat16{}, smollm2, 512);
-    suite.add({.name = "product_int8_m512",
-               .threads = threads,
-               .unit = "GOP/s",
-               .take = [=] { return beside_f32(512, threads); },
-               .aim = 2.5});
     add("product_f32_m128_tinyllama", 0.90, 0.0f, tinyllama, 128);
     add("product_f32_m512_tinyllama", 0.90, 0.0f, tinyllama, 512);
     add("product_bf16_m512_tinyllama", 0.85, kv::bfloat16{}, tinyllama, 512);

@@ -16179,6 +16179,31 @@ inline void dequantize(block_format format, std::span<const std::byte> blocks, s
     }
 }
 
+/// Rounds a row to blocks of Q8_0: weight = scale * level, |level| <= 127, rounded to nearest, at most half a scale
+/// away. The scale is the largest |weight| of 32 by 127, in binary16. A block with an infinite weight, a NaN, or a
+/// weight too large for such a scale (8.3 million) has the scale NaN. row: (inputs), to: (inputs / 32, 34). Requires:
+/// `inputs` is a multiple of 32.
+inline void quantize_q8_0(std::span<const float> row, std::span<std::byte> to) noexcept {
+    for (; !row.empty(); row = row.subspan(32), to = to.subspan(34)) {
+        float most = 0.0f, poison = 0.0f; // NaN after infinities and NaN
+        for (const float weight : row.first<32>()) {
+            most = std::max(most, std::fabs(weight));
+            poison += weight * 0.0f;
+        }
+        half scale = to_half(most / 127.0f);
+        if (most > 0.0f && most >= 127.5f * widen(scale)) // rounded down, among the few binary16 numbers near zero
+            ++scale.bits;
+        if (!std::isfinite(widen(scale)) || poison != 0.0f)
+            scale.bits = 0x7e00;
+        store_little(to, 0, scale.bits);
+        const float by = widen(scale);
+        for (std::size_t i = 0; i < 32; ++i) {
+            const float level = by > 0.0f ? std::nearbyint(row[i] / by) : 0.0f;
+            to[2 + i] = static_cast<std::byte>(static_cast<std::int8_t>(level));
+        }
+    }
+}
+
 /// Bytes of a packed panel of 16 outputs. Requires: `inputs` is whole blocks.
 [[nodiscard]] constexpr std::size_t panel_bytes(block_format format, std::size_t inputs) noexcept {
     const block_layout layout = layout_of(format);
@@ -17640,15 +17665,15 @@ private:
     native_floats scale_[scales][Vectors], offset_[Vectors];
 };
 
-/// Product of one row with Panels panels of a strip, from panel `panel` on: each output one chain of fused
-/// multiply-adds over ascending inputs. x: (inputs), y: (last - first) of the strip
-template <block_format Format, std::size_t Panels>
-void multiply_row(const float* x, const block_strip& strip, std::size_t panel, std::size_t inputs, float* y) {
+/// Product of one row with a strip of row_panels panels: each output one chain of fused multiply-adds over ascending
+/// inputs. x: (inputs), y: (last - first) of the strip
+template <block_format Format>
+void multiply_row(const float* x, const block_strip& strip, std::size_t inputs, float* y) {
     constexpr block_layout layout = layout_of(Format);
-    constexpr std::size_t vectors = Panels * native_parts, quads = layout.group / 4;
+    constexpr std::size_t Panels = row_panels, vectors = Panels * native_parts, quads = layout.group / 4;
     tile_sums<1, Panels> sums;
     KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = native_floats(0.0f);
-    const std::byte* block = strip.panel(panel);
+    const std::byte* block = strip.data;
     const std::size_t next = strip.panel_bytes;
     const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
     for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
@@ -17678,7 +17703,7 @@ void multiply_row(const float* x, const block_strip& strip, std::size_t panel, s
             x += 32;
         }
     }
-    end_sums<1, Panels>(sums, y + panel * 16, 0, strip.last - strip.first - panel * 16);
+    end_sums<1, Panels>(sums, y, 0, strip.last - strip.first);
 }
 
 /// Widens the inputs [k, k + inputs) of a strip as a strip of packed_matrix. (inputs, panels * 16)
@@ -17715,36 +17740,32 @@ struct strip_reader<block_matrix> {
     }
 };
 
-/// Products of one row with some strips of row_panels panels.
-KVCACHE_LAZY inline void multiply_strips(const float* x, const block_matrix& w, std::size_t strip, std::size_t last,
-                                         float* y) {
-    for (; strip < last; ++strip) {
-        const block_strip at = w.strip(strip, row_panels);
-        with_format(at.format, [&]<block_format Format> {
-            if (at.panels == row_panels)
-                return multiply_row<Format, row_panels>(x, at, 0, w.inputs(), y + at.first);
-            for (std::size_t panel = 0; panel < at.panels; ++panel)
-                multiply_row<Format, 1>(x, at, panel, w.inputs(), y + at.first);
+/// Products of few rows with a strip of at most Wide panels, which is widened once, in pieces that stay in the L1
+/// cache.
+template <std::size_t Rows, std::size_t Wide>
+void multiply_few(const rows_in& x, const block_strip& strip, std::size_t all, const rows_out& y) {
+    constexpr std::size_t piece = native_lanes == 16 ? 96 : 256;
+    alignas(line_bytes) float wide[piece * Wide * 16];
+    for (std::size_t k = 0; k < all; k += piece) {
+        const std::size_t inputs = std::min(piece, all - k);
+        widen_strip(strip, k, inputs, wide);
+        with_rows<Wide>(strip.panels, [&]<std::size_t Panels> {
+            gemm_microkernel<Rows, 1, Panels>(x.data + k, x.stride, static_cast<const float*>(wide), 0, inputs,
+                                              y.data + strip.first, y.stride, strip.last - strip.first, k == 0);
         });
     }
 }
 
-/// Products of few rows with some strips of strip_panels panels, each widened once, in pieces that stay in the L1
-/// cache.
-template <std::size_t Rows>
-void multiply_few(const rows_in& x, const block_matrix& w, std::size_t strip, std::size_t last, const rows_out& y) {
-    constexpr std::size_t piece = native_lanes == 16 ? 96 : 256;
-    alignas(line_bytes) float wide[piece * strip_panels * 16];
+/// Products of one row with some strips of row_panels panels. The last panels of a part, if they are fewer, are
+/// widened.
+KVCACHE_LAZY inline void multiply_strips(const float* x, const block_matrix& w, std::size_t strip, std::size_t last,
+                                         float* y) {
     for (; strip < last; ++strip) {
-        const block_strip at = w.strip(strip, strip_panels);
-        for (std::size_t k = 0; k < w.inputs(); k += piece) {
-            const std::size_t inputs = std::min(piece, w.inputs() - k);
-            widen_strip(at, k, inputs, wide);
-            with_rows<strip_panels>(at.panels, [&]<std::size_t Panels> {
-                gemm_microkernel<Rows, 1, Panels>(x.data + k, x.stride, static_cast<const float*>(wide), 0, inputs,
-                                                  y.data + at.first, y.stride, at.last - at.first, k == 0);
-            });
-        }
+        const block_strip at = w.strip(strip, row_panels);
+        if (at.panels < row_panels)
+            multiply_few<1, row_panels>({x, 1, 0}, at, w.inputs(), {y, 0});
+        else
+            with_format(at.format, [&]<block_format Format> { multiply_row<Format>(x, at, w.inputs(), y + at.first); });
     }
 }
 
@@ -17767,8 +17788,11 @@ KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& 
         });
     } else if (x.rows <= detail::tallest_tile) {
         threads.parallel_for_strided(w.strips(detail::strip_panels), 1, work, [&](std::size_t begin, std::size_t end) {
-            detail::with_rows<detail::tallest_tile>(
-                x.rows, [&]<std::size_t Rows> { detail::multiply_few<Rows>(x, w, begin, end, y); });
+            detail::with_rows<detail::tallest_tile>(x.rows, [&]<std::size_t Rows> {
+                for (std::size_t strip = begin; strip < end; ++strip)
+                    detail::multiply_few<Rows, detail::strip_panels>(x, w.strip(strip, detail::strip_panels),
+                                                                     w.inputs(), y);
+            });
         });
     } else {
         const detail::gemm_macrokernel<block_matrix> block(x, w, y);
@@ -18018,15 +18042,14 @@ KVCACHE_NOINLINE void multiply_tile(const int8_block_rows::tile& x, const std::i
     end_sums<Rows, 1>(totals, y.data, y.stride, outputs);
 }
 
-/// Products of one row with Panels panels of a strip, from panel `panel` on. y: (last - first) of the strip
-template <block_format Format, std::size_t Panels>
-void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip, std::size_t panel, std::size_t inputs,
-                       float* y) {
+/// Products of one row with a strip of row_panels panels. y: (last - first) of the strip
+template <block_format Format>
+void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip, std::size_t inputs, float* y) {
     constexpr block_layout layout = layout_of(Format);
-    constexpr std::size_t vectors = Panels * native_parts, group = layout.group;
+    constexpr std::size_t Panels = row_panels, vectors = Panels * native_parts, group = layout.group;
     tile_sums<1, Panels> totals;
     KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) totals[v] = native_floats(0.0f);
-    const std::byte* block = strip.panel(panel);
+    const std::byte* block = strip.data;
     const std::size_t next = strip.panel_bytes;
     const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
     const int8_block_rows::group_sums of = group == 32 ? x.of_32 : x.of_16;
@@ -18063,7 +18086,7 @@ void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip,
                     prefetch_soon(codes + p * next, ahead + line);
         }
     }
-    end_sums<1, Panels>(totals, y + panel * 16, 0, strip.last - strip.first - panel * 16);
+    end_sums<1, Panels>(totals, y, 0, strip.last - strip.first);
 }
 
 /// Panels that are unpacked together, so that the sums of a tile are prepared once for all of them.
@@ -18095,14 +18118,13 @@ void multiply_tile_with_strip(const int8_block_rows::tile& x, const unpacked_str
     });
 }
 
-/// Products of some tiles with a strip.
-KVCACHE_LAZY inline void multiply_int8_strip(const int8_block_rows& x, row_range tiles, const block_matrix& w,
-                                             std::size_t index, const rows_out& y) {
-    const block_strip strip = w.strip(index, int8_strip_panels);
+/// Products of some tiles with a strip of at most int8_strip_panels panels.
+KVCACHE_LAZY inline void multiply_int8_strip(const int8_block_rows& x, row_range tiles, const block_strip& strip,
+                                             std::size_t all, const rows_out& y) {
     const block_layout layout = layout_of(strip.format);
     unpacked_strip unpacked;
-    for (std::size_t k = 0; k < w.inputs(); k += unpacked_inputs) {
-        const row_range inputs{k, std::min(k + unpacked_inputs, w.inputs())};
+    for (std::size_t k = 0; k < all; k += unpacked_inputs) {
+        const row_range inputs{k, std::min(k + unpacked_inputs, all)};
         with_format(strip.format, [&]<block_format Format> {
             for (std::size_t panel = 0; panel < strip.panels; ++panel)
                 unpack_panel<Format>(strip.panel(panel), k, inputs.size(), unpacked.panels[panel]);
@@ -18119,17 +18141,18 @@ KVCACHE_LAZY inline void multiply_int8_strip(const int8_block_rows& x, row_range
     }
 }
 
-/// Products of one row with some strips of row_panels panels.
-KVCACHE_LAZY inline void multiply_int8_strips(const int8_block_rows::tile& x, const block_matrix& w, std::size_t strip,
+/// Products of one row with some strips of row_panels panels. The last panels of a part, if they are fewer, are
+/// unpacked.
+KVCACHE_LAZY inline void multiply_int8_strips(const int8_block_rows& x, const block_matrix& w, std::size_t strip,
                                               std::size_t last, float* y) {
+    const int8_block_rows::tile row = x.at(0, 0);
     for (; strip < last; ++strip) {
         const block_strip at = w.strip(strip, row_panels);
-        with_format(at.format, [&]<block_format Format> {
-            if (at.panels == row_panels)
-                return multiply_int8_row<Format, row_panels>(x, at, 0, w.inputs(), y + at.first);
-            for (std::size_t panel = 0; panel < at.panels; ++panel)
-                multiply_int8_row<Format, 1>(x, at, panel, w.inputs(), y + at.first);
-        });
+        if (at.panels < row_panels)
+            multiply_int8_strip(x, {0, 1}, at, w.inputs(), {y, 0});
+        else
+            with_format(at.format,
+                        [&]<block_format Format> { multiply_int8_row<Format>(row, at, w.inputs(), y + at.first); });
     }
 }
 
@@ -18152,9 +18175,8 @@ KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& 
     scratch.quantize(x, w.inputs(), threads);
     const std::size_t work = x.rows * w.inputs() * w.outputs();
     if (x.rows == 1) {
-        const int8_block_rows::tile row = scratch.at(0, 0);
         threads.parallel_for_strided(w.strips(detail::row_panels), 1, work, [&](std::size_t begin, std::size_t end) {
-            detail::multiply_int8_strips(row, w, begin, end, y.data);
+            detail::multiply_int8_strips(scratch, w, begin, end, y.data);
         });
         return;
     }
@@ -18164,7 +18186,7 @@ KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& 
         for (std::size_t job = begin; job < end; ++job) {
             const std::size_t b = job / strips;
             const row_range of{tiles * b / blocks, tiles * (b + 1) / blocks};
-            detail::multiply_int8_strip(scratch, of, w, job % strips, y);
+            detail::multiply_int8_strip(scratch, of, w.strip(job % strips, detail::int8_strip_panels), w.inputs(), y);
         }
     });
 }
@@ -18172,653 +18194,6 @@ KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& 
 #if KVCACHE_COMPILED
 extern template void gemm<>(const rows_in&, const block_matrix&, const rows_out&, thread_pool&, int8_block_rows&);
 #endif
-
-}} // namespace kvcache
-
-// ---- kvcache/kernel/int8_dot.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
-// Dot products of four bytes for 16 outputs at once. Sums of int32 are exact, so all variants give the same results.
-
-#if defined(__AVX512VNNI__)
-
-/// Activation in the format of the dot-product instruction. VNNI needs one unsigned operand, so 128 is added, and 128
-/// times the sum of the weights is subtracted from the result.
-using int8_activation = std::uint8_t;
-inline constexpr std::int32_t activation_offset = 128;
-
-/// Vectors for four inputs of 16 outputs, and for their running sums.
-inline constexpr std::size_t int8_parts = 1;
-/// Rows and panels of 16 outputs processed together, so that their sums stay in registers: 8 x 3 needs fewer loads than
-/// 12 x 2 or 12 x 1.
-inline constexpr std::size_t int8_rows_together = 8;
-inline constexpr std::size_t int8_panels_together = 3;
-/// Panels processed together for a single row.
-inline constexpr std::size_t int8_panels_of_one = 8;
-/// As int32: GCC 12 copies a running __m512i, which has int64 lanes, around each dot product.
-using int8_vector = std::int32_t __attribute__((vector_size(64)));
-
-[[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
-    return int8_vector{};
-}
-[[nodiscard]] KVCACHE_INLINE inline __m512i load_weights(const std::int8_t* from, std::size_t) noexcept {
-    return _mm512_loadu_si512(from);
-}
-/// Broadcasts four activations to all outputs.
-[[nodiscard]] KVCACHE_INLINE inline __m512i load_four(const int8_activation* x) noexcept {
-    std::int32_t four;
-    std::memcpy(&four, x, sizeof four);
-    return _mm512_set1_epi32(four);
-}
-[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, __m512i weights, __m512i four) noexcept {
-    return reinterpret_cast<int8_vector>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), four, weights));
-}
-inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
-    _mm512_storeu_si512(to, reinterpret_cast<__m512i>(sums[0]));
-}
-/// Removes the offset from 16 sums. `weights`: sums of the weights. (16)
-[[nodiscard]] KVCACHE_INLINE inline f32x16 exact_sums(const int8_vector* sums, const std::int32_t* weights) noexcept {
-    const __m512i offset = _mm512_slli_epi32(_mm512_loadu_si512(weights), 7); // times 128
-    return {{native_floats(_mm512_cvtepi32_ps(_mm512_sub_epi32(reinterpret_cast<__m512i>(sums[0]), offset)))}};
-}
-/// Writes 16 floats with integer values, of magnitude at most 127, as activations.
-KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
-    const __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(x.part[0].data), _mm512_set1_epi32(activation_offset));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(whole));
-}
-
-#elif defined(__AVX2__)
-
-using int8_activation = std::int16_t; // int16, since many rows are read in pairs: int8_words
-inline constexpr std::int32_t activation_offset = 0;
-
-inline constexpr std::size_t int8_parts = 2; // eight outputs each
-using int8_vector = __m256i;
-
-inline constexpr std::size_t int8_rows_together = 2;
-inline constexpr std::size_t int8_panels_together = 3;
-inline constexpr std::size_t int8_panels_of_one = 8; // their sums spill to the L1 cache while waiting for memory
-
-/// Four activations, broadcast to all outputs.
-struct int8_four {
-    __m256i levels, sizes;
-};
-
-/// Keeps steps in order: a compiler that loads everything first runs out of registers for the sums.
-[[nodiscard]] KVCACHE_INLINE inline int8_vector in_order(int8_vector x) noexcept {
-#if defined(__GNUC__)
-    asm volatile("" : "+x"(x));
-#endif
-    return x;
-}
-
-[[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
-    return _mm256_setzero_si256();
-}
-[[nodiscard]] KVCACHE_INLINE inline const __m256i* load_weights(const std::int8_t* from, std::size_t part) noexcept {
-    return reinterpret_cast<const __m256i*>(from + 32 * part); // read at the point of use, for lack of registers
-}
-[[nodiscard]] KVCACHE_INLINE inline int8_four load_four(const int8_activation* x) noexcept {
-    std::int64_t four;
-    std::memcpy(&four, x, sizeof four);
-    const __m256i words = _mm256_set1_epi64x(four), levels = _mm256_packs_epi16(words, words);
-    return {levels, _mm256_abs_epi8(levels)};
-}
-/// VPMADDUBSW needs one unsigned operand: the signs of the activations move to the weights. Pairs of products are at
-/// most 2 * 127 * 127, which fits int16.
-[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, const __m256i* weights,
-                                                         const int8_four& four) noexcept {
-    const __m256i with_signs = _mm256_sign_epi8(_mm256_loadu_si256(weights), four.levels);
-    const __m256i pairs = _mm256_maddubs_epi16(four.sizes, with_signs);
-    return in_order(_mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
-}
-inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
-    for (std::size_t i = 0; i < int8_parts; ++i)
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8 * i), sums[i]);
-}
-/// Writes 16 floats with integer values, of magnitude at most 127, as activations.
-KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
-#if defined(__AVX512F__)
-    const __m256i words = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.part[0].data));
-#else
-    const __m256i words = _mm256_permute4x64_epi64(
-        _mm256_packs_epi32(_mm256_cvtps_epi32(x.part[0].data), _mm256_cvtps_epi32(x.part[1].data)), 0b11'01'10'00);
-#endif
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), words);
-}
-
-#else
-
-using int8_activation = std::int8_t;
-inline constexpr std::int32_t activation_offset = 0;
-
-inline constexpr std::size_t int8_parts = 1;
-struct int8_vector {
-    std::int32_t lanes[16];
-};
-
-inline constexpr std::size_t int8_rows_together = 2;
-inline constexpr std::size_t int8_panels_together = 1;
-inline constexpr std::size_t int8_panels_of_one = 1;
-
-[[nodiscard]] inline int8_vector no_sums() noexcept {
-    return {};
-}
-struct int8_weights {
-    const std::int8_t* bytes;
-};
-[[nodiscard]] inline int8_weights load_weights(const std::int8_t* from, std::size_t) noexcept {
-    return {from};
-}
-[[nodiscard]] inline const int8_activation* load_four(const int8_activation* x) noexcept {
-    return x;
-}
-[[nodiscard]] inline int8_vector add_dots(int8_vector sums, int8_weights w, const int8_activation* four) noexcept {
-    for (std::size_t output = 0; output < 16; ++output)
-        for (std::size_t i = 0; i < 4; ++i)
-            sums.lanes[output] += std::int32_t{w.bytes[output * 4 + i]} * four[i];
-    return sums;
-}
-inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
-    std::memcpy(to, sums->lanes, sizeof sums->lanes);
-}
-/// Writes 16 floats with integer values, of magnitude at most 127, as activations.
-inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
-    alignas(64) float each[16];
-    x.store(each);
-    for (std::size_t lane = 0; lane < 16; ++lane)
-        to[lane] = static_cast<int8_activation>(static_cast<std::int32_t>(each[lane]) + activation_offset);
-}
-
-#endif
-
-#if !defined(__AVX512VNNI__)
-/// Removes the offset from 16 sums. `weights`: sums of the weights. (16)
-[[nodiscard]] inline f32x16 exact_sums(const int8_vector* sums, const std::int32_t*) noexcept {
-    static_assert(activation_offset == 0);
-    std::int32_t exact[16];
-    store_sums(sums, exact);
-    alignas(64) float each[16];
-    for (std::size_t i = 0; i < 16; ++i)
-        each[i] = static_cast<float>(exact[i]);
-    return f32x16::load(each);
-}
-#endif
-
-// Int8 GEMM of many rows on machines without a byte dot product but with one of pairs of int16: weights are widened
-// once for all rows, and rows are packed.
-
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
-#define KVCACHE_INT8_WORDS
-#endif
-
-// Two inputs of a row.
-struct word_pair {
-    std::int16_t words[2];
-};
-
-#if defined(KVCACHE_INT8_WORDS)
-
-// Fewer rows do not repay the widening.
-inline constexpr std::size_t fewest_word_rows = 17;
-
-// Groups of four inputs in a block: their words stay in the L1 cache.
-inline constexpr std::size_t word_fours = 160;
-
-// Rows in blocks as equal as possible, each in tiles.
-struct word_blocks {
-    static constexpr std::size_t most_tiles = 22; // their packed rows stay in the L2 cache
-
-    explicit word_blocks(std::size_t all)
-        : rows(all), count((all + most_tiles * packed_rows - 1) / (most_tiles * packed_rows)) {}
-    [[nodiscard]] std::size_t begin(std::size_t block) const { return rows * block / count; }
-    [[nodiscard]] row_tiles tiles(std::size_t block) const { return row_tiles(begin(block + 1) - begin(block)); }
-    // Index of a tile's packed rows.
-    [[nodiscard]] static std::size_t place(std::size_t block, std::size_t tile) { return block * most_tiles + tile; }
-
-    std::size_t rows, count;
-};
-
-// A panel's weights for a block of inputs, widened: for each pair of inputs the 16 outputs, two words each.
-struct int8_words {
-    alignas(line_bytes) std::int16_t data[word_fours * 64];
-
-    // (fours, 16, 4) -> (2 * fours, 16, 2). `next`: weights to prefetch.
-    void widen(const std::int8_t* from, std::size_t fours, const std::int8_t* next) noexcept {
-        for (std::size_t four = 0; four < fours; ++four) {
-            prefetch_soon(next, four * 64);
-            KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) { // eight outputs each
-                __m256i of[2];
-                KVCACHE_UNROLL for (std::size_t i = 0; i < 2; ++i) {
-                    const std::int8_t* bytes = from + four * 64 + half * 32 + i * 16;
-                    of[i] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-                }
-                const __m256 a = _mm256_castsi256_ps(of[0]), b = _mm256_castsi256_ps(of[1]);
-                store(four * 64 + half * 16, _mm256_shuffle_ps(a, b, 0b10'00'10'00)); // the first pair of each output
-                store(four * 64 + 32 + half * 16, _mm256_shuffle_ps(a, b, 0b11'01'11'01));
-            }
-        }
-    }
-
-private:
-    // Reorders outputs 0, 1, 4, 5, 2, 3, 6, 7 to ascending order.
-    void store(std::size_t at, __m256 pairs) noexcept {
-        const __m256i ordered = _mm256_permute4x64_epi64(_mm256_castps_si256(pairs), 0b11'01'10'00);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(data + at), ordered);
-    }
-};
-
-// sum += dot products of pairs of words. The asm keeps the sum in its register, since compilers otherwise add moves.
-KVCACHE_INLINE inline __m256i add_words(__m256i sum, __m256i x, __m256i y) noexcept {
-    const __m256i products = _mm256_madd_epi16(x, y);
-#if defined(__GNUC__)
-    asm volatile("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));
-    return sum;
-#else
-    return _mm256_add_epi32(sum, products);
-#endif
-}
-
-// Adds the products of Rows packed rows and 16 outputs to `sums`, or sets `sums` to them. rows: (pairs, packed_rows)
-// pairs of words, words: (pairs, 16, 2), sums: (Rows, 16). Requires: `pairs` is even.
-template <std::size_t Rows>
-KVCACHE_NOINLINE inline void word_tile(const word_pair* rows, const std::int16_t* words, std::size_t pairs,
-                                       std::int32_t* sums, bool begin) noexcept {
-    __m256i own[Rows * 2];
-    KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * 2; ++i) own[i] =
-        begin ? _mm256_setzero_si256() : _mm256_load_si256(reinterpret_cast<const __m256i*>(sums + i * 8));
-    for (std::size_t pair = 0; pair < pairs; pair += 2) {
-        KVCACHE_UNROLL for (std::size_t i = 0; i < 2; ++i) {
-            __m256i column[2];
-            KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) column[half] =
-                _mm256_load_si256(reinterpret_cast<const __m256i*>(words + i * 32 + half * 16));
-            KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-                std::int32_t pair_of_row;
-                std::memcpy(&pair_of_row, rows + i * packed_rows + r, sizeof pair_of_row);
-                const __m256i two = _mm256_set1_epi32(pair_of_row);
-                KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) own[r * 2 + half] =
-                    add_words(own[r * 2 + half], column[half], two);
-            }
-        }
-        rows += 2 * packed_rows, words += 64;
-        keep(rows), keep(words);
-    }
-    KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * 2; ++i)
-        _mm256_store_si256(reinterpret_cast<__m256i*>(sums + i * 8), own[i]);
-}
-
-#endif
-
-}}} // namespace kvcache::detail
-
-// ---- kvcache/kernel/int8_matrix.hpp -------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Weights of y = W x as int8 with one scale for each output: w = q * scale, |q| <= 127. Packed in panels of 16
-/// outputs; a panel has its inputs in ascending groups of four, with 16 x 4 weights for each group, the layout of the
-/// dot-product instructions of x86 (VNNI) and ARM. (outputs / 16, inputs / 4, 16, 4), padded with zeros. Copies share
-/// the weights.
-class int8_matrix {
-public:
-    static constexpr std::size_t panel_width = 16;
-    static constexpr std::size_t most_inputs = 65536; ///< So that no int32 sum of byte products overflows.
-
-    int8_matrix() = default;
-
-    /// Bytes of a matrix with its scales and sums: a multiple of a cache line.
-    [[nodiscard]] static constexpr std::size_t bytes_of(std::size_t outputs, std::size_t inputs) noexcept {
-        return panels_of(outputs) * (panel_bytes_of(inputs) + panel_width * (sizeof(float) + sizeof(std::int32_t)));
-    }
-
-    /// A matrix of zeros in its own memory. Requires: inputs <= most_inputs.
-    int8_matrix(std::size_t outputs, std::size_t inputs)
-        : int8_matrix(outputs, inputs, shared_memory(bytes_of(outputs, inputs), nullptr)) {}
-
-    /// A matrix of zeros in bytes_of() bytes that begin on a cache line; it keeps them alive. Small matrices in one
-    /// allocation get huge pages, which separate allocations would not.
-    int8_matrix(std::size_t outputs, std::size_t inputs, std::shared_ptr<std::byte> memory)
-        : outputs_(outputs),
-          inputs_(inputs),
-          levels_(reinterpret_cast<std::int8_t*>(memory.get())),
-          scales_(reinterpret_cast<float*>(levels_ + panels() * panel_bytes())),
-          sums_(reinterpret_cast<std::int32_t*>(scales_ + panels() * panel_width)),
-          memory_(std::move(memory)) {
-        expects(inputs <= most_inputs, "an int8 matrix has at most 65536 inputs");
-        expects(reinterpret_cast<std::uintptr_t>(memory_.get()) % line_bytes == 0,
-                "packed weights begin on a cache line");
-        std::memset(memory_.get(), 0, bytes());
-    }
-
-    /// Quantizes the weights of one output to the nearest of 255 levels, ties to even. (inputs) The error of a weight
-    /// is at most half a step, max |weight| / 254. With an infinite or NaN weight the scale is NaN and every level
-    /// zero. Several threads may set different outputs.
-    void set_row(std::size_t output, std::span<const float> weights) {
-        expects(output < outputs_ && weights.size() == inputs_, "a packed row is one output's weights");
-        float largest = 0.0f;
-        bool finite = true;
-        for (const float w : weights) {
-            largest = std::max(largest, std::fabs(w));
-            finite = finite && std::isfinite(w);
-        }
-        const float scale = finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
-        std::int8_t* to = levels_ + output / panel_width * panel_bytes() + output % panel_width * inputs_together;
-        std::int32_t sum = 0;
-        for (std::size_t k = 0; k < inputs_; ++k) {
-            const float level = scale > 0.0f ? std::nearbyint(weights[k] / scale) : 0.0f;
-            const auto q = static_cast<std::int8_t>(std::clamp(level, -127.0f, 127.0f));
-            to[k / inputs_together * panel_width * inputs_together + k % inputs_together] = q;
-            sum += q;
-        }
-        scales_[output] = scale;
-        sums_[output] = sum;
-    }
-
-    /// Dequantizes the weights of one output. (inputs)
-    void row(std::size_t output, std::span<float> out) const {
-        expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
-        const std::int8_t* from = panel(output / panel_width) + output % panel_width * inputs_together;
-        for (std::size_t k = 0; k < inputs_; ++k) {
-            const std::size_t group = k / inputs_together * panel_width * inputs_together;
-            out[k] = static_cast<float>(from[group + k % inputs_together]) * scales_[output];
-        }
-    }
-
-    [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
-    [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
-    [[nodiscard]] std::size_t panels() const noexcept { return panels_of(outputs_); }
-    /// Groups of four inputs.
-    [[nodiscard]] std::size_t fours() const noexcept { return fours_of(inputs_); }
-    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_of(outputs_, inputs_); }
-
-    /// Weights of outputs [16 * index, 16 * index + 16). (inputs / 4, 16, 4)
-    [[nodiscard]] const std::int8_t* panel(std::size_t index) const noexcept { return levels_ + index * panel_bytes(); }
-    /// Scales from output 16 * index on. (16)
-    [[nodiscard]] const float* scales(std::size_t index) const noexcept { return scales_ + index * panel_width; }
-    /// Sums of each output's levels, from output 16 * index on. (16)
-    [[nodiscard]] const std::int32_t* sums(std::size_t index) const noexcept { return sums_ + index * panel_width; }
-
-private:
-    static constexpr std::size_t inputs_together = 4;
-
-    [[nodiscard]] static constexpr std::size_t panels_of(std::size_t outputs) noexcept {
-        return (outputs + panel_width - 1) / panel_width;
-    }
-    [[nodiscard]] static constexpr std::size_t fours_of(std::size_t inputs) noexcept {
-        return (inputs + inputs_together - 1) / inputs_together;
-    }
-    [[nodiscard]] static constexpr std::size_t panel_bytes_of(std::size_t inputs) noexcept {
-        return fours_of(inputs) * inputs_together * panel_width;
-    }
-    [[nodiscard]] std::size_t panel_bytes() const noexcept { return panel_bytes_of(inputs_); }
-
-    std::size_t outputs_ = 0;
-    std::size_t inputs_ = 0;
-    std::int8_t* levels_ = nullptr; // (panels, fours, 16, 4), followed by:
-    float* scales_ = nullptr;       // (panels, 16)
-    std::int32_t* sums_ = nullptr;  // (panels, 16)
-    std::shared_ptr<std::byte> memory_;
-};
-
-}} // namespace kvcache
-
-// ---- kvcache/kernel/int8_gemm.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Activations as int8 with one scale for each row. The memory is reused from one GEMM to the next.
-class int8_rows {
-public:
-    /// Quantizes rows: x = q * scale, |q| <= 127, rounded to nearest, ties to even. A row of zeros, or of values too
-    /// small to divide by, has only zero levels. A row with an infinite or NaN value has zero levels and the scale NaN.
-    /// (rows, inputs) Cost: reads every value twice.
-    void quantize(const rows_in& x, std::size_t inputs, thread_pool& threads) {
-        stride_ = (inputs + 3) / 4 * 4 + line_bytes / sizeof(number); // rows begin in different cache sets
-        if (numbers_.size() < x.rows * stride_)
-            numbers_ = aligned_vector<number>(x.rows * stride_);
-        if (scales_.size() < x.rows)
-            scales_ = aligned_vector<float>(x.rows);
-        threads.parallel_for(x.rows, x.rows * inputs * 4, [&](std::size_t begin, std::size_t end) {
-            for (std::size_t row = begin; row < end; ++row)
-                quantize_row(x.data + row * x.stride, inputs, row);
-        });
-    }
-
-#if defined(KVCACHE_INT8_WORDS)
-    /// Packs the quantized rows for word_tile(). (rows, inputs)
-    void pack(const detail::word_blocks& blocks, std::size_t inputs, thread_pool& threads) {
-        const std::size_t pairs = pairs_of(inputs), tiles = blocks.count * detail::word_blocks::most_tiles;
-        if (packed_.size() < tiles * pairs * detail::packed_rows)
-            packed_ = aligned_vector<detail::word_pair>(tiles * pairs * detail::packed_rows);
-        threads.parallel_for(tiles, blocks.rows * inputs, [&](std::size_t begin, std::size_t end) {
-            for (std::size_t job = begin; job < end; ++job) {
-                const std::size_t block = job / detail::word_blocks::most_tiles, tile = job - blocks.place(block, 0);
-                const detail::row_tiles of = blocks.tiles(block);
-                if (tile < of.count)
-                    detail::pack_a(reinterpret_cast<const detail::word_pair*>(row(blocks.begin(block) + of.row(tile))),
-                                   stride_ / 2, of.rows(tile), pairs,
-                                   packed_.data() + job * pairs * detail::packed_rows);
-            }
-        });
-    }
-    /// Packed rows of a tile, by its index. (pairs, packed_rows)
-    [[nodiscard]] const detail::word_pair* packed(std::size_t place, std::size_t inputs) const noexcept {
-        return packed_.data() + place * pairs_of(inputs) * detail::packed_rows;
-    }
-#endif
-
-    /// Quantized row, padded with zeros to a multiple of four. (inputs)
-    [[nodiscard]] const detail::int8_activation* row(std::size_t i) const noexcept {
-        return numbers_.data() + i * stride_;
-    }
-    /// Activations from one row to the next.
-    [[nodiscard]] std::size_t stride() const noexcept {
-        return stride_;
-    }
-    [[nodiscard]] float scale(std::size_t i) const noexcept {
-        return scales_[i];
-    }
-
-private:
-    using number = detail::int8_activation;
-
-    void quantize_row(const float* x, std::size_t inputs, std::size_t row) {
-        f32x16 top = f32x16::zero(), poison = f32x16::zero(); // poison: NaN after infinities and NaN
-        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
-            const f32x16 v = f32x16::load_up_to(x + i, n);
-            top = max(top, max(v, -v));
-            poison = fma(v, f32x16::zero(), poison);
-        });
-        const float most = largest(top) + sum(poison), level_of_one = 127.0f / most;
-        number* to = numbers_.data() + row * stride_;
-        scales_[row] = most / 127.0f;
-        if (!std::isfinite(level_of_one)) {
-            std::fill_n(to, (inputs + 3) / 4 * 4, static_cast<number>(detail::activation_offset));
-            return;
-        }
-        const f32x16 levels = f32x16::broadcast(level_of_one);
-        const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
-        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
-            detail::put_activations(fma(f32x16::load_up_to(x + i, n), levels, magic) - magic, to + i);
-        });
-    }
-
-#if defined(KVCACHE_INT8_WORDS)
-    [[nodiscard]] static constexpr std::size_t pairs_of(std::size_t inputs) noexcept {
-        return (inputs + 3) / 4 * 2;
-    }
-
-    aligned_vector<detail::word_pair> packed_;
-#endif
-    std::size_t stride_ = 0;
-    aligned_vector<number> numbers_;
-    aligned_vector<float> scales_;
-};
-
-namespace detail {
-
-// Rows [row, row + Rows) with the 16 outputs of each of Panels panels, `step` apart.
-template <std::size_t Rows, std::size_t Panels>
-inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel, std::size_t step,
-                      const rows_out& y) {
-    int8_vector sums[Rows * Panels * int8_parts]; // flat: GCC 12 does not keep nested arrays in registers
-    KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * Panels * int8_parts; ++i) sums[i] = no_sums();
-    const int8_activation* from = x.row(row);
-    const std::size_t stride = x.stride();
-    const std::int8_t* weights[Panels];
-    KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) weights[p] = w.panel(panel + p * step);
-    if constexpr (Rows > 1)
-        for (std::size_t r = 0; r < Rows; ++r)
-            for (std::size_t p = 0; p < Panels; ++p)
-                prefetch_to_write(y.data, (row + r) * y.stride + (panel + p * step) * 16);
-    constexpr std::size_t soon = 4; // prefetch distance in groups of four inputs: the weights come from the L2 cache
-    for (std::size_t four = 0; four < w.fours(); ++four, from += 4) {
-        decltype(load_weights(weights[0], 0)) these[Panels * int8_parts];
-        KVCACHE_UNROLL for (std::size_t i = 0; i < Panels * int8_parts; ++i) these[i] =
-            load_weights(weights[i / int8_parts] + four * 64, i % int8_parts);
-        KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-            const auto own = load_four(from + r * stride);
-            if (Rows > 1 && r < Panels)
-                prefetch(weights[r], (four + soon) * 64);
-            KVCACHE_UNROLL for (std::size_t i = 0; i < Panels * int8_parts; ++i) {
-                auto& sum = sums[r * Panels * int8_parts + i];
-                sum = add_dots(sum, these[i], own);
-            }
-        }
-    }
-    for (std::size_t r = 0; r < Rows; ++r)
-        for (std::size_t p = 0; p < Panels; ++p) {
-            const std::size_t of = panel + p * step, output = of * 16;
-            const std::size_t left = std::min<std::size_t>(16, w.outputs() - output);
-            const f32x16 scale = f32x16::broadcast(x.scale(row + r)) * f32x16::load(w.scales(of));
-            (exact_sums(sums + (r * Panels + p) * int8_parts, w.sums(of)) * scale)
-                .store_up_to(y.data + (row + r) * y.stride + output, left);
-        }
-}
-
-// Some rows with the outputs of up to Wide panels, in tiles of at most Tall rows, as equal as possible.
-template <std::size_t Tall, std::size_t Wide>
-void int8_tiles(const int8_rows& x, row_range left, const int8_matrix& w, std::size_t panel, std::size_t panels,
-                const rows_out& y) {
-    for (std::size_t tiles = (left.size() + Tall - 1) / Tall; tiles > 0; --tiles) {
-        const std::size_t rows = (left.size() + tiles - 1) / tiles;
-        with_rows<Tall>(rows, [&]<std::size_t Rows> {
-            with_rows<Wide>(panels,
-                            [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, left.first, w, panel, 1, y); });
-        });
-        left.first += rows;
-    }
-}
-
-// A single row with every `step`-th panel from `panel` on, up to Wide panels. Each panel is a stream of memory that
-// continues where the next call takes the next panel.
-template <std::size_t Wide>
-void int8_streams(const int8_rows& x, const int8_matrix& w, std::size_t panel, std::size_t step, const rows_out& y) {
-    with_rows<Wide>((w.panels() - panel + step - 1) / step,
-                    [&]<std::size_t Panels> { int8_tile<1, Panels>(x, 0, w, panel, step, y); });
-}
-
-#if KVCACHE_COMPILED
-extern template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, row_range,
-                                                                          const int8_matrix&, std::size_t, std::size_t,
-                                                                          const rows_out&);
-extern template void int8_streams<int8_panels_of_one>(const int8_rows&, const int8_matrix&, std::size_t, std::size_t,
-                                                      const rows_out&);
-#endif
-
-// Number of strips of up to `wide` panels, a multiple of the number of threads.
-inline std::size_t int8_strips(const int8_matrix& w, std::size_t wide, const thread_pool& threads) {
-    const std::size_t shares = wide * threads.threads();
-    return std::min(w.panels(), (w.panels() + shares - 1) / shares * threads.threads());
-}
-
-// All rows, in blocks, with strips of adjacent panels.
-template <std::size_t Tall, std::size_t Wide>
-inline void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix& w, const rows_out& y,
-                        thread_pool& threads) {
-    constexpr std::size_t block = 48 * Tall;
-    const std::size_t blocks = (rows + block - 1) / block, strips = int8_strips(w, Wide, threads);
-    threads.parallel_for(blocks * strips, rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
-        for (std::size_t job = begin; job < end; ++job) {
-            const std::size_t first = job / strips * block, strip = job % strips;
-            const std::size_t panel = w.panels() * strip / strips, behind = w.panels() * (strip + 1) / strips;
-            int8_tiles<Tall, Wide>(x, {first, std::min(first + block, rows)}, w, panel, behind - panel, y);
-        }
-    });
-}
-
-// A single row: each weight is read from memory once.
-template <std::size_t Wide>
-inline void int8_row(const int8_rows& x, const int8_matrix& w, const rows_out& y, thread_pool& threads) {
-    const std::size_t strips = int8_strips(w, Wide, threads);
-    threads.parallel_for_strided(strips, 1, w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
-        for (std::size_t strip = begin; strip < end; ++strip)
-            int8_streams<Wide>(x, w, strip, strips, y);
-    });
-}
-
-#if defined(KVCACHE_INT8_WORDS)
-
-// A block of rows, packed in tiles of up to Tall rows, with the 16 outputs of a panel.
-template <std::size_t Tall>
-inline void word_gemm(const int8_rows& x, const word_blocks& blocks, std::size_t block, const int8_matrix& w,
-                      std::size_t panel, const rows_out& y) {
-    int8_words words;
-    alignas(line_bytes) std::int32_t sums[word_blocks::most_tiles * packed_rows][16];
-    const row_tiles tiles = blocks.tiles(block);
-    const std::int8_t* next = w.panel(std::min(panel + 1, w.panels() - 1));
-    std::size_t four = 0;
-    do { // at least once: without inputs it writes zeros
-        const std::size_t fours = std::min(word_fours, w.fours() - four);
-        words.widen(w.panel(panel) + four * 64, fours, next + four * 64);
-        for (std::size_t t = 0; t < tiles.count; ++t)
-            with_rows<Tall>(tiles.rows(t), [&]<std::size_t Rows> {
-                word_tile<Rows>(x.packed(blocks.place(block, t), w.inputs()) + four * 2 * packed_rows, words.data,
-                                fours * 2, sums[tiles.row(t)], four == 0);
-            });
-        four += fours;
-    } while (four < w.fours());
-    const f32x16 levels = f32x16::load(w.scales(panel));
-    const std::size_t first = blocks.begin(block), rows = blocks.begin(block + 1) - first;
-    for (std::size_t r = 0; r < rows; ++r) {
-        alignas(64) float exact[16];
-        std::copy_n(sums[r], 16, exact);
-        (f32x16::load(exact) * (f32x16::broadcast(x.scale(first + r)) * levels))
-            .store_up_to(y.data + (first + r) * y.stride + panel * 16, w.outputs() - panel * 16);
-    }
-}
-
-#endif
-
-} // namespace detail
-
-/// GEMM y = x W^T with int8 weights and activations. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
-/// Sums are exact integers, and each output is rounded and scaled once, so its bits depend neither on the number of
-/// rows nor on threads nor on the machine. Weights are scaled by channel and activations by token (Yao et al. 2022,
-/// ZeroQuant). `scratch` stores the quantized rows. A template, so that only translation units that use it compile it.
-template <std::same_as<thread_pool> Threads>
-inline void gemm(const rows_in& x, const int8_matrix& w, const rows_out& y, Threads& threads, int8_rows& scratch) {
-    if (x.rows == 0)
-        return;
-    scratch.quantize(x, w.inputs(), threads);
-#if defined(KVCACHE_INT8_WORDS)
-    if (x.rows >= detail::fewest_word_rows) {
-        const detail::word_blocks blocks(x.rows);
-        scratch.pack(blocks, w.inputs(), threads);
-        threads.parallel_for(
-            blocks.count * w.panels(), x.rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
-                for (std::size_t job = begin; job < end; ++job)
-                    detail::word_gemm<detail::packed_rows>(scratch, blocks, job / w.panels(), w, job % w.panels(), y);
-            });
-        return;
-    }
-#endif
-    if (x.rows == 1)
-        detail::int8_row<detail::int8_panels_of_one>(scratch, w, y, threads);
-    else
-        detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
-}
 
 }} // namespace kvcache
 
@@ -19120,15 +18495,9 @@ inline void pack_rows(std::span<const tensor_view> parts, const matrix_format& f
     }
 }
 
-/// Memory of a linear map's quantized activations, reused from one product to the next.
-struct linear_scratch {
-    int8_rows rows;
-    int8_block_rows blocks;
-};
-
 /// Linear map y = x W^T + b with packed weights in their stored format: F32, BF16, F16 or quantised blocks. All widen
-/// exactly to float32, so the format determines speed and memory, never the bits of the result. Alternatively weights
-/// are int8, or the activations that meet blocks are: different, coarser maps. Copies share the weights.
+/// exactly to float32, so the format determines speed and memory, never the bits of the result. Alternatively products
+/// are of int8: another, coarser map. Copies share the weights.
 class linear {
 public:
     linear() = default;
@@ -19172,37 +18541,29 @@ public:
         return made;
     }
 
-    /// Bytes of the same map in int8 beyond its own: none for quantised blocks.
+    /// Bytes of the same map in int8 beyond its own, whole cache lines: none for quantised blocks.
     [[nodiscard]] std::size_t int8_bytes() const {
-        return is_blocks() ? 0 : int8_matrix::bytes_of(outputs(), inputs());
+        const block_part part{block_format::q8_0, outputs()};
+        const std::size_t bytes = becomes_blocks() ? block_matrix::bytes_of({&part, 1}, inputs()) : 0;
+        return (bytes + line_bytes - 1) / line_bytes * line_bytes;
     }
 
-    /// Returns the map in int8, another and coarser map. Quantised blocks stay as they are, and the activations that
-    /// meet them are rounded to int8 in blocks of 32, as llama.cpp does. Other weights become int8, one scale for each
-    /// output, in int8_bytes() of `memory` on a cache line, which it keeps alive; they meet int8 activations with one
-    /// scale for each row. Cost: reads every weight that is not in blocks once, with all threads.
-    [[nodiscard]] linear in_int8(thread_pool& threads, std::shared_ptr<std::byte> memory) const {
+    /// Returns the map in int8, another and coarser map: the activations are rounded to int8 in blocks of 32, as
+    /// llama.cpp does, and so are weights that are not in quantised blocks (quantize_q8_0), in int8_bytes() of `memory`
+    /// on a cache line, which it keeps alive. A map whose inputs are no multiple of 32 stays exact. Cost: reads every
+    /// weight that is not in blocks once, with all threads.
+    [[nodiscard]] linear in_int8(thread_pool& threads, const std::shared_ptr<std::byte>& memory) const {
         linear made = *this;
-        if (is_blocks()) {
-            made.int8_activations_ = true;
-            return made;
-        }
-        int8_matrix rounded(outputs(), inputs(), std::move(memory));
-        threads.parallel_for(outputs(), outputs() * inputs(), [&](std::size_t begin, std::size_t end) {
-            std::vector<float> weights(inputs());
-            for (std::size_t output = begin; output < end; ++output) {
-                row(output, weights);
-                rounded.set_row(output, weights);
-            }
-        });
-        made.weights_ = std::move(rounded);
+        if (becomes_blocks())
+            made.weights_ = in_q8_0(threads, memory);
+        made.int8_activations_ = made.is_blocks();
         return made;
     }
     [[nodiscard]] linear in_int8(thread_pool& threads) const {
         return in_int8(threads, shared_memory(int8_bytes(), nullptr));
     }
 
-    /// Returns whether in_int8() made another map of quantised blocks.
+    /// Returns whether in_int8() made another map.
     [[nodiscard]] bool has_int8_activations() const noexcept { return int8_activations_; }
 
     void set_bias(std::vector<float> bias) {
@@ -19219,7 +18580,7 @@ public:
     [[nodiscard]] std::size_t bytes() const {
         return std::visit([](const auto& w) { return w.bytes(); }, weights_);
     }
-    /// Format of the weights: "f32", "bf16", "f16", "int8", or that of their blocks, such as "Q4_K" or "Q4_K+Q6_K".
+    /// Format of the weights: "f32", "bf16", "f16", or that of their blocks, such as "Q4_K" or "Q4_K+Q6_K".
     [[nodiscard]] std::string format() const {
         if (const auto* const blocks = std::get_if<block_matrix>(&weights_)) {
             std::string names;
@@ -19227,23 +18588,17 @@ public:
                 names.append(i > 0 ? "+" : "").append(name_of(blocks->part(i).format));
             return names;
         }
-        return std::array{"f32", "bf16", "f16", "int8"}[weights_.index()];
+        return std::array{"f32", "bf16", "f16"}[weights_.index()];
     }
 
-    /// Computes y. (rows, inputs) -> (rows, outputs) `scratch` stores quantized activations. A template, so
-    /// that only translation units that use it compile the GEMM.
+    /// Computes y. (rows, inputs) -> (rows, outputs) `scratch` stores rounded activations, and is reused from one
+    /// product to the next. A template, so that only translation units that use it compile the GEMM.
     template <std::same_as<thread_pool> Threads>
-    void apply(const rows_in& x, const rows_out& y, Threads& threads, linear_scratch& scratch) const {
-        std::visit(
-            [&](const auto& w) {
-                if constexpr (std::same_as<decltype(w), const int8_matrix&>)
-                    gemm(x, w, y, threads, scratch.rows);
-                else if constexpr (std::same_as<decltype(w), const block_matrix&>)
-                    int8_activations_ ? gemm(x, w, y, threads, scratch.blocks) : gemm(x, w, y, threads);
-                else
-                    gemm(x, w, y, threads);
-            },
-            weights_);
+    void apply(const rows_in& x, const rows_out& y, Threads& threads, int8_block_rows& scratch) const {
+        if (int8_activations_)
+            gemm(x, std::get<block_matrix>(weights_), y, threads, scratch);
+        else
+            std::visit([&](const auto& w) { gemm(x, w, y, threads); }, weights_);
         if (!bias_.empty())
             for (std::size_t row = 0; row < x.rows; ++row)
                 add_to({y.data + row * y.stride, bias_.size()}, bias_);
@@ -19256,6 +18611,29 @@ public:
 
 private:
     [[nodiscard]] bool is_blocks() const noexcept { return std::holds_alternative<block_matrix>(weights_); }
+    [[nodiscard]] bool becomes_blocks() const { return !is_blocks() && inputs() % int8_block_rows::block == 0; }
+
+    [[nodiscard]] block_matrix in_q8_0(thread_pool& threads, const std::shared_ptr<std::byte>& memory) const {
+        const block_part part{block_format::q8_0, outputs()};
+        const block_shape shape = shape_of(part.format);
+        const std::size_t row_bytes = inputs() / shape.weights * shape.bytes,
+                          bytes = panel_bytes(part.format, inputs());
+        threads.parallel_for((outputs() + 15) / 16, outputs() * inputs(), [&](std::size_t begin, std::size_t end) {
+            std::vector<float> weights(inputs());
+            std::vector<std::byte> stored(16 * row_bytes);
+            for (std::size_t panel = begin; panel < end; ++panel) {
+                std::array<const std::byte*, 16> rows = {};
+                for (std::size_t r = 0; r < std::min<std::size_t>(16, outputs() - panel * 16); ++r) {
+                    const auto to = std::span(stored).subspan(r * row_bytes, row_bytes);
+                    row(panel * 16 + r, weights);
+                    quantize_q8_0(weights, to);
+                    rows[r] = to.data();
+                }
+                pack_panel(part.format, rows, inputs(), memory.get() + panel * bytes);
+            }
+        });
+        return {{&part, 1}, inputs(), memory};
+    }
 
     template <weight_format Weight>
     [[nodiscard]] static packed_matrix<Weight> looking_at(std::size_t outputs, std::size_t inputs,
@@ -19263,8 +18641,7 @@ private:
         return {outputs, inputs, reinterpret_cast<const Weight*>(weights.get()), weights};
     }
 
-    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>, int8_matrix, block_matrix>
-        weights_;
+    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>, block_matrix> weights_;
     bool int8_activations_ = false;
     std::vector<float> bias_;
 };
@@ -19924,7 +19301,7 @@ private:
     activations qkv_;                 // (rows, q + 2 kv)
     activations attended_;            // (rows, q)
     activations inner_;               // (rows, 2 intermediate)
-    linear_scratch scratch_;          // (rows, GEMM inputs): quantized rows
+    int8_block_rows scratch_;         // (rows, GEMM inputs): quantized rows
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 
@@ -20023,8 +19400,8 @@ public:
     }
 
     /// Returns the model in int8 (linear::in_int8), a different and coarser model with pages of its own: numbers become
-    /// int8, half the size of BF16; quantised blocks stay, and their activations are rounded. Cost: reads every weight
-    /// that is not in blocks once, with all threads.
+    /// Q8_0, half the size of BF16; quantised blocks stay; activations are rounded. Cost: reads every weight that is
+    /// not in blocks once, with all threads.
     [[nodiscard]] transformer in_int8(thread_pool& threads) const { return {config_, weights_.in_int8(threads)}; }
 
     /// Returns forward passes over rows in leases of this type. Requires: this and the threads outlive it.
@@ -27250,17 +26627,6 @@ template void gemm(const rows_in&, const packed_matrix<bfloat16>&, const rows_ou
 template void gemm(const rows_in&, const packed_matrix<half>&, const rows_out&, thread_pool&);
 
 } // namespace kvcache
-
-// ---- src/kernel/int8_gemm.cpp -------------------------------------------------------------------------------------
-
-namespace kvcache::detail {
-
-template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, row_range, const int8_matrix&,
-                                                                   std::size_t, std::size_t, const rows_out&);
-template void int8_streams<int8_panels_of_one>(const int8_rows&, const int8_matrix&, std::size_t, std::size_t,
-                                               const rows_out&);
-
-} // namespace kvcache::detail
 
 #endif
 

@@ -8,7 +8,6 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/kernel/block_gemm.hpp>
 #include <kvcache/kernel/block_int8_gemm.hpp>
-#include <kvcache/kernel/int8_gemm.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/sampler.hpp>
 #include <kvcache/testing/random_weights.hpp>
@@ -86,24 +85,6 @@ std::string product() {
         kv::gemm({x.data(), rows, inputs}, packed, {y.data(), outputs}, threads);
         add(builder, y);
     }
-    return kv::to_string(builder.finish());
-}
-
-std::string int8_gemm() {
-    kv::thread_pool threads(2);
-    kv::int8_rows scratch;
-    kv::digest_builder builder;
-    for (const std::size_t rows : {1u, 2u, 5u, 13u, 26u})
-        for (const std::size_t inputs : {96u, 131u}) {
-            constexpr std::size_t outputs = 170;
-            const auto x = numbers::uniforms(rows, rows * inputs, 2.0f), w = numbers::uniforms(7, outputs * inputs);
-            kv::int8_matrix packed(outputs, inputs);
-            for (std::size_t n = 0; n < outputs; ++n)
-                packed.set_row(n, std::span(w).subspan(n * inputs, inputs));
-            std::vector<float> y(rows * outputs);
-            kv::gemm({x.data(), rows, inputs}, packed, {y.data(), outputs}, threads, scratch);
-            add(builder, y);
-        }
     return kv::to_string(builder.finish());
 }
 
@@ -225,7 +206,6 @@ int main() {
         product<float>(),
         product<kv::bfloat16>(),
         product<kv::half>(),
-        int8_gemm(),
         block_gemm(),
         block_gemm(kv::int8_block_rows()),
         norms(),

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/kernel/quant_block.hpp>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <span>
 #include <vector>
@@ -165,4 +167,60 @@ TEST_CASE("blocks that do not match their weights are contract violations") {
     CHECK_THROWS_AS(kv::dequantize(kv::block_format::q4_0, std::span(blocks).first(35), out), kv::contract_violation);
     CHECK_THROWS_AS(kv::dequantize(kv::block_format::q4_0, blocks, std::span(out).first(63)), kv::contract_violation);
     CHECK_THROWS_AS(kv::dequantize(kv::block_format::q8_0, blocks, out), kv::contract_violation);
+}
+
+TEST_CASE("a row rounds to Q8_0: no weight is further than half a scale away, and the largest has a level of 127") {
+    std::vector<float> row = numbers::uniforms(11, 32 * 64, 2.0f);
+    for (std::size_t block = 0; block < 64; ++block) // down to scales that binary16 has few numbers for, and to zero
+        for (std::size_t i = 0; i < 32; ++i)
+            row[block * 32 + i] = block == 63 ? -0.0f : std::ldexp(row[block * 32 + i], 16 - static_cast<int>(block));
+    std::vector<std::byte> stored(64 * 34);
+    kv::quantize_q8_0(row, stored);
+    const std::vector<float> again = dequantized(kv::block_format::q8_0, stored);
+    for (std::size_t block = 0; block < 64; ++block) {
+        const std::span<const std::byte> of = std::span(stored).subspan(block * 34, 34);
+        const double scale = half_number(of, 0);
+        double most = 0.0;
+        int top = 0;
+        for (std::size_t i = 0; i < 32; ++i) {
+            const double weight = row[block * 32 + i];
+            INFO("block " << block << ", weight " << weight << ", scale " << scale);
+            CHECK(std::fabs(weight - double{again[block * 32 + i]}) <=
+                  (scale > 0.0 ? scale / 2 : std::ldexp(127.0, -25)));
+            most = std::max(most, std::fabs(weight));
+            top = std::max(top, std::abs(static_cast<int>(static_cast<std::int8_t>(of[2 + i]))));
+        }
+        if (scale >= std::ldexp(1.0, -14)) { // a normal number
+            CHECK(top == 127);
+            CHECK(scale == Approx(most / 127).epsilon(0.001));
+        }
+    }
+}
+
+TEST_CASE("what is a level of Q8_0 is stored again as it was") {
+    std::vector<std::byte> stored(256 * 34), again(256 * 34);
+    for (std::size_t block = 0; block < 256; ++block) {
+        const kv::half scale{static_cast<std::uint16_t>(0x0400 + block * 97)};
+        std::memcpy(stored.data() + block * 34, &scale.bits, 2);
+        for (std::size_t i = 0; i < 32; ++i)
+            stored[block * 34 + 2 + i] =
+                static_cast<std::byte>(i == block % 32 ? 127 : numbers::hashed(block, i) % 255 - 127);
+    }
+    kv::quantize_q8_0(dequantized(kv::block_format::q8_0, stored), again);
+    CHECK(again == stored);
+}
+
+TEST_CASE("a block of Q8_0 with a weight that it cannot have is not a number, and its neighbours are") {
+    const float huge = 127.6f * 65504.0f;
+    for (const float wrong : {HUGE_VALF, -HUGE_VALF, std::nanf(""), huge, -huge}) {
+        std::vector<float> row(96, 1.0f);
+        row[40] = wrong;
+        std::vector<std::byte> stored(3 * 34);
+        kv::quantize_q8_0(row, stored);
+        const std::vector<float> again = dequantized(kv::block_format::q8_0, stored);
+        for (std::size_t i = 0; i < row.size(); ++i) {
+            INFO(wrong << " at 40, weight " << i);
+            CHECK(std::isnan(again[i]) == (i / 32 == 1));
+        }
+    }
 }

@@ -54,7 +54,7 @@ std::vector<float> applied(const kv::linear& map, std::size_t rows) {
     kv::thread_pool alone;
     const auto x = numbers::uniforms(5, rows * map.inputs());
     std::vector<float> y(rows * map.outputs());
-    kv::linear_scratch scratch;
+    kv::int8_block_rows scratch;
     map.apply({x.data(), rows, map.inputs()}, {y.data(), map.outputs()}, alone, scratch);
     return y;
 }
@@ -131,7 +131,6 @@ TEST_CASE("matrices in quantised blocks stay in them, and have the bits of the p
             size = std::max(size, std::fabs(exact[i]));
         }
         CHECK(error < size / 50);
-        CHECK_FALSE(reference.in_int8(two).has_int8_activations());
     }
 }
 
@@ -151,7 +150,7 @@ TEST_CASE("a matrix in blocks below one of numbers becomes float32") {
 TEST_CASE("an int8 linear map is the same in its own memory and in a mapped image, which it keeps alive, and copies "
           "share it") {
     kv::thread_pool two(2);
-    const stored weights(70, 21, kv::dtype::f32, 1);
+    const stored weights(70, 96, kv::dtype::f32, 1);
     const std::array parts{weights.view()};
     kv::linear map = kv::linear::pack(parts);
     map.set_bias(numbers::uniforms(3, 70));
@@ -164,8 +163,9 @@ TEST_CASE("an int8 linear map is the same in its own memory and in a mapped imag
     kv::linear beside = map.in_int8(two, {memory, memory.get() + bytes});
     CHECK(memory.get()[bytes - 1] == std::byte{0x5a});
     memory.reset();
-    CHECK(beside.format() == std::string("int8"));
-    CHECK(beside.bytes() == bytes);
+    CHECK(beside.format() == std::string("Q8_0"));
+    CHECK(beside.bytes() <= bytes);
+    CHECK(beside.bytes() + kv::line_bytes > bytes);
     for (const std::size_t rows : {1u, 5u, 20u})
         CHECK(numbers::same_bits(applied(alone, rows), applied(beside, rows)));
     kv::linear copy = beside;
@@ -174,4 +174,31 @@ TEST_CASE("an int8 linear map is the same in its own memory and in a mapped imag
     CHECK_FALSE(held.expired());
     copy = {};
     CHECK(held.expired());
+}
+
+TEST_CASE("numbers become Q8_0 in int8: the same map as blocks that were stored so") {
+    kv::thread_pool two(2);
+    for (const kv::dtype type : {kv::dtype::f32, kv::dtype::bf16, kv::dtype::f16}) {
+        const stored weights(70, 96, type, 1);
+        std::vector<std::byte> bytes(70 * 3 * 34);
+        kv::quantize_q8_0(weights.wide, bytes);
+        const std::array plain{weights.view()};
+        const std::array blocks{kv::tensor_view{kv::dtype::f32, {70, 96}, bytes, kv::block_format::q8_0}};
+        const kv::linear map = kv::linear::pack(plain).in_int8(two);
+        const kv::linear want = kv::linear::pack(blocks).in_int8(two);
+        CHECK(map.has_int8_activations());
+        for (const std::size_t rows : {1u, 5u, 20u})
+            CHECK(numbers::same_bits(applied(map, rows), applied(want, rows)));
+    }
+}
+
+TEST_CASE("a map whose rows are not whole blocks stays exact in int8") {
+    kv::thread_pool two(2);
+    const stored weights(70, 40, kv::dtype::bf16, 1);
+    const std::array parts{weights.view()};
+    const kv::linear map = kv::linear::pack(parts), same = map.in_int8(two);
+    CHECK(map.int8_bytes() == 0);
+    CHECK_FALSE(same.has_int8_activations());
+    CHECK(same.format() == std::string("bf16"));
+    CHECK(numbers::same_bits(applied(map, 5), applied(same, 5)));
 }

@@ -260,8 +260,8 @@ TEST_CASE("a batch of which one has no room changes none") {
 TEST_CASE("an int8 model keeps the promise among its own pages, and is close to the model it was made from") {
     kv::thread_pool threads(2);
     const kv::transformer rounded = tiny_model().in_int8(threads);
-    CHECK(rounded.id({}).weight_format == "int8"); // so that the two never share a page
-    tokens prompt = some_tokens(rounded, 5, 31);   // and the model's own continuation
+    CHECK(rounded.id({}).weight_format == "Q8_0, int8 activations"); // so that the two never share a page
+    tokens prompt = some_tokens(rounded, 5, 31);                     // and the model's own continuation
     {
         host here(tiny_model());
         const auto said = kv::generate(here.pipeline, prompt, kv::sampler{.temperature = 1.0f, .seed = 3},

@@ -116,15 +116,15 @@ private:
     native_floats scale_[scales][Vectors], offset_[Vectors];
 };
 
-/// Product of one row with Panels panels of a strip, from panel `panel` on: each output one chain of fused
-/// multiply-adds over ascending inputs. x: (inputs), y: (last - first) of the strip
-template <block_format Format, std::size_t Panels>
-void multiply_row(const float* x, const block_strip& strip, std::size_t panel, std::size_t inputs, float* y) {
+/// Product of one row with a strip of row_panels panels: each output one chain of fused multiply-adds over ascending
+/// inputs. x: (inputs), y: (last - first) of the strip
+template <block_format Format>
+void multiply_row(const float* x, const block_strip& strip, std::size_t inputs, float* y) {
     constexpr block_layout layout = layout_of(Format);
-    constexpr std::size_t vectors = Panels * native_parts, quads = layout.group / 4;
+    constexpr std::size_t Panels = row_panels, vectors = Panels * native_parts, quads = layout.group / 4;
     tile_sums<1, Panels> sums;
     KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = native_floats(0.0f);
-    const std::byte* block = strip.panel(panel);
+    const std::byte* block = strip.data;
     const std::size_t next = strip.panel_bytes;
     const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
     for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
@@ -154,7 +154,7 @@ void multiply_row(const float* x, const block_strip& strip, std::size_t panel, s
             x += 32;
         }
     }
-    end_sums<1, Panels>(sums, y + panel * 16, 0, strip.last - strip.first - panel * 16);
+    end_sums<1, Panels>(sums, y, 0, strip.last - strip.first);
 }
 
 /// Widens the inputs [k, k + inputs) of a strip as a strip of packed_matrix. (inputs, panels * 16)
@@ -191,36 +191,32 @@ struct strip_reader<block_matrix> {
     }
 };
 
-/// Products of one row with some strips of row_panels panels.
-KVCACHE_LAZY inline void multiply_strips(const float* x, const block_matrix& w, std::size_t strip, std::size_t last,
-                                         float* y) {
-    for (; strip < last; ++strip) {
-        const block_strip at = w.strip(strip, row_panels);
-        with_format(at.format, [&]<block_format Format> {
-            if (at.panels == row_panels)
-                return multiply_row<Format, row_panels>(x, at, 0, w.inputs(), y + at.first);
-            for (std::size_t panel = 0; panel < at.panels; ++panel)
-                multiply_row<Format, 1>(x, at, panel, w.inputs(), y + at.first);
+/// Products of few rows with a strip of at most Wide panels, which is widened once, in pieces that stay in the L1
+/// cache.
+template <std::size_t Rows, std::size_t Wide>
+void multiply_few(const rows_in& x, const block_strip& strip, std::size_t all, const rows_out& y) {
+    constexpr std::size_t piece = native_lanes == 16 ? 96 : 256;
+    alignas(line_bytes) float wide[piece * Wide * 16];
+    for (std::size_t k = 0; k < all; k += piece) {
+        const std::size_t inputs = std::min(piece, all - k);
+        widen_strip(strip, k, inputs, wide);
+        with_rows<Wide>(strip.panels, [&]<std::size_t Panels> {
+            gemm_microkernel<Rows, 1, Panels>(x.data + k, x.stride, static_cast<const float*>(wide), 0, inputs,
+                                              y.data + strip.first, y.stride, strip.last - strip.first, k == 0);
         });
     }
 }
 
-/// Products of few rows with some strips of strip_panels panels, each widened once, in pieces that stay in the L1
-/// cache.
-template <std::size_t Rows>
-void multiply_few(const rows_in& x, const block_matrix& w, std::size_t strip, std::size_t last, const rows_out& y) {
-    constexpr std::size_t piece = native_lanes == 16 ? 96 : 256;
-    alignas(line_bytes) float wide[piece * strip_panels * 16];
+/// Products of one row with some strips of row_panels panels. The last panels of a part, if they are fewer, are
+/// widened.
+KVCACHE_LAZY inline void multiply_strips(const float* x, const block_matrix& w, std::size_t strip, std::size_t last,
+                                         float* y) {
     for (; strip < last; ++strip) {
-        const block_strip at = w.strip(strip, strip_panels);
-        for (std::size_t k = 0; k < w.inputs(); k += piece) {
-            const std::size_t inputs = std::min(piece, w.inputs() - k);
-            widen_strip(at, k, inputs, wide);
-            with_rows<strip_panels>(at.panels, [&]<std::size_t Panels> {
-                gemm_microkernel<Rows, 1, Panels>(x.data + k, x.stride, static_cast<const float*>(wide), 0, inputs,
-                                                  y.data + at.first, y.stride, at.last - at.first, k == 0);
-            });
-        }
+        const block_strip at = w.strip(strip, row_panels);
+        if (at.panels < row_panels)
+            multiply_few<1, row_panels>({x, 1, 0}, at, w.inputs(), {y, 0});
+        else
+            with_format(at.format, [&]<block_format Format> { multiply_row<Format>(x, at, w.inputs(), y + at.first); });
     }
 }
 
@@ -243,8 +239,11 @@ KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& 
         });
     } else if (x.rows <= detail::tallest_tile) {
         threads.parallel_for_strided(w.strips(detail::strip_panels), 1, work, [&](std::size_t begin, std::size_t end) {
-            detail::with_rows<detail::tallest_tile>(
-                x.rows, [&]<std::size_t Rows> { detail::multiply_few<Rows>(x, w, begin, end, y); });
+            detail::with_rows<detail::tallest_tile>(x.rows, [&]<std::size_t Rows> {
+                for (std::size_t strip = begin; strip < end; ++strip)
+                    detail::multiply_few<Rows, detail::strip_panels>(x, w.strip(strip, detail::strip_panels),
+                                                                     w.inputs(), y);
+            });
         });
     } else {
         const detail::gemm_macrokernel<block_matrix> block(x, w, y);

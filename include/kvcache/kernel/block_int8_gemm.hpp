@@ -251,15 +251,14 @@ KVCACHE_NOINLINE void multiply_tile(const int8_block_rows::tile& x, const std::i
     end_sums<Rows, 1>(totals, y.data, y.stride, outputs);
 }
 
-/// Products of one row with Panels panels of a strip, from panel `panel` on. y: (last - first) of the strip
-template <block_format Format, std::size_t Panels>
-void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip, std::size_t panel, std::size_t inputs,
-                       float* y) {
+/// Products of one row with a strip of row_panels panels. y: (last - first) of the strip
+template <block_format Format>
+void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip, std::size_t inputs, float* y) {
     constexpr block_layout layout = layout_of(Format);
-    constexpr std::size_t vectors = Panels * native_parts, group = layout.group;
+    constexpr std::size_t Panels = row_panels, vectors = Panels * native_parts, group = layout.group;
     tile_sums<1, Panels> totals;
     KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) totals[v] = native_floats(0.0f);
-    const std::byte* block = strip.panel(panel);
+    const std::byte* block = strip.data;
     const std::size_t next = strip.panel_bytes;
     const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
     const int8_block_rows::group_sums of = group == 32 ? x.of_32 : x.of_16;
@@ -296,7 +295,7 @@ void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip,
                     prefetch_soon(codes + p * next, ahead + line);
         }
     }
-    end_sums<1, Panels>(totals, y + panel * 16, 0, strip.last - strip.first - panel * 16);
+    end_sums<1, Panels>(totals, y, 0, strip.last - strip.first);
 }
 
 /// Panels that are unpacked together, so that the sums of a tile are prepared once for all of them.
@@ -328,14 +327,13 @@ void multiply_tile_with_strip(const int8_block_rows::tile& x, const unpacked_str
     });
 }
 
-/// Products of some tiles with a strip.
-KVCACHE_LAZY inline void multiply_int8_strip(const int8_block_rows& x, row_range tiles, const block_matrix& w,
-                                             std::size_t index, const rows_out& y) {
-    const block_strip strip = w.strip(index, int8_strip_panels);
+/// Products of some tiles with a strip of at most int8_strip_panels panels.
+KVCACHE_LAZY inline void multiply_int8_strip(const int8_block_rows& x, row_range tiles, const block_strip& strip,
+                                             std::size_t all, const rows_out& y) {
     const block_layout layout = layout_of(strip.format);
     unpacked_strip unpacked;
-    for (std::size_t k = 0; k < w.inputs(); k += unpacked_inputs) {
-        const row_range inputs{k, std::min(k + unpacked_inputs, w.inputs())};
+    for (std::size_t k = 0; k < all; k += unpacked_inputs) {
+        const row_range inputs{k, std::min(k + unpacked_inputs, all)};
         with_format(strip.format, [&]<block_format Format> {
             for (std::size_t panel = 0; panel < strip.panels; ++panel)
                 unpack_panel<Format>(strip.panel(panel), k, inputs.size(), unpacked.panels[panel]);
@@ -352,17 +350,18 @@ KVCACHE_LAZY inline void multiply_int8_strip(const int8_block_rows& x, row_range
     }
 }
 
-/// Products of one row with some strips of row_panels panels.
-KVCACHE_LAZY inline void multiply_int8_strips(const int8_block_rows::tile& x, const block_matrix& w, std::size_t strip,
+/// Products of one row with some strips of row_panels panels. The last panels of a part, if they are fewer, are
+/// unpacked.
+KVCACHE_LAZY inline void multiply_int8_strips(const int8_block_rows& x, const block_matrix& w, std::size_t strip,
                                               std::size_t last, float* y) {
+    const int8_block_rows::tile row = x.at(0, 0);
     for (; strip < last; ++strip) {
         const block_strip at = w.strip(strip, row_panels);
-        with_format(at.format, [&]<block_format Format> {
-            if (at.panels == row_panels)
-                return multiply_int8_row<Format, row_panels>(x, at, 0, w.inputs(), y + at.first);
-            for (std::size_t panel = 0; panel < at.panels; ++panel)
-                multiply_int8_row<Format, 1>(x, at, panel, w.inputs(), y + at.first);
-        });
+        if (at.panels < row_panels)
+            multiply_int8_strip(x, {0, 1}, at, w.inputs(), {y, 0});
+        else
+            with_format(at.format,
+                        [&]<block_format Format> { multiply_int8_row<Format>(row, at, w.inputs(), y + at.first); });
     }
 }
 
@@ -385,9 +384,8 @@ KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& 
     scratch.quantize(x, w.inputs(), threads);
     const std::size_t work = x.rows * w.inputs() * w.outputs();
     if (x.rows == 1) {
-        const int8_block_rows::tile row = scratch.at(0, 0);
         threads.parallel_for_strided(w.strips(detail::row_panels), 1, work, [&](std::size_t begin, std::size_t end) {
-            detail::multiply_int8_strips(row, w, begin, end, y.data);
+            detail::multiply_int8_strips(scratch, w, begin, end, y.data);
         });
         return;
     }
@@ -397,7 +395,7 @@ KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& 
         for (std::size_t job = begin; job < end; ++job) {
             const std::size_t b = job / strips;
             const row_range of{tiles * b / blocks, tiles * (b + 1) / blocks};
-            detail::multiply_int8_strip(scratch, of, w, job % strips, y);
+            detail::multiply_int8_strip(scratch, of, w.strip(job % strips, detail::int8_strip_panels), w.inputs(), y);
         }
     });
 }

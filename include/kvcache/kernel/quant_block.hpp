@@ -7,6 +7,7 @@
 #include <kvcache/core/platform/standard.hpp>
 #include <kvcache/kernel/block_format.hpp>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -222,6 +223,31 @@ inline void dequantize(block_format format, std::span<const std::byte> blocks, s
             for (std::size_t w = 0; w < shape.weights; ++w)
                 out[i + w] = parts.weight(w);
         }
+        }
+    }
+}
+
+/// Rounds a row to blocks of Q8_0: weight = scale * level, |level| <= 127, rounded to nearest, at most half a scale
+/// away. The scale is the largest |weight| of 32 by 127, in binary16. A block with an infinite weight, a NaN, or a
+/// weight too large for such a scale (8.3 million) has the scale NaN. row: (inputs), to: (inputs / 32, 34). Requires:
+/// `inputs` is a multiple of 32.
+inline void quantize_q8_0(std::span<const float> row, std::span<std::byte> to) noexcept {
+    for (; !row.empty(); row = row.subspan(32), to = to.subspan(34)) {
+        float most = 0.0f, poison = 0.0f; // NaN after infinities and NaN
+        for (const float weight : row.first<32>()) {
+            most = std::max(most, std::fabs(weight));
+            poison += weight * 0.0f;
+        }
+        half scale = to_half(most / 127.0f);
+        if (most > 0.0f && most >= 127.5f * widen(scale)) // rounded down, among the few binary16 numbers near zero
+            ++scale.bits;
+        if (!std::isfinite(widen(scale)) || poison != 0.0f)
+            scale.bits = 0x7e00;
+        store_little(to, 0, scale.bits);
+        const float by = widen(scale);
+        for (std::size_t i = 0; i < 32; ++i) {
+            const float level = by > 0.0f ? std::nearbyint(row[i] / by) : 0.0f;
+            to[2 + i] = static_cast<std::byte>(static_cast<std::int8_t>(level));
         }
     }
 }

@@ -317,7 +317,7 @@ private:
     activations qkv_;                 // (rows, q + 2 kv)
     activations attended_;            // (rows, q)
     activations inner_;               // (rows, 2 intermediate)
-    linear_scratch scratch_;          // (rows, GEMM inputs): quantized rows
+    int8_block_rows scratch_;         // (rows, GEMM inputs): quantized rows
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 

@@ -10,7 +10,6 @@
 #include <kvcache/kernel/block_matrix.hpp>
 #include <kvcache/kernel/gemm.hpp>
 #include <kvcache/kernel/gemm_packing.hpp>
-#include <kvcache/kernel/int8_gemm.hpp>
 #include <kvcache/kernel/math.hpp>
 #include <kvcache/kernel/quant_block.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
@@ -172,15 +171,9 @@ inline void pack_rows(std::span<const tensor_view> parts, const matrix_format& f
     }
 }
 
-/// Memory of a linear map's quantized activations, reused from one product to the next.
-struct linear_scratch {
-    int8_rows rows;
-    int8_block_rows blocks;
-};
-
 /// Linear map y = x W^T + b with packed weights in their stored format: F32, BF16, F16 or quantised blocks. All widen
-/// exactly to float32, so the format determines speed and memory, never the bits of the result. Alternatively weights
-/// are int8, or the activations that meet blocks are: different, coarser maps. Copies share the weights.
+/// exactly to float32, so the format determines speed and memory, never the bits of the result. Alternatively products
+/// are of int8: another, coarser map. Copies share the weights.
 class linear {
 public:
     linear() = default;
@@ -224,37 +217,29 @@ public:
         return made;
     }
 
-    /// Bytes of the same map in int8 beyond its own: none for quantised blocks.
+    /// Bytes of the same map in int8 beyond its own, whole cache lines: none for quantised blocks.
     [[nodiscard]] std::size_t int8_bytes() const {
-        return is_blocks() ? 0 : int8_matrix::bytes_of(outputs(), inputs());
+        const block_part part{block_format::q8_0, outputs()};
+        const std::size_t bytes = becomes_blocks() ? block_matrix::bytes_of({&part, 1}, inputs()) : 0;
+        return (bytes + line_bytes - 1) / line_bytes * line_bytes;
     }
 
-    /// Returns the map in int8, another and coarser map. Quantised blocks stay as they are, and the activations that
-    /// meet them are rounded to int8 in blocks of 32, as llama.cpp does. Other weights become int8, one scale for each
-    /// output, in int8_bytes() of `memory` on a cache line, which it keeps alive; they meet int8 activations with one
-    /// scale for each row. Cost: reads every weight that is not in blocks once, with all threads.
-    [[nodiscard]] linear in_int8(thread_pool& threads, std::shared_ptr<std::byte> memory) const {
+    /// Returns the map in int8, another and coarser map: the activations are rounded to int8 in blocks of 32, as
+    /// llama.cpp does, and so are weights that are not in quantised blocks (quantize_q8_0), in int8_bytes() of `memory`
+    /// on a cache line, which it keeps alive. A map whose inputs are no multiple of 32 stays exact. Cost: reads every
+    /// weight that is not in blocks once, with all threads.
+    [[nodiscard]] linear in_int8(thread_pool& threads, const std::shared_ptr<std::byte>& memory) const {
         linear made = *this;
-        if (is_blocks()) {
-            made.int8_activations_ = true;
-            return made;
-        }
-        int8_matrix rounded(outputs(), inputs(), std::move(memory));
-        threads.parallel_for(outputs(), outputs() * inputs(), [&](std::size_t begin, std::size_t end) {
-            std::vector<float> weights(inputs());
-            for (std::size_t output = begin; output < end; ++output) {
-                row(output, weights);
-                rounded.set_row(output, weights);
-            }
-        });
-        made.weights_ = std::move(rounded);
+        if (becomes_blocks())
+            made.weights_ = in_q8_0(threads, memory);
+        made.int8_activations_ = made.is_blocks();
         return made;
     }
     [[nodiscard]] linear in_int8(thread_pool& threads) const {
         return in_int8(threads, shared_memory(int8_bytes(), nullptr));
     }
 
-    /// Returns whether in_int8() made another map of quantised blocks.
+    /// Returns whether in_int8() made another map.
     [[nodiscard]] bool has_int8_activations() const noexcept { return int8_activations_; }
 
     void set_bias(std::vector<float> bias) {
@@ -271,7 +256,7 @@ public:
     [[nodiscard]] std::size_t bytes() const {
         return std::visit([](const auto& w) { return w.bytes(); }, weights_);
     }
-    /// Format of the weights: "f32", "bf16", "f16", "int8", or that of their blocks, such as "Q4_K" or "Q4_K+Q6_K".
+    /// Format of the weights: "f32", "bf16", "f16", or that of their blocks, such as "Q4_K" or "Q4_K+Q6_K".
     [[nodiscard]] std::string format() const {
         if (const auto* const blocks = std::get_if<block_matrix>(&weights_)) {
             std::string names;
@@ -279,23 +264,17 @@ public:
                 names.append(i > 0 ? "+" : "").append(name_of(blocks->part(i).format));
             return names;
         }
-        return std::array{"f32", "bf16", "f16", "int8"}[weights_.index()];
+        return std::array{"f32", "bf16", "f16"}[weights_.index()];
     }
 
-    /// Computes y. (rows, inputs) -> (rows, outputs) `scratch` stores quantized activations. A template, so
-    /// that only translation units that use it compile the GEMM.
+    /// Computes y. (rows, inputs) -> (rows, outputs) `scratch` stores rounded activations, and is reused from one
+    /// product to the next. A template, so that only translation units that use it compile the GEMM.
     template <std::same_as<thread_pool> Threads>
-    void apply(const rows_in& x, const rows_out& y, Threads& threads, linear_scratch& scratch) const {
-        std::visit(
-            [&](const auto& w) {
-                if constexpr (std::same_as<decltype(w), const int8_matrix&>)
-                    gemm(x, w, y, threads, scratch.rows);
-                else if constexpr (std::same_as<decltype(w), const block_matrix&>)
-                    int8_activations_ ? gemm(x, w, y, threads, scratch.blocks) : gemm(x, w, y, threads);
-                else
-                    gemm(x, w, y, threads);
-            },
-            weights_);
+    void apply(const rows_in& x, const rows_out& y, Threads& threads, int8_block_rows& scratch) const {
+        if (int8_activations_)
+            gemm(x, std::get<block_matrix>(weights_), y, threads, scratch);
+        else
+            std::visit([&](const auto& w) { gemm(x, w, y, threads); }, weights_);
         if (!bias_.empty())
             for (std::size_t row = 0; row < x.rows; ++row)
                 add_to({y.data + row * y.stride, bias_.size()}, bias_);
@@ -308,6 +287,29 @@ public:
 
 private:
     [[nodiscard]] bool is_blocks() const noexcept { return std::holds_alternative<block_matrix>(weights_); }
+    [[nodiscard]] bool becomes_blocks() const { return !is_blocks() && inputs() % int8_block_rows::block == 0; }
+
+    [[nodiscard]] block_matrix in_q8_0(thread_pool& threads, const std::shared_ptr<std::byte>& memory) const {
+        const block_part part{block_format::q8_0, outputs()};
+        const block_shape shape = shape_of(part.format);
+        const std::size_t row_bytes = inputs() / shape.weights * shape.bytes,
+                          bytes = panel_bytes(part.format, inputs());
+        threads.parallel_for((outputs() + 15) / 16, outputs() * inputs(), [&](std::size_t begin, std::size_t end) {
+            std::vector<float> weights(inputs());
+            std::vector<std::byte> stored(16 * row_bytes);
+            for (std::size_t panel = begin; panel < end; ++panel) {
+                std::array<const std::byte*, 16> rows = {};
+                for (std::size_t r = 0; r < std::min<std::size_t>(16, outputs() - panel * 16); ++r) {
+                    const auto to = std::span(stored).subspan(r * row_bytes, row_bytes);
+                    row(panel * 16 + r, weights);
+                    quantize_q8_0(weights, to);
+                    rows[r] = to.data();
+                }
+                pack_panel(part.format, rows, inputs(), memory.get() + panel * bytes);
+            }
+        });
+        return {{&part, 1}, inputs(), memory};
+    }
 
     template <weight_format Weight>
     [[nodiscard]] static packed_matrix<Weight> looking_at(std::size_t outputs, std::size_t inputs,
@@ -315,8 +317,7 @@ private:
         return {outputs, inputs, reinterpret_cast<const Weight*>(weights.get()), weights};
     }
 
-    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>, int8_matrix, block_matrix>
-        weights_;
+    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>, block_matrix> weights_;
     bool int8_activations_ = false;
     std::vector<float> bias_;
 };

@@ -112,8 +112,8 @@ public:
     }
 
     /// Returns the model in int8 (linear::in_int8), a different and coarser model with pages of its own: numbers become
-    /// int8, half the size of BF16; quantised blocks stay, and their activations are rounded. Cost: reads every weight
-    /// that is not in blocks once, with all threads.
+    /// Q8_0, half the size of BF16; quantised blocks stay; activations are rounded. Cost: reads every weight that is
+    /// not in blocks once, with all threads.
     [[nodiscard]] transformer in_int8(thread_pool& threads) const { return {config_, weights_.in_int8(threads)}; }
 
     /// Returns forward passes over rows in leases of this type. Requires: this and the threads outlive it.
