@@ -5,12 +5,12 @@ block manager never calls is replaced by placeholders, which refuse to be called
 are entered without running their __init__.py: vllm itself, and vllm.v1.structured_output. One placeholder is called, once:
 vllm.platforms registers no further kind of KV cache, as on every platform that vLLM has.
 """
-import importlib.machinery
 import importlib.metadata
 import importlib.util
-import sys
 import types
 from pathlib import Path
+
+import placeholders
 
 PLACEHOLDERS = ("torch", "prometheus_client", "vllm.config", "vllm.multimodal", "vllm.distributed", "vllm.platforms", "vllm.compilation",
                 "vllm.v1.metrics.perf", "vllm.usage", "vllm.utils.torch_utils", "vllm.sampling_params", "vllm.v1.engine")
@@ -18,60 +18,12 @@ NOT_RUN = ("vllm", "vllm.v1.structured_output")
 BLOCK = 16
 
 
-class Named(type):
-    """Classes whose attributes are placeholders again, for annotations such as torch.nn.Module | None."""
-    def __getattr__(cls, name: str):
-        return attribute(cls, name)
-
-    def __or__(cls, other):
-        return cls
-
-    __ror__ = __or__
-
-    def __call__(cls, *values, **named):
-        raise RuntimeError(f"{cls.__name__} is a placeholder, and was called")
-
-
-class Placeholder(types.ModuleType):
-    def __getattr__(self, name: str):
-        return attribute(self, name)
-
-
-def attribute(of, name: str):
-    if name.startswith("__"):
-        raise AttributeError(name)
-    made = Named(name, (), {"__class_getitem__": classmethod(lambda cls, key: cls)})
-    setattr(of, name, made)
-    return made
-
-
-class Finder:
-    """Finds the placeholders, and the packages whose __init__.py is not run, before the installed modules are looked for."""
-    def __init__(self, root: Path):
-        self.root = root
-
-    def find_spec(self, name: str, path=None, target=None):
-        if name in NOT_RUN:
-            spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
-            spec.submodule_search_locations = [str(self.root.joinpath(*name.split(".")[1:]))]
-            return spec
-        if any(name == one or name.startswith(one + ".") for one in PLACEHOLDERS):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        return None if spec.name in NOT_RUN else Placeholder(spec.name)
-
-    def exec_module(self, module):
-        pass
-
-
 def load() -> str | None:
     """Imports the block manager. Returns its version, or nothing if vLLM is not installed."""
     found = importlib.util.find_spec("vllm")
     if found is None:
         return None
-    sys.meta_path.insert(0, Finder(Path(found.submodule_search_locations[0])))
+    placeholders.install(Path(found.submodule_search_locations[0]), NOT_RUN, PLACEHOLDERS)
     import vllm.platforms
     vllm.platforms.current_platform = types.SimpleNamespace(register_custom_kv_cache_specs=lambda config: None)
     from vllm.utils.hashing import sha256

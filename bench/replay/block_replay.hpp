@@ -8,6 +8,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <span>
 #include <stdexcept>
@@ -55,11 +56,10 @@ struct block_request {
 template <kvcache::index_policy Index>
 class block_replay {
 public:
-    static constexpr std::size_t page_tokens = 16;
-
     /// `in_flight`: the number of requests that hold their pages at a time, at most; the oldest is released first.
-    block_replay(std::size_t pages, std::size_t in_flight)
-        : in_flight_(in_flight),
+    block_replay(std::size_t pages, std::size_t in_flight, std::uint32_t page_tokens = 16)
+        : page_tokens_(page_tokens),
+          in_flight_(in_flight),
           cache_(kvcache::make_cache({.shape = {.tokens = page_tokens}, .limit = {.pages = pages}},
                                      kvcache::eviction::lru{}, Index{}, blocks())) {}
 
@@ -68,7 +68,7 @@ public:
         const std::span<const kvcache::token_id> tokens = request.tokens, prompt = tokens.first(request.prompt);
         if (flying_.size() == in_flight_)
             flying_.pop_front();
-        const std::size_t last_page = (prompt.size() - 1) / page_tokens * page_tokens;
+        const std::size_t last_page = (prompt.size() - 1) / page_tokens_ * page_tokens_;
         // The last token is always computed.
         sequence to = cache_.core().find(0, whole ? prompt.first(last_page) : prompt, !whole).sequence;
         const std::size_t reused = to.size();
@@ -95,7 +95,7 @@ private:
 
     void append(sequence& to, std::span<const kvcache::token_id> tokens) {
         if (const std::size_t end = to.size() + tokens.size(); whole)
-            to.set_cacheable_limit(end - end % page_tokens);
+            to.set_cacheable_limit(end - end % page_tokens_);
         auto rows = cache_.reserve(to, tokens.size());
         for (; !rows && !flying_.empty(); rows = cache_.reserve(to, tokens.size()))
             flying_.pop_front();
@@ -104,6 +104,7 @@ private:
         rows->commit(tokens);
     }
 
+    std::size_t page_tokens_;
     std::size_t in_flight_;
     cache cache_;
     std::deque<sequence> flying_;
