@@ -121,18 +121,18 @@ private:
 template <block_format Format>
 void multiply_row(const float* x, const block_strip& strip, std::size_t inputs, float* y) {
     constexpr block_layout layout = layout_of(Format);
-    constexpr std::size_t Panels = row_panels, vectors = Panels * native_parts, quads = layout.group / 4;
-    tile_sums<1, Panels> sums;
+    constexpr std::size_t vectors = row_panels * native_parts, quads = layout.group / 4;
+    tile_sums<1, row_panels> sums;
     KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = native_floats(0.0f);
     const std::byte* block = strip.data;
     const std::size_t next = strip.panel_bytes;
-    const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
+    const std::size_t ahead = row_panels * next < most_panels_ahead ? row_panels * next : panel_ahead;
     for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
         for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
             const std::byte* codes = block + layout.head_bytes() + step * layout.step_bytes();
             KVCACHE_UNROLL for (std::size_t g = 0; g < 8 / quads; ++g) {
                 group_weights<Format, vectors> weights;
-                KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                KVCACHE_UNROLL for (std::size_t p = 0; p < row_panels; ++p) {
                     const group_scales by = block_scales<Format>(block + p * next).group(step * 8 / quads + g);
                     KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part)
                         weights.set(p * native_parts + part, by.scale.part[part], by.offset.part[part]);
@@ -148,13 +148,13 @@ void multiply_row(const float* x, const block_strip& strip, std::size_t inputs, 
                     }
                 }
             }
-            for (std::size_t p = 0; p < Panels; ++p)
+            for (std::size_t p = 0; p < row_panels; ++p)
                 for (std::size_t line = 0; line < layout.step_bytes(); line += 64)
                     prefetch_soon(codes + p * next, ahead + line);
             x += 32;
         }
     }
-    end_sums<1, Panels>(sums, y, 0, strip.last - strip.first);
+    end_sums<1, row_panels>(sums, y, 0, strip.last - strip.first);
 }
 
 /// Widens the inputs [k, k + inputs) of a strip as a strip of packed_matrix. (inputs, panels * 16)

@@ -255,12 +255,12 @@ KVCACHE_NOINLINE void multiply_tile(const int8_block_rows::tile& x, const std::i
 template <block_format Format>
 void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip, std::size_t inputs, float* y) {
     constexpr block_layout layout = layout_of(Format);
-    constexpr std::size_t Panels = row_panels, vectors = Panels * native_parts, group = layout.group;
-    tile_sums<1, Panels> totals;
+    constexpr std::size_t vectors = row_panels * native_parts, group = layout.group;
+    tile_sums<1, row_panels> totals;
     KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) totals[v] = native_floats(0.0f);
     const std::byte* block = strip.data;
     const std::size_t next = strip.panel_bytes;
-    const std::size_t ahead = Panels * next < most_panels_ahead ? Panels * next : panel_ahead;
+    const std::size_t ahead = row_panels * next < most_panels_ahead ? row_panels * next : panel_ahead;
     const int8_block_rows::group_sums of = group == 32 ? x.of_32 : x.of_16;
     for (std::size_t k = 0; k < inputs; k += layout.weights(), block += layout.packed_bytes()) {
         for (std::size_t step = 0; step < layout.weights() / 32; ++step) {
@@ -280,7 +280,7 @@ void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip,
                     }
                 }
                 const native_floats row_sum(of.scaled[index]);
-                KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                KVCACHE_UNROLL for (std::size_t p = 0; p < row_panels; ++p) {
                     const group_scales by = block_scales<Format>(block + p * next).group(step * 32 / group + g);
                     KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
                         native_floats& total = totals[p * native_parts + part];
@@ -290,12 +290,12 @@ void multiply_int8_row(const int8_block_rows::tile& x, const block_strip& strip,
                     }
                 }
             }
-            for (std::size_t p = 0; p < Panels; ++p)
+            for (std::size_t p = 0; p < row_panels; ++p)
                 for (std::size_t line = 0; line < layout.step_bytes(); line += 64)
                     prefetch_soon(codes + p * next, ahead + line);
         }
     }
-    end_sums<1, Panels>(totals, y, 0, strip.last - strip.first);
+    end_sums<1, row_panels>(totals, y, 0, strip.last - strip.first);
 }
 
 /// Panels that are unpacked together, so that the sums of a tile are prepared once for all of them.
