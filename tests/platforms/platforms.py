@@ -18,6 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 HOME = HERE.parent.parent
 EMSCRIPTEN = Path("/usr/share/emscripten/cmake/Modules/Platform/Emscripten.cmake")
+LIBCXX_19 = HOME / "build" / "libc++-19" / "usr" / "lib" / "llvm-19"  # unpacked there by ./dev check --long
 # Their libraries, OpenSSL and zlib, are those of this machine; the second test reads a program's heap from glibc.
 EVERYWHERE = ["hash/sha256", "eviction/published_counts"]
 NO_MAPPINGS = ["core/address_range", "storage/mapped", "storage/huge_pages", "cache/quantized_memory"]
@@ -46,10 +47,8 @@ PLATFORMS = {
     "x86": Platform(
         "Linux, 32-bit x86", "g++", "-O1 -m32 -march=haswell -mfpmath=sse -Wno-narrowing -idirafter /usr/include/x86_64-linux-gnu"),
     "libc++": Platform(
-        "Linux, libc++ 14, sanitizers", "clang++",
+        "Linux, Clang 19, libc++ 14, sanitizers", "clang++-19",
         "-O1 -march=native -stdlib=libc++ -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-unused-command-line-argument"),
-    "clang": Platform(
-        "Linux, Clang 19", "clang++-19", "-O0 -march=native -Wno-deprecated-declarations"),  # those of GCC's own library
     "wasm": Platform(
         "WebAssembly, Emscripten 3 and Node", "em++", "-O1 -fexceptions -Wno-unused-command-line-argument -Wno-c++11-narrowing",
         ["node", "--no-experimental-fetch"], [],
@@ -59,8 +58,13 @@ PLATFORMS = {
         ["~*threads*", "~of prompts that arrive together*"], "core;index;eviction;hash;storage;record;cache",
         [f"-DCMAKE_TOOLCHAIN_FILE={EMSCRIPTEN}",
          "-DCMAKE_EXE_LINKER_FLAGS=-sALLOW_MEMORY_GROWTH -sNODERAWFS -sENVIRONMENT=node -sEXIT_RUNTIME -sTOTAL_STACK=4194304"]),
+    "clang": Platform(
+        "Linux, Clang 19", "clang++-19", "-O0 -march=native -Wno-deprecated-declarations",  # those of GCC's own library
+        seldom=True),
     "libc++-19": Platform(
-        "Linux, Clang 19, libc++ 19", "clang++-19", "-O1 -march=native -stdlib=libc++ -Wno-unused-command-line-argument",
+        "Linux, Clang 19, libc++ 19", "clang++-19",
+        f"-O1 -march=native -nostdinc++ -isystem {LIBCXX_19}/include/c++/v1 -stdlib=libc++ -L{LIBCXX_19}/lib -Wl,-rpath,{LIBCXX_19}/lib "
+        "-Wno-unused-command-line-argument",
         seldom=True),
 }
 
