@@ -50,6 +50,7 @@ int main() {
 
 #include <kvcache/cache.hpp>
 #if __has_include(<kvcache/eviction/lru.hpp>) // the single header has them all
+#include <kvcache/cache/block_tables.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/locking/mutex.hpp>
 #endif
@@ -71,6 +72,10 @@ int main() {
         lease->write(layer, 0, row, row);
     const kvcache::token_id token{7};
     lease->commit({&token, 1});
+    kvcache::block_tables tables(16);
+    tables.append(sequence.table());
+    if (tables.last_page_len().front() != 1)
+        return 1;
     if (cache.lookup({&token, 1}).cached_tokens != 1 || !cache.check())
         return 1;
     // Without exceptions a violated contract ends in the handler.

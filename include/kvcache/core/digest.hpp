@@ -15,6 +15,9 @@
 #include <string>
 #include <string_view>
 
+#if !__has_include(<xxhash.h>)
+#error "kvcache: xxhash.h is not found; install xxHash (Debian: libxxhash-dev; vcpkg, Conan and MSYS2 have it too)"
+#endif
 #include <xxhash.h>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
