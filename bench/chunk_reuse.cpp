@@ -3,6 +3,8 @@
 // The savings and costs of chunk reuse: the time to the first token over documents that are prefilled alone, including
 // recomputation, compared with a full prefill; and the effect of each strategy on the answers of a trained model.
 
+#include <kvcache/cache/any_codec.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
@@ -10,6 +12,7 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "../examples/support/guarded.hpp"
@@ -25,8 +28,13 @@
 
 namespace {
 
+using page_codecs = kvcache::any_codec<
+    std::tuple<kvcache::codec::bf16, kvcache::codec::int8, kvcache::codec::hadamard<kvcache::codec::int4>,
+               kvcache::codec::codebook<4>, kvcache::codec::codebook<3>>>;
+
 struct flags {
-    std::vector<std::string> parts{"speed", "presets", "quality"}, kinds{"two", "refer"}, strategies;
+    std::vector<std::string> parts{"speed", "presets", "quality", "codecs"}, kinds{"two", "refer"}, strategies;
+    std::vector<std::string> codecs{"bf16", "int8", "hadamard<int4>", "codebook<4>", "codebook<3>"};
     std::string model = "examples/models/worlds-2m", text, facts, json;
 
     [[nodiscard]] bool notes() const { return text.empty() && facts.empty(); }
@@ -34,7 +42,12 @@ struct flags {
 };
 
 void print(const bench::chunk_row& r) {
-    if (r.part != "quality") {
+    if (r.part == "codecs") {
+        std::printf("%-16s %-9s right %6.2f%% of %6.2f%%  kl %.5f  argmax %6.2f%%  ttft %7.2f of %7.2f ms  "
+                    "reused %6.2f MiB\n",
+                    r.codec.c_str(), r.strategy.c_str(), 100.0 * r.accuracy, 100.0 * r.full_accuracy, r.kl,
+                    100.0 * r.argmax_agreement, r.ttft_ms, r.full_ttft_ms, r.shared_mib);
+    } else if (r.part != "quality") {
         std::printf("%-20s ttft %9.1f ms  full %9.1f ms  %6.2fx  forward tokens %7.1f of %6.0f (bound %5.1fx)  "
                     "recomputed %5.1f%%  shared %6.1f MiB  kl %.5f\n",
                     r.strategy.c_str(), r.ttft_ms, r.full_ttft_ms, r.full_ttft_ms / r.ttft_ms, r.forward_tokens,
@@ -58,6 +71,7 @@ bool write_json(const std::string& file, const std::vector<bench::chunk_row>& ro
     for (const bench::chunk_row& r : rows)
         list.push_back({{"part", r.part},
                         {"strategy", r.strategy},
+                        {"codec", r.codec},
                         {"ttft_ms", r.ttft_ms},
                         {"full_ttft_ms", r.full_ttft_ms},
                         {"speedup", r.full_ttft_ms / r.ttft_ms},
@@ -76,6 +90,17 @@ bool write_json(const std::string& file, const std::vector<bench::chunk_row>& ro
     out << list.dump(1) << '\n';
     out.close();
     return !out.fail();
+}
+
+// The questions that the flags choose, with their exact answers.
+bench::chunk_quality asking(const flags& f) {
+    return {f.model, f.threads, f.text.empty() ? "<|im_end|>" : "", [&](const kvcache::tokenizer& words) {
+                if (!f.facts.empty())
+                    return bench::questions_about_facts(f.facts, {f.chunks, f.size, f.orders, f.questions}, words);
+                return f.text.empty()
+                           ? bench::questions_about_notes(f.model, f.kinds, f.orders, words)
+                           : bench::questions_about_text(f.text, {f.chunks, f.size, f.orders, f.questions}, words);
+            }};
 }
 
 int run(const flags& f) {
@@ -109,14 +134,7 @@ int run(const flags& f) {
         all.insert(all.end(), rows.begin(), rows.end());
     }
     if (wanted("quality")) {
-        bench::chunk_quality quality(
-            f.model, f.threads, f.text.empty() ? "<|im_end|>" : "", [&](const kvcache::tokenizer& words) {
-                if (!f.facts.empty())
-                    return bench::questions_about_facts(f.facts, {f.chunks, f.size, f.orders, f.questions}, words);
-                return f.text.empty()
-                           ? bench::questions_about_notes(f.model, f.kinds, f.orders, words)
-                           : bench::questions_about_text(f.text, {f.chunks, f.size, f.orders, f.questions}, words);
-            });
+        bench::chunk_quality quality = asking(f);
         std::vector<bench::chunk_row> rows;
         const auto ask = [&](const char* name, auto policy, bool bottom_right = false) {
             const bool control = std::string_view(name) == "none" || std::string_view(name) == "random";
@@ -149,6 +167,23 @@ int run(const flags& f) {
             std::printf("exact against bottom-right mask: p %.4f\n", quality.p_between("blend", "blend bottom-right"));
         all.insert(all.end(), rows.begin(), rows.end());
     }
+    if (wanted("codecs")) {
+        bench::chunk_quality quality = asking(f);
+        const auto ask = [&](const char* strategy, auto policy) {
+            std::vector<bench::chunk_row> rows;
+            quality.run(strategy, policy, false, rows);
+            for (const std::string& name : f.codecs)
+                quality.run(strategy, policy, false, rows, bench::must(page_codecs::named(name)), name);
+            for (bench::chunk_row& row : rows) {
+                row.part = "codecs";
+                print(row);
+            }
+            all.insert(all.end(), rows.begin(), rows.end());
+        };
+        ask("none", kvcache::recompute::none{});
+        ask("head 16", kvcache::recompute::chunk_head{.rows = 16, .page_aligned = false});
+        ask("blend", kvcache::recompute::blend{});
+    }
     if (!f.json.empty() && !write_json(f.json, all))
         return std::fprintf(stderr, "chunk_reuse: %s cannot be written\n", f.json.c_str()), 1;
     return 0;
@@ -167,6 +202,8 @@ int program(int count, char** words) {
         ->check(CLI::Range(1, 100000))
         ->capture_default_str();
     app.add_option("--strategies", f.strategies, "Only these of --part quality, and none and random")->delimiter(',');
+    app.add_option("--codecs", f.codecs, "Codecs of --part codecs, besides f32: " + page_codecs::names())
+        ->delimiter(',');
     app.add_option("--kinds", f.kinds, "Kinds of questions")->delimiter(',')->capture_default_str();
     app.add_option("--orders", f.orders, "Orders of its documents that each question is asked with")
         ->check(CLI::Range(1, 1000))

@@ -24,7 +24,7 @@ template <class T>
 
 /// The result of one strategy, compared with a full prefill.
 struct chunk_row {
-    std::string part, strategy;
+    std::string part, strategy, codec = "f32";
     double ttft_ms = 0.0, full_ttft_ms = 0.0;
     double forward_tokens = 0.0, full_forward_tokens = 0.0; ///< Computed layer rows over the number of layers.
     double recomputed_share = 0.0;                          ///< Recomputed share of the reused tokens.
@@ -35,18 +35,18 @@ struct chunk_row {
     std::size_t questions = 0;
 };
 
-/// A cache with one recompute policy, and a pipeline over it.
-template <class Policy>
+/// A cache with one recompute policy and one codec, and a pipeline over it.
+template <class Policy, class Codec = kvcache::codec::f32>
 struct arm {
-    using cache = kvcache::cache<kvcache::index::chunk, Policy>;
+    using cache = kvcache::cache<kvcache::index::chunk, Policy, Codec>;
     using pipeline_type = kvcache::chunk_pipeline<cache, kvcache::transformer>;
 
     arm(const kvcache::transformer& model, kvcache::thread_pool& threads, Policy policy, std::size_t rows,
-        std::size_t least, std::uint32_t page, typename pipeline_type::options how)
+        std::size_t least, std::uint32_t page, typename pipeline_type::options how, Codec codec = {})
         : store(kvcache::make_cache(
               {.shape = model.shape(page),
                .limit = {.bytes = (rows / page + 1) * kvcache::codec::f32{}.open(model.shape(page)).page_bytes()}},
-              kvcache::index::chunk{.least = least}, std::move(policy))),
+              kvcache::index::chunk{.least = least}, std::move(policy), std::move(codec))),
           runner(store, model, threads, std::move(how)) {}
 
     [[nodiscard]] double mib(std::size_t rows) const {

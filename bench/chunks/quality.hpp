@@ -43,17 +43,21 @@ public:
 
     /// Measures a strategy's effect on the answers. The first strategy's KL becomes `kl_none`; the strategy named
     /// "random" is the one against which later strategies are tested.
-    template <class Policy>
-    void run(const std::string& name, Policy policy, bool bottom_right, std::vector<chunk_row>& to) {
-        chunk_row row{
-            .part = "quality", .strategy = name, .full_accuracy = full_accuracy(), .questions = asked_.size()};
+    template <class Policy, class Codec = kvcache::codec::f32>
+    void run(const std::string& name, Policy policy, bool bottom_right, std::vector<chunk_row>& to, Codec codec = {},
+             const std::string& codec_name = "f32") {
+        chunk_row row{.part = "quality",
+                      .strategy = name,
+                      .codec = codec_name,
+                      .full_accuracy = full_accuracy(),
+                      .questions = asked_.size()};
         std::vector<double> divergence;
         double right = 0.0, agree = 0.0, said = 0.0, again = 0.0, found = 0.0;
         samples warm, full;
         for (const question& one : asked_) {
-            arm<Policy> here(
+            arm<Policy, Codec> here(
                 model_, threads_, policy, 8192, 8, 16,
-                {.split = {.size = 0}, .store = false, .max_batch_tokens = 2048, .bottom_right = bottom_right});
+                {.split = {.size = 0}, .store = false, .max_batch_tokens = 2048, .bottom_right = bottom_right}, codec);
             for (const tokens& document : one.documents)
                 static_cast<void>(must(here.runner.warm(document, {})));
             const bool timed = divergence.size() < timed_questions;

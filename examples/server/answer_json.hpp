@@ -128,17 +128,30 @@ private:
     }
 
     [[nodiscard]] json usage() const {
-        std::size_t asked_for = 0, said = 0, reused = 0;
+        std::size_t said = 0;
+        kvcache::reuse_counts sum;
         for (const auto& each : all_) {
-            asked_for += each->prompt().size();
-            reused += each->outcome().reused;
+            const auto& end = each->outcome();
+            sum.prompt += each->prompt().size();
+            sum.exact += end.reused;
+            sum.approximate += end.approximate;
+            sum.recomputed += end.recomputed;
+            sum.prefilled += end.prefilled;
             for (const auto& answer : each->outcome().answers)
                 said += answer.ids.size();
         }
-        return {{"prompt_tokens", asked_for},
+        return {{"prompt_tokens", sum.prompt},
                 {"completion_tokens", said},
-                {"total_tokens", asked_for + said},
-                {"prompt_tokens_details", {{"cached_tokens", reused}}}};
+                {"total_tokens", sum.prompt + said},
+                {"prompt_tokens_details", {{"cached_tokens", sum.exact + sum.approximate}}},
+                {"kvcache",
+                 {{"mode", support::name_of(all_.front()->mode())},
+                  {"approximate", sum.approximate > 0},
+                  {"kv_reuse_ratio", sum.reuse_ratio()},
+                  {"exact_tokens", sum.exact},
+                  {"approximate_tokens", sum.approximate},
+                  {"recomputed_tokens", sum.recomputed},
+                  {"prefilled_tokens", sum.prefilled}}}};
     }
 
     // For the web page: the prompt, token by token. A token that was in the conversation before and was computed

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "../support/small_file.hpp"
 #include "http_message.hpp"
 #include "options.hpp"
 
@@ -33,12 +33,10 @@ public:
             return kvcache::error{kvcache::error_code::malformed, "KVCACHE_API_KEYS", "KVCACHE_API_KEYS has no key"};
         if (with.api_key_file.empty())
             return made;
-        std::ifstream file(with.api_key_file);
-        const std::string text{std::istreambuf_iterator<char>(file), {}};
-        if (!file)
-            return kvcache::error{kvcache::error_code::io, "--api-key-file",
-                                  "--api-key-file: " + with.api_key_file + " cannot be read"};
-        if (!made.add_all(text, '\n'))
+        const auto text = support::read_small_file("--api-key-file", with.api_key_file);
+        if (!text)
+            return text.error();
+        if (!made.add_all(*text, '\n'))
             return kvcache::error{kvcache::error_code::malformed, "--api-key-file",
                                   "--api-key-file: " + with.api_key_file + " has no key"};
         return made;

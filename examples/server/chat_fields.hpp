@@ -115,6 +115,9 @@ inline void read_variables(field_reader& fields, question& into) {
     if (const sent_json* variables = fields.find("chat_template_kwargs")) {
         if (!variables->is_object())
             return fields.refuse("chat_template_kwargs", "must be an object");
+        for (const auto& [name, value] : variables->items())
+            if (name == "messages" || name == "tools" || name == "add_generation_prompt" || name.ends_with("_token"))
+                return fields.refuse("chat_template_kwargs." + name.substr(0, 64), "is set by the server");
         into.variables = kvcache::json(*variables);
     }
 }

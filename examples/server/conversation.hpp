@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/index/chunk.hpp>
 #include <kvcache/kvcache.hpp>
 #include <kvcache/locking/mutex.hpp>
 #include <kvcache/session/chat_session.hpp>
@@ -17,7 +18,8 @@
 
 namespace server {
 
-using store = kvcache::cache<kvcache::codec::f32, kvcache::locking::mutex, chosen_tier, kvcache::storage::heap>;
+using store = kvcache::cache<kvcache::codec::f32, kvcache::locking::mutex, chosen_tier, kvcache::storage::heap,
+                             kvcache::index::chunk>;
 
 /// What a chat does when it is too long.
 struct overflow {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/chunk/chunk_reuse.hpp>
 #include <kvcache/session/chat_session.hpp>
 
 #include <algorithm>
@@ -81,6 +82,8 @@ public:
         kvcache::engine_request<store> request{
             .prompt = prompt_,
             .tenant = tenant_,
+            .mode = mode(),
+            .recompute = asked_->recompute.value_or(at_.recompute).over(at_.cache.shape()),
             .sampling = asked_->sampling,
             .stop = std::move(ends),
             .choices = asked_->choices,
@@ -90,7 +93,7 @@ public:
             .deadline = began_ + std::chrono::seconds(at_.with.timeout_s),
             .on_token = [self](const kvcache::generated_token& token) { return self->on_token(token); },
             .on_finish = [self](kvcache::engine_outcome<store>&& end) { self->done(std::move(end)); }};
-        if (turn_ && turn_->sequence.size() > 0)
+        if (turn_ && turn_->sequence.size() > 0 && mode() != kvcache::reuse_mode::baseline)
             request.known = std::move(turn_->sequence);
         auto id = at_.engine().submit(std::move(request));
         if (!id)
@@ -137,11 +140,14 @@ public:
                                 .whole = seconds(),
                                 .prompt = prompt_.size(),
                                 .reused = end.reused,
+                                .approximate = end.approximate,
+                                .recomputed = end.recomputed,
                                 .succeeded = !failure()};
         for (const auto& each : end.answers)
             took.generated += each.ids.size();
         at_.times.add(took);
-        if (held_ && !failure() && end.answers[0].sequence) {
+        // An approximate answer is no past of a later one.
+        if (held_ && !failure() && end.answers[0].sequence && end.approximate == 0) {
             auto& first = end.answers[0];
             auto& chat = (*held_)->chat;
             chat.finish(std::move(*turn_), std::move(*first.sequence), first.ids, texts_[0].text(),
@@ -171,6 +177,17 @@ public:
         return std::nullopt;
     }
 
+    /// Registers the prompt as a chunk, which other prompts find at any position. Returns its tokens that they find: of
+    /// whole prompts none if they are too few. Requires: it is complete.
+    [[nodiscard]] std::size_t keep_as_chunk() {
+        const auto& sequence = outcome_->answers[0].sequence;
+        if (!sequence || sequence->exact() < prompt_.size())
+            return 0;
+        return kvcache::chunk_reuse<store>(at_.cache).add(*sequence, 0, prompt_.size());
+    }
+
+    /// What the request reuses.
+    [[nodiscard]] kvcache::reuse_mode mode() const noexcept { return asked_->mode.value_or(at_.mode); }
     [[nodiscard]] const question& asked() const noexcept { return *asked_; }
     [[nodiscard]] host& at() const noexcept { return at_; }
     [[nodiscard]] const std::vector<kvcache::token_id>& prompt() const noexcept { return prompt_; }
@@ -216,7 +233,7 @@ private:
         const text_or_ids& given = asked_->prompts[which_];
         if (!given.ids.empty())
             prompt_ = given.ids;
-        else if (auto encoded = at_.words.encode(given.text, {.stop = stop}))
+        else if (auto encoded = at_.words.encode(given.text, {.add_special_tokens = !asked_->bare, .stop = stop}))
             prompt_ = std::move(*encoded);
         else
             return encoded.error();

@@ -25,6 +25,8 @@ namespace server {
     const auto hosts = in.count("Host");
     if (hosts > 1 || (hosts == 0 && !in.http_1_0()))
         return refused(400, "host", "a request has one Host header");
+    if (in.count("Authorization") > 1)
+        return refused(400, "authorization", "a request has one Authorization header");
     if (in.target().empty() || (in.target().front() != '/' && in.target() != "*"))
         return refused(400, "target", "the target of a request is a path");
     if (lengths + encodings > 1)

@@ -117,6 +117,8 @@ public:
     api_keys keys;
     ready_memory memory;
     store cache;
+    kvcache::reuse_mode mode;                     ///< Of requests that do not say.
+    support::recompute_choice recompute;          ///< Likewise.
     kvcache::tenant shared = cache.open_tenant(); ///< Of what belongs to no key and no salt.
     kvcache::session_table<conversation> sessions;
     latencies times;
@@ -133,7 +135,9 @@ private:
                                      .id = identity(loaded.weights),
                                      .tenants = with.tenants},
                                     kvcache::hash::xxh3{tier.secret}, kvcache::locking::mutex{}, tier,
-                                    kvcache::storage::heap{&memory, true})),
+                                    kvcache::storage::heap{&memory, true}, kvcache::index::chunk{})),
+          mode(*support::read_mode(with.mode)),
+          recompute(*support::read_recompute(with.recompute)),
           // Idle conversations hold at most three quarters of the pages.
           sessions({.sessions = with.sessions, .bytes = (with.cache_mib << 20) / 4 * 3}),
           threads_(with.threads),

@@ -45,6 +45,8 @@ public:
         double whole = 0.0;
         std::size_t prompt = 0;
         std::size_t reused = 0;
+        std::size_t approximate = 0;
+        std::size_t recomputed = 0;
         std::size_t generated = 0;
         bool succeeded = false;
     };
@@ -55,6 +57,9 @@ public:
         failed_ += !one.succeeded;
         prompt_ += one.prompt;
         reused_ += one.reused;
+        approximate_ += one.approximate;
+        recomputed_ += one.recomputed;
+        approximate_answers_ += one.approximate > 0;
         generated_ += one.generated;
         if (!one.succeeded)
             return;
@@ -79,6 +84,9 @@ public:
         counter("vllm:generation_tokens_total", "Tokens of answers.", generated_);
         counter("vllm:prefix_cache_queries_total", "Tokens of prompts that were looked up.", prompt_);
         counter("vllm:prefix_cache_hits_total", "Of them, those that were known.", reused_);
+        counter("kvcache:approximate_requests_total", "Requests whose answer is approximate.", approximate_answers_);
+        counter("kvcache:approximate_tokens_total", "Tokens kept as they were computed elsewhere.", approximate_);
+        counter("kvcache:recomputed_tokens_total", "Tokens of chunks that were computed again.", recomputed_);
         first_.write(to, "vllm:time_to_first_token_seconds", "From the request to its first token.", label);
         each_.write(to, "vllm:request_time_per_output_token_seconds", "Between two tokens, by request.", label);
         whole_.write(to, "vllm:e2e_request_latency_seconds", "From the request to its end.", label);
@@ -88,6 +96,7 @@ public:
 private:
     mutable std::mutex lock_;
     std::uint64_t succeeded_ = 0, failed_ = 0, prompt_ = 0, reused_ = 0, generated_ = 0;
+    std::uint64_t approximate_ = 0, recomputed_ = 0, approximate_answers_ = 0;
     histogram first_, each_, whole_;
 };
 

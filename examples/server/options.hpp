@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../support/flags.hpp"
+#include "../support/reuse_flags.hpp"
 #include "../support/tier_flag.hpp"
 #include "../support/tier_secret.hpp"
 #include <CLI/CLI.hpp>
@@ -23,6 +24,7 @@ struct options {
     bool share_prefixes = false;          ///< Clients with different keys reuse each other's pages.
     std::size_t tenants = 1024;           ///< Keys and salts whose pages are kept apart at the same time.
     std::vector<std::string> allow_hosts; ///< Names in Host besides localhost, for a server on loopback without a key.
+    std::vector<std::string> allow_origins; ///< Origins of web pages that may use it: "https://name:port", or "*".
     std::size_t threads = 2;
     std::size_t cache_mib = 1024;
     std::uint32_t page = 64;
@@ -38,6 +40,8 @@ struct options {
     std::size_t read_timeout_s =
         30; ///< What a client may take to send a request; a second more for each 64 KiB that arrive.
     std::size_t draft = 0;
+    std::string mode = "prefix";       ///< What is reused where a request does not say.
+    std::string recompute = "head:16"; ///< Which tokens of a chunk run again, likewise.
     std::string overflow = "refuse";
     std::string tier;
     std::string tier_secret_file;
@@ -45,6 +49,18 @@ struct options {
     bool int8 = false;
     bool debug = false;
 };
+
+/// Accepts an origin as browsers write it (RFC 6454, 6.1), or "*".
+[[nodiscard]] inline CLI::Validator origin_text() {
+    return CLI::Validator(
+        [](std::string& text) {
+            const std::size_t scheme = text.find("://");
+            const bool whole = scheme != text.npos && scheme > 0 && scheme + 3 < text.size() &&
+                               text.find_first_of("/ ,*", scheme + 3) == text.npos;
+            return text == "*" || whole ? std::string() : "an origin is scheme://host:port without a path, or *";
+        },
+        "ORIGIN");
+}
 
 inline void add_flags(CLI::App& app, options& o) {
     using support::whole;
@@ -63,6 +79,9 @@ inline void add_flags(CLI::App& app, options& o) {
         ->check(whole(1, 65536))
         ->capture_default_str();
     app.add_option("--allow-host", o.allow_hosts, "Names that clients call it by, as through a proxy");
+    app.add_option("--allow-origin", o.allow_origins,
+                   "Web pages that may use it from a browser: scheme://host:port, or * for all")
+        ->check(origin_text());
     app.add_option("--threads", o.threads, "Threads that compute")->check(whole(1, 1024))->capture_default_str();
     app.add_option("--cache-mib", o.cache_mib, "MiB for pages")->check(whole(1, 1u << 20))->capture_default_str();
     app.add_option("--page", o.page, "Tokens a page")->check(support::page_size())->capture_default_str();
@@ -97,6 +116,7 @@ inline void add_flags(CLI::App& app, options& o) {
            "A chat that is too long is refused, or drops its oldest turns (slide) or tokens (sinks: approximate)")
         ->check(CLI::IsMember({"refuse", "slide", "sinks"}))
         ->capture_default_str();
+    support::add_reuse_flags(app, o.mode, o.recompute);
     support::add_tier_flag(app, o.tier);
     support::add_tier_secret_flag(app, o.tier_secret_file);
     app.add_flag("--packed-cache", o.packed_cache, "Keep the packed weights next to the model");

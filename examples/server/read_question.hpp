@@ -113,6 +113,37 @@ inline void read_log_probabilities(field_reader& fields, question& into) {
         fields.refuse("top_logprobs", "needs logprobs");
 }
 
+// What a request reuses: {"mode": "chunks", "recompute": "head", "rows": 16}, or "recompute": "head:16".
+inline void read_cache(field_reader& fields, question& into) {
+    const sent_json* asked = fields.find("cache");
+    if (asked == nullptr)
+        return;
+    if (!asked->is_object())
+        return fields.refuse("cache", "must be an object with mode, recompute and rows");
+    field_reader inner(*asked);
+    std::string mode, recompute;
+    std::size_t rows = 0;
+    inner.text("mode", mode);
+    inner.text("recompute", recompute);
+    inner.number("rows", rows, 1, 65536);
+    if (inner.problem())
+        return fields.refuse("cache." + inner.problem()->field,
+                             inner.problem()->message.substr(inner.problem()->field.size() + 1));
+    for (const auto& [name, value] : asked->items())
+        if (name != "mode" && name != "recompute" && name != "rows")
+            return fields.refuse("cache." + name.substr(0, 64), "is not supported");
+    if (asked->contains("mode") && !(into.mode = support::read_mode(mode)))
+        return fields.refuse("cache.mode", "is baseline, prefix or chunks");
+    if (rows > 0 && recompute != "head" && recompute != "boundary")
+        return fields.refuse("cache.rows", "is for recompute head or boundary");
+    if (asked->contains("recompute")) {
+        auto read = support::read_recompute(rows > 0 ? recompute + ":" + std::to_string(rows) : recompute);
+        if (!read)
+            return fields.refuse("cache.recompute", "is none, head, boundary or full");
+        into.recompute = *read;
+    }
+}
+
 // Returns the seed of a request, any 64-bit integer. Without one, or with -1 as for llama.cpp, it is drawn, and a
 // double holds it exactly, so that every client can send it again.
 inline std::uint64_t read_seed(field_reader& fields) {
@@ -174,6 +205,7 @@ inline std::uint64_t read_seed(field_reader& fields) {
         if (!wanted->is_object() || inner.problem())
             fields.refuse("stream_options", "must be an object with include_usage, true or false");
     }
+    detail::read_cache(fields, made);
     detail::read_stop(fields, made);
     detail::read_bias(fields, made);
     detail::read_log_probabilities(fields, made);

@@ -37,6 +37,8 @@ public:
         request_rules made{.body_bytes = at_.with.body_mib << 20,
                            .bodies = std::make_shared<byte_budget>(at_.with.bodies_mib << 20),
                            .guard = [this](const http_request& in) { return guard(in); },
+                           .finish = [this](const http_request& in,
+                                            http_response& out) { allow_origin(in, out, at_.with.allow_origins); },
                            .routes = {}};
         const auto on = [&](const char* method, const char* path, auto answer) {
             made.routes.add(method, path, std::move(answer));
@@ -49,6 +51,11 @@ public:
         });
         on("POST", "/detokenize", [this](const auto& in, auto& out) {
             prepared(in, out, [&](const std::stop_token&) { detokenize(in, out); });
+        });
+        on("OPTIONS", "/*", [this](const auto& in, auto& out) {
+            if (!is_preflight(in, at_.with.allow_origins))
+                return refuse(out, {.status = 404, .code = "404", .message = "there is nothing to ask with OPTIONS"});
+            answer_preflight(in, out);
         });
         on("GET", "/v1/models", [this](const auto&, auto& out) { reply(out, models()); });
         on("GET", "/v1/models/*", [this](const auto& in, auto& out) { model(below(in, "/v1/models/"), out); });
@@ -76,8 +83,10 @@ private:
     [[nodiscard]] std::optional<problem> guard(const http_request& in) const {
         if (auto why = check_framing(in, at_.with.body_mib << 20))
             return why;
-        if (auto why = check_origin(in, names_))
+        if (auto why = check_origin(in, names_, at_.with.allow_origins))
             return why;
+        if (is_preflight(in, at_.with.allow_origins)) // a browser sends no key with it
+            return std::nullopt;
         if (in.path() == "/" || in.path() == "/health" || at_.keys.empty() || at_.keys.of(in))
             return std::nullopt;
         return problem{401, "authentication_error", "invalid_api_key", "the API key is missing or wrong"};
@@ -91,7 +100,7 @@ private:
             refuse(out, {503, "server_error", "request", "the request was cancelled, or its time is over"});
     }
 
-    [[nodiscard]] static kvcache::result<question> read_warm(const std::string& text) {
+    [[nodiscard]] kvcache::result<question> read_warm(const std::string& text) const {
         auto body = read_body(text);
         if (!body)
             return body.error();
@@ -103,12 +112,17 @@ private:
         if (body->is_object())
             (*body)["max_tokens"] = 0;
         auto made = read_question(*body, chat);
+        if (made) {
+            made->bare = !chat && made->mode.value_or(at_.mode) == kvcache::reuse_mode::chunks;
+            made->mode = kvcache::reuse_mode::prefix; // what is stored is exact
+        }
         if (made)
             detail::keep_order(text, *made);
         return made;
     }
 
-    // Computes a text, or the beginning of a chat, so that later requests reuse it.
+    // Computes a text, or the beginning of a chat, so that later requests reuse it: as their prefix, or as a chunk at
+    // any position if its mode is `chunks`.
     void warm(const http_request& in, http_response& out) {
         kvcache::result<question> asked = question{};
         prepared(in, out, [&](const std::stop_token&) {
@@ -132,12 +146,14 @@ private:
         if (out.status != 200)
             return;
         serve(*talk, in.client);
+        const std::size_t chunk = talk->asked().bare && !talk->failure() ? talk->keep_as_chunk() : 0;
         talk->finish();
         if (const auto failed = talk->failure())
             return refuse(out, problem_of(*failed));
         reply(out, {{"object", "warm"},
                     {"token_count", talk->prompt().size()},
                     {"cached_tokens", talk->outcome().reused},
+                    {"chunk_tokens", chunk},
                     {"page_tokens", at_.with.page},
                     {"partial_tail_tokens", talk->prompt().size() % at_.with.page}});
     }
@@ -149,10 +165,12 @@ private:
         field_reader fields(*body);
         std::string text;
         bool special = true;
-        fields.text(body->is_object() && body->contains("prompt") ? "prompt" : "content", text);
-        fields.flag("add_special_tokens", special);
         if (!body->is_object())
             fields.refuse("body", "must be an object");
+        else if (!body->contains("prompt") && !body->contains("content"))
+            fields.refuse("prompt", "is missing: the text to tokenize, which may also be called content");
+        fields.text(body->is_object() && body->contains("prompt") ? "prompt" : "content", text);
+        fields.flag("add_special_tokens", special);
         if (fields.problem())
             return refuse(out, problem_of(*fields.problem()));
         const auto ids = at_.words.encode(text, {.add_special_tokens = special, .stop = stop});
@@ -173,12 +191,15 @@ private:
         const sent_json& list = body->is_object() && body->contains("tokens") ? (*body)["tokens"] : none;
         bool good = list.is_array();
         for (std::size_t i = 0; good && i < list.size(); ++i) {
-            good = list[i].is_number_integer() && list[i].get<double>() >= 0.0 && list[i].get<double>() <= 2147483647.0;
+            good = list[i].is_number_integer() && list[i].get<double>() >= 0.0 &&
+                   list[i].get<double>() < static_cast<double>(at_.model.config().vocabulary);
             if (good)
                 ids.push_back(kvcache::token_id{list[i].get<std::int32_t>()});
         }
         if (!good)
-            return refuse(out, {400, "invalid_request_error", "tokens", "tokens must be a list of token ids"});
+            return refuse(out, {400, "invalid_request_error", "tokens",
+                                "tokens must be a list of token ids, each less than " +
+                                    std::to_string(at_.model.config().vocabulary)});
         reply(out, {{"prompt", at_.words.decode(ids, {})}});
     }
 

@@ -23,6 +23,8 @@ struct request_rules {
     std::shared_ptr<byte_budget> bodies = {}; ///< For all bodies of more than preparation::large bytes together.
     /// Returns the reply to a request that is refused before its body is read.
     std::function<std::optional<problem>(const http_request&)> guard;
+    /// Adds headers to the response of a request that could be read.
+    std::function<void(const http_request&, http_response&)> finish;
     router routes;
 };
 
@@ -65,7 +67,8 @@ inline bool send(connection& client, const http_request* in, http_response& out,
     for (const auto& each : out.headers)
         message.insert(each.name_string(), each.value());
     message.set(http::field::date, http_date());
-    message.set(http::field::content_type, out.type);
+    if (!out.type.empty())
+        message.set(http::field::content_type, out.type);
     message.keep_alive(keep);
     const bool chunked = out.stream && (in == nullptr || !in->http_1_0());
     if (!out.stream) {
@@ -113,6 +116,7 @@ inline bool serve_request(connection& client, const request_rules& with) {
             client.close_after_response();
             client.end_request();
             refuse(out, *refused);
+            with.finish(in, out);
             (void)send(client, &in, out, false);
             return false;
         }
@@ -125,6 +129,7 @@ inline bool serve_request(connection& client, const request_rules& with) {
         if (!fault) {
             client.end_request();
             with.routes.answer(in, out);
+            with.finish(in, out);
             const bool keep = parser.get().keep_alive() && !in.http_1_0() && !client.must_close();
             return send(client, &in, out, keep) && keep;
         }

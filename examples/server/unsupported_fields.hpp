@@ -11,9 +11,10 @@
 namespace server {
 
 /// Fields of a chat or a completion that the server reads.
-inline constexpr std::array<std::string_view, 23> common_fields{"model",
+inline constexpr std::array<std::string_view, 24> common_fields{"model",
                                                                 "user",
                                                                 "cache_salt",
+                                                                "cache",
                                                                 "temperature",
                                                                 "seed",
                                                                 "top_k",
@@ -82,7 +83,7 @@ inline void refuse_unsupported(field_reader& fields, const sent_json& body, bool
     for (const auto& [name, value] : body.items())
         if (!among(common_fields, name) && !(chat ? among(chat_fields, name) : among(completion_fields, name)) &&
             !among(inert_fields, name) && !is_neutral(name, value))
-            return fields.refuse(name.substr(0, 64), "is not supported");
+            return fields.refuse(name.empty() ? "\"\"" : name.substr(0, 64), "is not supported");
 }
 
 } // namespace server

@@ -56,6 +56,7 @@ public:
                            in.client.close_after_response();
                            return std::optional<problem>();
                        },
+                   .finish = with_.finish,
                    .routes = with_.routes};
     }
     web(const web&) = delete;

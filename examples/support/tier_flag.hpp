@@ -58,6 +58,8 @@ inline kvcache::result<tier_choice> read_tier(std::string_view flag, std::string
         return wrong("has a host with a colon outside of brackets");
     if (host.empty())
         return wrong("names no host");
+    if (host.find('/') != std::string_view::npos)
+        return wrong("has a slash in its host: it is no URL");
     return tier_choice{tier_choice::kind::redis, {}, std::string(host), *port};
 }
 

@@ -4,11 +4,11 @@
 #include <kvcache/core/errors.hpp>
 
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "small_file.hpp"
 #include "tier_flag.hpp"
 #include <CLI/CLI.hpp>
 #include <sys/stat.h>
@@ -30,10 +30,10 @@ inline kvcache::result<std::string> read_tier_secret(const std::string& file) {
     std::string secret;
     const std::string from = file.empty() ? "KVCACHE_TIER_SECRET" : "--tier-secret-file";
     if (!file.empty()) {
-        std::ifstream in(file, std::ios::binary);
-        secret.assign(std::istreambuf_iterator<char>(in), {});
-        if (!in)
-            return kvcache::error{kvcache::error_code::io, from, from + ": " + file + " cannot be read"};
+        auto text = read_small_file(from, file);
+        if (!text)
+            return text.error();
+        secret = std::move(*text);
         if (secret.ends_with('\n'))
             secret.pop_back();
     } else if (const char* said = std::getenv("KVCACHE_TIER_SECRET")) {

@@ -877,6 +877,9 @@ concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape sh
 #include <string>
 #include <string_view>
 
+#if !__has_include(<xxhash.h>)
+#error "kvcache: xxhash.h is not found; install xxHash (Debian: libxxhash-dev; vcpkg, Conan and MSYS2 have it too)"
+#endif
 #include <xxhash.h>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -2972,10 +2975,11 @@ public:
         if (lease.spliced.empty())
             lease.written.mark(index_of(layer), row);
         const row_slot to = slot_of(row);
-        if constexpr (whole_pages)
-            lease.residual[to.entry]->write(core_->codec(), core_->storage().bytes(to.page), layer, to.row, keys,
-                                            values);
-        else if constexpr (owns_rows)
+        if constexpr (whole_pages) {
+            auto* const rows = lease.spliced.empty() ? lease.residual[to.entry] : core_->pages().residual().of(to.page);
+            rows->write(core_->codec(), core_->storage().bytes(to.page), layer, to.row, keys, values);
+        }
+        if constexpr (owns_rows && !whole_pages)
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
                 core_->codec().encode(core_->storage().bytes(to.page), {layer, head_id{head}, to.row},
                                       keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
@@ -3627,8 +3631,16 @@ public:
         return tokens;
     }
 
+    /// The same of a sequence, whose rows may lie in pages of others: what is kept from elsewhere is read quantized,
+    /// and cannot be continued inside a page.
+    [[nodiscard]] std::size_t kept(const sequence_state& state, std::size_t tokens) const noexcept {
+        while (tokens > state.exact && !goes_on(state, tokens))
+            tokens = std::max((tokens - 1) / page_tokens_ * page_tokens_, state.exact);
+        return tokens > state.exact ? tokens : kept(state.table, tokens);
+    }
+
     /// The number of residual pages that a lease allocates: for a copied last page, and for `fresh` new ones after
-    /// `before`.
+    /// the first `before` pages' worth of tokens.
     [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh,
                                      std::size_t max_batch_tokens) const {
         return (copies ? 1 : 0) + places(before, fresh, max_batch_tokens);
@@ -3646,25 +3658,48 @@ public:
             }
             residual_ring& ring = state.lease.ring;
             const std::size_t fresh = state.table.size() - state.lease.pages_before;
+            const std::size_t before = (state.tokens.size() + page_tokens_ - 1) / page_tokens_;
             ring.first = state.lease.pages_before;
-            ring.own = own_places(state.lease.pages_before, fresh);
-            for (std::size_t n = places(state.lease.pages_before, fresh, max_batch_tokens); n > 0; --n) {
+            ring.own = own_places(before, fresh);
+            for (std::size_t n = places(before, fresh, max_batch_tokens); n > 0; --n) {
                 ring.places.emplace_back();
                 ring.places.back() = pages_.residual().make();
                 ring.places.back()->begin(0);
             }
-            state.lease.residual.resize(state.table.size());
+            show(state);
         });
         if (!made) {
             std::erase(state.lease.ring.places, nullptr);
             return false;
         }
-        for (std::size_t i = 0; i < state.table.size(); ++i)
-            state.lease.residual[i] =
-                i < state.lease.pages_before ? pages_.residual().of(state.table[i].page) : state.lease.ring.at(i);
+        for (std::size_t i = state.lease.pages_before; i < state.table.size(); ++i)
+            state.lease.residual[i] = state.lease.ring.at(i);
         if (state.lease.tail_before)
             state.lease.residual[state.lease.pages_before - 1]->begin(used);
         return pages_.keep_free(pages_.residual().aside());
+    }
+
+    /// The same for a spliced lease. Each page that it writes has residual rows of its own from the start, in which the
+    /// rows that are kept from elsewhere are zero. Returns false if there is no memory; the caller undoes the lease.
+    /// Requires: the lease begins at a page boundary.
+    [[nodiscard]] bool open_spliced(sequence_state& state) {
+        const std::size_t first = state.tokens.size();
+        expects(first % page_tokens_ == 0, "rows of codecs of whole pages are spliced at a page boundary");
+        return detail::completes<std::bad_alloc>([&] {
+                   for_each_entry(state, state.lease.pages_before, [&](std::size_t i, std::size_t block) {
+                       const page_id page = state.table[i].page;
+                       if (pages_.residual().of(page) != nullptr || !own(state, i, block))
+                           return;
+                       pages_.residual().give(page, pages_.residual().make());
+                       std::uint32_t elsewhere = 0;
+                       for (std::size_t row = block * page_tokens_ - first;
+                            row < std::min((block + 1) * page_tokens_ - first, state.lease.rows); ++row)
+                           elsewhere += state.lease.spliced[row].kept ? 1 : 0;
+                       pages_.residual().of(page)->begin(elsewhere);
+                   });
+                   show(state);
+               }) &&
+               pages_.keep_free(pages_.residual().aside());
     }
 
     /// The residual rows that a lease passes to a page when all its rows are committed; null if it passes none.
@@ -3680,18 +3715,24 @@ public:
     [[nodiscard]] std::size_t finalize(sequence_state& state) noexcept {
         const std::size_t entries = state.table.size(), tokens = state.tokens.size();
         const std::size_t last = tokens / page_tokens_; // the partial page, or the one that would come next
+        const bool spliced = !state.lease.spliced.empty();
         const std::size_t before = std::min(state.lease.pages_before, entries);
-        for (std::size_t i = before; i < entries && i <= last; ++i)
-            if (window_.covers(i, last) && (i < last || tokens % page_tokens_ != 0) &&
-                state.lease.ring.keeps(i, entries))
-                pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
+        if (!spliced)
+            for_each_entry(state, before, [&](std::size_t i, std::size_t block) {
+                if (window_.covers(block, last) && (block < last || tokens % page_tokens_ != 0) &&
+                    state.lease.ring.keeps(i, entries))
+                    pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
+            });
         end(state.lease.ring);
-        const std::size_t stay = kept(state.table, tokens);
+        const std::size_t stay = kept(state, tokens);
         // Pages that left the residual window. A page that other sequences reference may be in theirs.
-        const std::size_t first = before - std::min(before, window_.recent + 1);
-        for (std::size_t i = first; i < before && i < stay / page_tokens_; ++i)
-            if (!window_.covers(i, stay / page_tokens_) && pages_.pool().holders(state.table[i].page) == 1)
-                pages_.residual().drop(state.table[i].page);
+        const std::size_t left = state.exact == sequence_state::all ? before - std::min(before, window_.recent + 1) : 0;
+        for_each_entry(state, left, [&](std::size_t i, std::size_t block) {
+            const page_id page = state.table[i].page;
+            if ((spliced || i < before) && block < stay / page_tokens_ && !window_.covers(block, stay / page_tokens_) &&
+                pages_.residual().of(page) != nullptr && pages_.pool().holders(page) == 1 && own(state, i, block))
+                pages_.residual().drop(page);
+        });
         return stay;
     }
 
@@ -3703,6 +3744,47 @@ public:
     }
 
 private:
+    // Calls f(entry, page of the sequence in which its first row is) for the entries from `from` on.
+    template <class F>
+    void for_each_entry(const sequence_state& state, std::size_t from, const F& f) const {
+        std::size_t row = state.exact == sequence_state::all ? from * page_tokens_ : 0;
+        for (std::size_t i = 0; state.exact != sequence_state::all && i < from; ++i)
+            row += state.table[i].count;
+        for (std::size_t i = from; i < state.table.size(); row += state.table[i++].count)
+            f(i, row / page_tokens_);
+    }
+
+    // Whether a sequence has computed the rows of an entry itself, or shares them as a prefix.
+    [[nodiscard]] bool own(const sequence_state& state, std::size_t entry, std::size_t block) const noexcept {
+        return block * page_tokens_ < state.exact ||
+               ranges::find(state.pinned_sources, state.table[entry].page) == state.pinned_sources.end();
+    }
+
+    // Whether all residual rows are there that the query of the next token reads, of those that the sequence computed.
+    [[nodiscard]] bool goes_on(const sequence_state& state, std::size_t tokens) const noexcept {
+        const std::size_t page = tokens / page_tokens_;
+        bool all = true;
+        std::size_t row = 0;
+        for (std::size_t i = 0; i < state.table.size() && row < tokens; row += state.table[i++].count) {
+            const std::size_t block = row / page_tokens_;
+            const bool last = row + state.table[i].count >= tokens && tokens % page_tokens_ != 0;
+            if (!last && (block == page || block + window_.recent < page))
+                continue;
+            const bool computed = own(state, i, block);
+            all = all && (computed ? has(state.table, i) : !last);
+        }
+        return all;
+    }
+
+    // Sets the residual rows that the queries of a lease may read, by entry.
+    void show(sequence_state& state) const {
+        state.lease.residual.assign(state.table.size(), nullptr);
+        for_each_entry(state, 0, [&](std::size_t i, std::size_t block) {
+            codec::residual_page* const rows = pages_.residual().of(state.table[i].page);
+            state.lease.residual[i] = rows != nullptr && own(state, i, block) ? rows : nullptr;
+        });
+    }
+
     template <class Pages>
     [[nodiscard]] bool has(const Pages& pages, std::size_t i) const noexcept {
         return i < pages.size() && pages_.residual().of(page_of(pages[i])) != nullptr;
@@ -4417,6 +4499,7 @@ struct no_residual_leases {
     }
     static constexpr std::size_t needed(bool, std::size_t, std::size_t, std::size_t) noexcept { return 0; }
     static constexpr bool open(sequence_state&, std::uint32_t, std::size_t) noexcept { return true; }
+    static constexpr bool open_spliced(sequence_state&) noexcept { return true; }
     static constexpr codec::residual_page* given(const sequence_state&, std::size_t) noexcept { return nullptr; }
     static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
     static constexpr void end(residual_ring&) noexcept {}
@@ -4460,6 +4543,7 @@ public:
     }
 
     /// The exact rows that its sequences and leases have.
+    [[nodiscard]] auto& residual() noexcept { return residual_; }
     [[nodiscard]] const auto& residual() const noexcept { return residual_; }
 
     /// Adds a sequence, and references the pages of its table.
@@ -4552,7 +4636,8 @@ public:
         const std::size_t in_new = rows - made.in_tail;
         made.fresh = in_new / page_tokens_ + (in_new % page_tokens_ > 0 ? 1 : 0);
         made.max_batch_tokens = std::min(std::max<std::size_t>(options.max_batch_tokens, 1), rows);
-        const std::size_t exact = residual_.needed(made.copies, state.table.size(), made.fresh, made.max_batch_tokens);
+        const std::size_t before = (state.tokens.size() + page_tokens_ - 1) / page_tokens_;
+        const std::size_t exact = residual_.needed(made.copies, before, made.fresh, made.max_batch_tokens);
         made.pages = made.fresh + (made.copies ? 1 : 0) + pages_.residual().more_aside(exact);
         return made;
     }
@@ -5098,7 +5183,7 @@ public:
         const lock_guard guard(lock_);
         require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         auto made = sequences_.fresh();
-        made->share(from, sequences_.residual().kept(from.table, tokens), shape_.tokens);
+        made->share(from, sequences_.residual().kept(from, tokens), shape_.tokens);
         sequences_.add(*made);
         return {*this, std::move(made)};
     }
@@ -5250,7 +5335,7 @@ private:
     }
     // Keeps the first `tokens` tokens, or fewer: those that can be continued.
     void truncate_to(sequence_state& state, std::size_t tokens) noexcept {
-        sequences_.truncate(state, sequences_.residual().kept(state.table, tokens));
+        sequences_.truncate(state, sequences_.residual().kept(state, tokens));
     }
 
     [[nodiscard]] std::uint64_t prompts_ended() const {
@@ -7164,6 +7249,62 @@ template <
 // The cache alone, with the standard policy of every role: pages, index, sequences, leases.
 // Needs xxHash, and no Eigen, no xsimd, no compiler flag, no exceptions and no RTTI. A policy has a header of its own,
 // <kvcache/eviction/s3_fifo.hpp>; all of a role are in <kvcache/eviction/all.hpp>.
+
+// ---- kvcache/cache/block_tables.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The block tables of a batch as compressed rows, as FlashInfer's and vLLM's paged attention kernels read them
+/// (FlashInfer: paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len). The arrays keep their memory when cleared.
+/// They are copies: no sequence has to outlive them. One thread at a time changes them.
+class block_tables {
+public:
+    /// `page_tokens`: the tokens of a page.
+    explicit block_tables(std::size_t page_tokens) : page_tokens_(page_tokens) {
+        require(page_tokens > 0, "a page has tokens");
+    }
+
+    /// Appends a sequence, from its page table: sequence.table(), or lease.pages().table with the reserved rows.
+    /// Requires: every page but the last is used from its first row to its last, as in exact sequences. Throws:
+    /// bad_alloc. Cost: O(pages).
+    void append(std::span<const page_entry> table) {
+        for (std::size_t i = 0; i < table.size(); ++i)
+            require(table[i].first == 0 && table[i].base == 0 && table[i].count <= page_tokens_ &&
+                        (i + 1 == table.size() || table[i].count == page_tokens_),
+                    "a block table has full pages, but for the last one");
+        for (const page_entry& entry : table)
+            indices_.push_back(static_cast<std::int32_t>(index_of(entry.page)));
+        indptr_.push_back(static_cast<std::int32_t>(indices_.size()));
+        last_page_len_.push_back(table.empty() ? 0 : static_cast<std::int32_t>(table.back().count));
+    }
+
+    void clear() noexcept {
+        indptr_.resize(1);
+        indices_.clear();
+        last_page_len_.clear();
+    }
+
+    /// Where the pages of each sequence begin in indices(), and the number of all. (sequences + 1)
+    [[nodiscard]] std::span<const std::int32_t> indptr() const noexcept { return indptr_; }
+    /// The pages of all sequences, in order.
+    [[nodiscard]] std::span<const std::int32_t> indices() const noexcept { return indices_; }
+    /// The rows in use in the last page of each sequence; 0 for a sequence without rows. (sequences)
+    [[nodiscard]] std::span<const std::int32_t> last_page_len() const noexcept { return last_page_len_; }
+    /// The pages of one sequence.
+    [[nodiscard]] std::span<const std::int32_t> blocks(std::size_t sequence) const {
+        require(sequence + 1 < indptr_.size(), "a sequence whose blocks are asked for was appended");
+        const auto begin = static_cast<std::size_t>(indptr_[sequence]);
+        return indices().subspan(begin, static_cast<std::size_t>(indptr_[sequence + 1]) - begin);
+    }
+
+private:
+    std::size_t page_tokens_;
+    std::vector<std::int32_t> indptr_ = {0};
+    std::vector<std::int32_t> indices_;
+    std::vector<std::int32_t> last_page_len_;
+};
+
+}} // namespace kvcache
 
 // ---- kvcache/eviction/arc.hpp -------------------------------------------------------------------------------------
 

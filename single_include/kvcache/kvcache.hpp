@@ -5338,6 +5338,7 @@ struct spliced_tile {
     std::uint32_t lanes = 0;
     std::int64_t base = 0;
     std::int64_t origin = 0; ///< Position of lane 0, whether it is used or not.
+    std::size_t entry = 0;   ///< The first entry of the table with one of its lanes.
 
     [[nodiscard]] std::int64_t position() const noexcept { return origin + std::countr_zero(lanes); }
 
@@ -5378,7 +5379,7 @@ public:
                 }
                 const std::size_t split = position / query_block::split;
                 if (split >= item.first_split && split < item.last_split)
-                    add(entry, tile, row % tile_tokens, behind - row, position);
+                    add(table, e, tile, row % tile_tokens, behind - row, position);
                 row = behind;
             }
         }
@@ -5386,7 +5387,9 @@ public:
     }
 
 private:
-    void add(const page_entry& entry, std::size_t tile, std::size_t lane, std::size_t count, std::size_t position) {
+    void add(std::span<const page_entry> table, std::size_t e, std::size_t tile, std::size_t lane, std::size_t count,
+             std::size_t position) {
+        const page_entry& entry = table[e];
         const std::uint32_t lanes = ((1u << count) - 1u) << lane;
         const auto origin = static_cast<std::int64_t>(position) - static_cast<std::int64_t>(lane);
         for (spliced_tile& known : tiles_)
@@ -5394,7 +5397,7 @@ private:
                 known.lanes |= lanes;
                 return;
             }
-        tiles_.push_back({entry.page, static_cast<std::uint32_t>(tile), lanes, entry.base, origin});
+        tiles_.push_back({entry.page, static_cast<std::uint32_t>(tile), lanes, entry.base, origin, e});
     }
 
     // Bases ascend in one block and descend in the next, so that queries are rotated half as often.
@@ -5722,13 +5725,14 @@ private:
         for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
             end = std::max(end, query_tiles_[r].end);
         const sequence_pages& pages = parts_[range.part].pages;
-        if constexpr (page_writer<Codec>)
+        if constexpr (page_writer<Codec> && gives_codes<Codec>)
+            scratch_.block.set_quantize_queries(wants_quantized_queries(
+                source_.codec->codes(source_.storage->bytes(pages.table[range.first].page), {}).keys.format));
+        if (pages.spliced)
+            scratch_.spliced.for_each(pages.table, range, item_, end,
+                                      [&](const spliced_tile& one) { walk_spliced(pages, range, one); });
+        else if constexpr (page_writer<Codec>)
             walk_apart(pages, range, end);
-        else if (pages.spliced)
-            scratch_.spliced.for_each(pages.table, range, item_, end, [&](const spliced_tile& one) {
-                choose(all_of(range, one.base));
-                add(one);
-            });
         else
             walk_together(pages, range, end);
         queue_.flush();
@@ -5747,20 +5751,11 @@ private:
     // For codecs that quantize whole pages: the rows before `quantized_from` read the page in full precision, the later
     // rows read it quantized.
     void walk_apart(const sequence_pages& pages, const page_range& range, std::size_t end) {
-        const std::size_t page_tokens = source_.codec->shape().tokens;
-        const residual_window window = source_.codec->window();
-        if constexpr (gives_codes<Codec>)
-            scratch_.block.set_quantize_queries(wants_quantized_queries(
-                source_.codec->codes(source_.storage->bytes(pages.table[range.first].page), {}).keys.format));
-        std::size_t least = end; // smallest position of its rows
-        for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
-            least = std::min(least, queries_.position_of(r));
+        const std::size_t least = first_position(range);
         std::size_t start = range.position;
         for (std::size_t e = range.first; e < range.last; start += pages.table[e++].count) {
             const page_entry& entry = pages.table[e];
-            const std::size_t quantized_from = start / page_tokens < window.first
-                                                   ? std::numeric_limits<std::size_t>::max()
-                                                   : (start / page_tokens + window.recent + 1) * page_tokens;
+            const std::size_t quantized_from = reads_quantized_from(start);
             if (least >= quantized_from) {
                 choose(all_of(range, entry.base));
                 add(entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
@@ -5789,6 +5784,47 @@ private:
             choose({r, exactly, r, tile.rows, entry.base});
             add(entry, start, count, nullptr);
         }
+    }
+
+    // The tile of a spliced table. Rows from elsewhere are read as they are stored.
+    void walk_spliced(const sequence_pages& pages, const page_range& range, const spliced_tile& one) {
+        if constexpr (page_writer<Codec>) {
+            const auto* const exact = one.entry < pages.residual.size() ? pages.residual[one.entry] : nullptr;
+            const std::size_t quantized_from = reads_quantized_from(static_cast<std::size_t>(one.position()));
+            if (exact != nullptr && first_position(range) < quantized_from) {
+                for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r) {
+                    const std::size_t exactly = rows_before(query_tiles_[r], quantized_from);
+                    add_to({r, 0, r, exactly, one.base}, one, exact);
+                    add_to({r, exactly, r, query_tiles_[r].rows, one.base}, one, nullptr);
+                }
+                return;
+            }
+        }
+        add_to(all_of(range, one.base), one, nullptr);
+    }
+
+    // The number of rows of a query tile before a position. They ascend, with gaps where rows between them are kept.
+    [[nodiscard]] std::size_t rows_before(const query_tile& tile, std::size_t position) const {
+        std::size_t rows = 0;
+        while (rows < tile.rows && parts_[tile.part].queries.position_of(tile.first + rows) < position)
+            ++rows;
+        return rows;
+    }
+
+    // The smallest position of the queries of a range.
+    [[nodiscard]] std::size_t first_position(const page_range& range) const noexcept {
+        std::size_t least = std::numeric_limits<std::size_t>::max();
+        for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
+            least = std::min(least, queries_.position_of(r));
+        return least;
+    }
+
+    // The first position whose query reads the page with position `at` quantized.
+    [[nodiscard]] std::size_t reads_quantized_from(std::size_t at) const noexcept {
+        const std::size_t page_tokens = source_.codec->shape().tokens;
+        const residual_window window = source_.codec->window();
+        return at / page_tokens < window.first ? std::numeric_limits<std::size_t>::max()
+                                               : (at / page_tokens + window.recent + 1) * page_tokens;
     }
 
     [[nodiscard]] selection all_of(const page_range& range, std::int64_t base) const noexcept {
@@ -5827,10 +5863,14 @@ private:
         }
     }
 
-    void add(const spliced_tile& one) {
+    // Adds a tile of a spliced table for some queries, which may be none.
+    void add_to(const selection& some, const spliced_tile& one, const codec::residual_page* exact) {
+        if (some.first_tile == some.last_tile && some.first_row == some.last_row)
+            return;
+        choose(some);
         attention_tile& made = queue_.next();
         one.put(made, queue_.mask());
-        decode(source_.storage->bytes(one.page), {layer_, head_, one.tile}, made);
+        read(source_.storage->bytes(one.page), {layer_, head_, one.tile}, exact, made);
         queue_.push();
     }
 
@@ -6243,6 +6283,9 @@ void paged_attention(const attention_shape& shape, page_source<Codec, Storage> s
 #include <string>
 #include <string_view>
 
+#if !__has_include(<xxhash.h>)
+#error "kvcache: xxhash.h is not found; install xxHash (Debian: libxxhash-dev; vcpkg, Conan and MSYS2 have it too)"
+#endif
 #include <xxhash.h>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -7604,10 +7647,11 @@ public:
         if (lease.spliced.empty())
             lease.written.mark(index_of(layer), row);
         const row_slot to = slot_of(row);
-        if constexpr (whole_pages)
-            lease.residual[to.entry]->write(core_->codec(), core_->storage().bytes(to.page), layer, to.row, keys,
-                                            values);
-        else if constexpr (owns_rows)
+        if constexpr (whole_pages) {
+            auto* const rows = lease.spliced.empty() ? lease.residual[to.entry] : core_->pages().residual().of(to.page);
+            rows->write(core_->codec(), core_->storage().bytes(to.page), layer, to.row, keys, values);
+        }
+        if constexpr (owns_rows && !whole_pages)
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
                 core_->codec().encode(core_->storage().bytes(to.page), {layer, head_id{head}, to.row},
                                       keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
@@ -8259,8 +8303,16 @@ public:
         return tokens;
     }
 
+    /// The same of a sequence, whose rows may lie in pages of others: what is kept from elsewhere is read quantized,
+    /// and cannot be continued inside a page.
+    [[nodiscard]] std::size_t kept(const sequence_state& state, std::size_t tokens) const noexcept {
+        while (tokens > state.exact && !goes_on(state, tokens))
+            tokens = std::max((tokens - 1) / page_tokens_ * page_tokens_, state.exact);
+        return tokens > state.exact ? tokens : kept(state.table, tokens);
+    }
+
     /// The number of residual pages that a lease allocates: for a copied last page, and for `fresh` new ones after
-    /// `before`.
+    /// the first `before` pages' worth of tokens.
     [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh,
                                      std::size_t max_batch_tokens) const {
         return (copies ? 1 : 0) + places(before, fresh, max_batch_tokens);
@@ -8278,25 +8330,48 @@ public:
             }
             residual_ring& ring = state.lease.ring;
             const std::size_t fresh = state.table.size() - state.lease.pages_before;
+            const std::size_t before = (state.tokens.size() + page_tokens_ - 1) / page_tokens_;
             ring.first = state.lease.pages_before;
-            ring.own = own_places(state.lease.pages_before, fresh);
-            for (std::size_t n = places(state.lease.pages_before, fresh, max_batch_tokens); n > 0; --n) {
+            ring.own = own_places(before, fresh);
+            for (std::size_t n = places(before, fresh, max_batch_tokens); n > 0; --n) {
                 ring.places.emplace_back();
                 ring.places.back() = pages_.residual().make();
                 ring.places.back()->begin(0);
             }
-            state.lease.residual.resize(state.table.size());
+            show(state);
         });
         if (!made) {
             std::erase(state.lease.ring.places, nullptr);
             return false;
         }
-        for (std::size_t i = 0; i < state.table.size(); ++i)
-            state.lease.residual[i] =
-                i < state.lease.pages_before ? pages_.residual().of(state.table[i].page) : state.lease.ring.at(i);
+        for (std::size_t i = state.lease.pages_before; i < state.table.size(); ++i)
+            state.lease.residual[i] = state.lease.ring.at(i);
         if (state.lease.tail_before)
             state.lease.residual[state.lease.pages_before - 1]->begin(used);
         return pages_.keep_free(pages_.residual().aside());
+    }
+
+    /// The same for a spliced lease. Each page that it writes has residual rows of its own from the start, in which the
+    /// rows that are kept from elsewhere are zero. Returns false if there is no memory; the caller undoes the lease.
+    /// Requires: the lease begins at a page boundary.
+    [[nodiscard]] bool open_spliced(sequence_state& state) {
+        const std::size_t first = state.tokens.size();
+        expects(first % page_tokens_ == 0, "rows of codecs of whole pages are spliced at a page boundary");
+        return detail::completes<std::bad_alloc>([&] {
+                   for_each_entry(state, state.lease.pages_before, [&](std::size_t i, std::size_t block) {
+                       const page_id page = state.table[i].page;
+                       if (pages_.residual().of(page) != nullptr || !own(state, i, block))
+                           return;
+                       pages_.residual().give(page, pages_.residual().make());
+                       std::uint32_t elsewhere = 0;
+                       for (std::size_t row = block * page_tokens_ - first;
+                            row < std::min((block + 1) * page_tokens_ - first, state.lease.rows); ++row)
+                           elsewhere += state.lease.spliced[row].kept ? 1 : 0;
+                       pages_.residual().of(page)->begin(elsewhere);
+                   });
+                   show(state);
+               }) &&
+               pages_.keep_free(pages_.residual().aside());
     }
 
     /// The residual rows that a lease passes to a page when all its rows are committed; null if it passes none.
@@ -8312,18 +8387,24 @@ public:
     [[nodiscard]] std::size_t finalize(sequence_state& state) noexcept {
         const std::size_t entries = state.table.size(), tokens = state.tokens.size();
         const std::size_t last = tokens / page_tokens_; // the partial page, or the one that would come next
+        const bool spliced = !state.lease.spliced.empty();
         const std::size_t before = std::min(state.lease.pages_before, entries);
-        for (std::size_t i = before; i < entries && i <= last; ++i)
-            if (window_.covers(i, last) && (i < last || tokens % page_tokens_ != 0) &&
-                state.lease.ring.keeps(i, entries))
-                pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
+        if (!spliced)
+            for_each_entry(state, before, [&](std::size_t i, std::size_t block) {
+                if (window_.covers(block, last) && (block < last || tokens % page_tokens_ != 0) &&
+                    state.lease.ring.keeps(i, entries))
+                    pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
+            });
         end(state.lease.ring);
-        const std::size_t stay = kept(state.table, tokens);
+        const std::size_t stay = kept(state, tokens);
         // Pages that left the residual window. A page that other sequences reference may be in theirs.
-        const std::size_t first = before - std::min(before, window_.recent + 1);
-        for (std::size_t i = first; i < before && i < stay / page_tokens_; ++i)
-            if (!window_.covers(i, stay / page_tokens_) && pages_.pool().holders(state.table[i].page) == 1)
-                pages_.residual().drop(state.table[i].page);
+        const std::size_t left = state.exact == sequence_state::all ? before - std::min(before, window_.recent + 1) : 0;
+        for_each_entry(state, left, [&](std::size_t i, std::size_t block) {
+            const page_id page = state.table[i].page;
+            if ((spliced || i < before) && block < stay / page_tokens_ && !window_.covers(block, stay / page_tokens_) &&
+                pages_.residual().of(page) != nullptr && pages_.pool().holders(page) == 1 && own(state, i, block))
+                pages_.residual().drop(page);
+        });
         return stay;
     }
 
@@ -8335,6 +8416,47 @@ public:
     }
 
 private:
+    // Calls f(entry, page of the sequence in which its first row is) for the entries from `from` on.
+    template <class F>
+    void for_each_entry(const sequence_state& state, std::size_t from, const F& f) const {
+        std::size_t row = state.exact == sequence_state::all ? from * page_tokens_ : 0;
+        for (std::size_t i = 0; state.exact != sequence_state::all && i < from; ++i)
+            row += state.table[i].count;
+        for (std::size_t i = from; i < state.table.size(); row += state.table[i++].count)
+            f(i, row / page_tokens_);
+    }
+
+    // Whether a sequence has computed the rows of an entry itself, or shares them as a prefix.
+    [[nodiscard]] bool own(const sequence_state& state, std::size_t entry, std::size_t block) const noexcept {
+        return block * page_tokens_ < state.exact ||
+               ranges::find(state.pinned_sources, state.table[entry].page) == state.pinned_sources.end();
+    }
+
+    // Whether all residual rows are there that the query of the next token reads, of those that the sequence computed.
+    [[nodiscard]] bool goes_on(const sequence_state& state, std::size_t tokens) const noexcept {
+        const std::size_t page = tokens / page_tokens_;
+        bool all = true;
+        std::size_t row = 0;
+        for (std::size_t i = 0; i < state.table.size() && row < tokens; row += state.table[i++].count) {
+            const std::size_t block = row / page_tokens_;
+            const bool last = row + state.table[i].count >= tokens && tokens % page_tokens_ != 0;
+            if (!last && (block == page || block + window_.recent < page))
+                continue;
+            const bool computed = own(state, i, block);
+            all = all && (computed ? has(state.table, i) : !last);
+        }
+        return all;
+    }
+
+    // Sets the residual rows that the queries of a lease may read, by entry.
+    void show(sequence_state& state) const {
+        state.lease.residual.assign(state.table.size(), nullptr);
+        for_each_entry(state, 0, [&](std::size_t i, std::size_t block) {
+            codec::residual_page* const rows = pages_.residual().of(state.table[i].page);
+            state.lease.residual[i] = rows != nullptr && own(state, i, block) ? rows : nullptr;
+        });
+    }
+
     template <class Pages>
     [[nodiscard]] bool has(const Pages& pages, std::size_t i) const noexcept {
         return i < pages.size() && pages_.residual().of(page_of(pages[i])) != nullptr;
@@ -8998,6 +9120,7 @@ struct no_residual_leases {
     }
     static constexpr std::size_t needed(bool, std::size_t, std::size_t, std::size_t) noexcept { return 0; }
     static constexpr bool open(sequence_state&, std::uint32_t, std::size_t) noexcept { return true; }
+    static constexpr bool open_spliced(sequence_state&) noexcept { return true; }
     static constexpr codec::residual_page* given(const sequence_state&, std::size_t) noexcept { return nullptr; }
     static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
     static constexpr void end(residual_ring&) noexcept {}
@@ -9041,6 +9164,7 @@ public:
     }
 
     /// The exact rows that its sequences and leases have.
+    [[nodiscard]] auto& residual() noexcept { return residual_; }
     [[nodiscard]] const auto& residual() const noexcept { return residual_; }
 
     /// Adds a sequence, and references the pages of its table.
@@ -9133,7 +9257,8 @@ public:
         const std::size_t in_new = rows - made.in_tail;
         made.fresh = in_new / page_tokens_ + (in_new % page_tokens_ > 0 ? 1 : 0);
         made.max_batch_tokens = std::min(std::max<std::size_t>(options.max_batch_tokens, 1), rows);
-        const std::size_t exact = residual_.needed(made.copies, state.table.size(), made.fresh, made.max_batch_tokens);
+        const std::size_t before = (state.tokens.size() + page_tokens_ - 1) / page_tokens_;
+        const std::size_t exact = residual_.needed(made.copies, before, made.fresh, made.max_batch_tokens);
         made.pages = made.fresh + (made.copies ? 1 : 0) + pages_.residual().more_aside(exact);
         return made;
     }
@@ -9679,7 +9804,7 @@ public:
         const lock_guard guard(lock_);
         require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         auto made = sequences_.fresh();
-        made->share(from, sequences_.residual().kept(from.table, tokens), shape_.tokens);
+        made->share(from, sequences_.residual().kept(from, tokens), shape_.tokens);
         sequences_.add(*made);
         return {*this, std::move(made)};
     }
@@ -9831,7 +9956,7 @@ private:
     }
     // Keeps the first `tokens` tokens, or fewer: those that can be continued.
     void truncate_to(sequence_state& state, std::size_t tokens) noexcept {
-        sequences_.truncate(state, sequences_.residual().kept(state.table, tokens));
+        sequences_.truncate(state, sequences_.residual().kept(state, tokens));
     }
 
     [[nodiscard]] std::uint64_t prompts_ended() const {
@@ -20495,6 +20620,10 @@ struct batch_entry {
     typename Cache::sequence* sequence = nullptr;
     std::span<const token_id> tokens = {};
     logits_mode wanted = logits_mode::last;
+    /// An open lease of the sequence of which `rows` run, ascending; the caller commits it. If null, the tokens run in
+    /// a lease of their own, which is committed.
+    const typename Cache::lease* open = nullptr;
+    std::span<const std::size_t> rows = {};
 };
 
 /// Tokens in, logits out: acquire, forward, commit. A row's logits have the same bits for any reuse,
@@ -20582,7 +20711,10 @@ private:
 
     // A lease for each of the batch. Errors: some have none.
     [[nodiscard]] result<void> reserve(std::span<const batch_entry<Cache>> batch) {
+        leases_.reserve(batch.size()); // so that pointers to them stay valid
         for (const auto& one : batch) {
+            if (one.open != nullptr)
+                continue;
             if (auto valid = check(one.sequence->size(), one.tokens); !valid)
                 return valid;
             auto reserved = cache_.reserve(*one.sequence, one.tokens.size(), {.max_batch_tokens = max_batch_tokens_});
@@ -20597,8 +20729,10 @@ private:
     [[nodiscard]] result<void> compute(std::span<const batch_entry<Cache>> batch, matrix& logits) {
         if (auto ran = run(batch, logits); !ran)
             return ran;
-        for (std::size_t i = 0; i < batch.size(); ++i)
-            leases_[i].commit(batch[i].tokens); // commit cannot fail: the whole batch is committed, or nothing
+        std::size_t own = 0;
+        for (const auto& one : batch)
+            if (one.open == nullptr)
+                leases_[own++].commit(one.tokens); // commit cannot fail: the whole batch is committed, or nothing
         return {};
     }
 
@@ -20610,14 +20744,15 @@ private:
         logits.resize(static_cast<Eigen::Index>(wanted), static_cast<Eigen::Index>(model_.vocabulary()));
         float* to = logits.data();
         parts_.clear();
-        std::size_t rows = 0;
-        for (std::size_t i = 0; i < batch.size(); ++i)
-            for (std::size_t row = 0; row < batch[i].tokens.size();) {
-                const std::size_t n = std::min(batch[i].tokens.size() - row, max_batch_tokens_ - rows);
-                const bool last = row + n == batch[i].tokens.size();
-                const logits_mode which =
-                    batch[i].wanted == logits_mode::last && !last ? logits_mode::none : batch[i].wanted;
-                parts_.push_back({&leases_[i], row, batch[i].tokens.subspan(row, n), which});
+        std::size_t rows = 0, own = 0;
+        for (const auto& one : batch) {
+            const lease* const of = one.open != nullptr ? one.open : &leases_[own++];
+            for (std::size_t row = 0; row < one.tokens.size();) {
+                const std::size_t n = std::min(one.tokens.size() - row, max_batch_tokens_ - rows);
+                const bool last = row + n == one.tokens.size();
+                const logits_mode which = one.wanted == logits_mode::last && !last ? logits_mode::none : one.wanted;
+                const auto some = one.rows.empty() ? one.rows : one.rows.subspan(row, n);
+                parts_.push_back({of, some.empty() ? row : some.front(), one.tokens.subspan(row, n), which, some});
                 row += n;
                 rows += n;
                 if (rows == max_batch_tokens_) {
@@ -20627,6 +20762,7 @@ private:
                         return well;
                 }
             }
+        }
         if (!parts_.empty())
             forward(to);
         return status();
@@ -20874,6 +21010,17 @@ struct reuse_map {
         return all;
     }
 
+    /// The position of the first approximate token that is not in `recomputed`, which ascend; end() if there is none.
+    [[nodiscard]] std::size_t first_kept(std::span<const std::size_t> recomputed) const noexcept {
+        for (const reused_span& run : runs)
+            for (std::size_t at = run.first; at < run.first + run.count; ++at) {
+                if (recomputed.empty() || recomputed.front() != at)
+                    return at;
+                recomputed = recomputed.subspan(1);
+            }
+        return end();
+    }
+
     /// Appends a span that is not approximate.
     void add(reuse_kind kind, std::size_t count) {
         if (count > 0)
@@ -21083,10 +21230,25 @@ private:
 
 using splice_plan = basic_splice_plan<spliced_row>;
 
-/// Whether chunk reuse works on a cache: the index finds chunks by content, and the codec writes rows.
+/// Whether chunk reuse works on a cache: the index finds chunks by content, and the cache owns the rows.
 template <class Cache>
 concept knows_chunks =
-    row_writer<typename Cache::codec_type> && chunk_index_state<typename Cache::core_type::index_type>;
+    (row_writer<typename Cache::codec_type> ||
+     page_writer<typename Cache::codec_type>)&&chunk_index_state<typename Cache::core_type::index_type>;
+
+namespace detail {
+
+/// Whether keys of one position can serve at another. Errors: unsupported, where the model says no or nothing.
+template <class Model>
+[[nodiscard]] result<void> keys_can_move(const Model& model) {
+    if constexpr (requires { model.keys_can_move(); })
+        return model.keys_can_move();
+    else
+        return error{error_code::unsupported, "rope",
+                     "the model does not say whether keys of one position can serve at another (keys_can_move)"};
+}
+
+} // namespace detail
 
 /// Chunk reuse over a cache: finds registered chunks anywhere in a prompt, and splices their rows into a sequence. A
 /// program that does not include this header compiles none of it. Requires: the cache outlives it.
@@ -21114,24 +21276,37 @@ public:
         return {sequence(core_, std::move(pins)), std::move(search.found)};
     }
 
-    /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages.
-    /// Returns false if the chunk is shorter than the index's minimum or its pages are not in the index.
-    bool add(const sequence& of, std::size_t first, std::size_t count) {
+    /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages. If
+    /// the codec encodes whole pages, the tokens of a last page that is not full are left out. Returns the number of
+    /// tokens registered: none if they are fewer than the index's minimum or their pages are not in the index.
+    std::size_t add(const sequence& of, std::size_t first, std::size_t count) {
         expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
         const std::lock_guard guard(core_.lock());
-        const std::size_t last = first + count - 1, page_tokens = core_.shape().tokens;
+        const std::size_t page_tokens = core_.shape().tokens;
+        if (encodes_pages)
+            count = std::max((first + count) / page_tokens * page_tokens, first) - first;
+        if (count == 0)
+            return 0;
+        const std::size_t last = first + count - 1;
         const sequence_state& state = of.state_in(core_);
         bool known = false;
-        return detail::completes<std::bad_alloc>([&] {
-                   known = core_.pages().index().note(state.tenant, state.table[last / page_tokens].page,
-                                                      static_cast<std::uint32_t>(last % page_tokens + 1), count);
-               }) &&
-               known;
+        const bool noted = detail::completes<std::bad_alloc>([&] {
+            known = core_.pages().index().note(state.tenant, state.table[last / page_tokens].page,
+                                               static_cast<std::uint32_t>(last % page_tokens + 1), count);
+        });
+        return noted && known ? count : 0;
+    }
+
+    /// The last position up to `position` at which a spliced lease can begin: itself, or the beginning of its page if
+    /// the codec encodes whole pages.
+    [[nodiscard]] std::size_t splice_position(std::size_t position) const noexcept {
+        return encodes_pages ? position - position % core_.shape().tokens : position;
     }
 
     /// Reserves `rows` rows of which some are spliced in from cached chunks: the rows of the approximate spans of
     /// `found`, except the positions in `recomputed`, which ascend. The caller writes the other rows through the lease.
-    /// Errors: as the cache's reserve. Requires: the sequence is exact, and is a prefix of the prompt given to match.
+    /// Errors: as the cache's reserve. Requires: the sequence is exact, is a prefix of the prompt given to match, and
+    /// ends at a splice_position.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, const match_type& found,
                                         std::span<const std::size_t> recomputed) {
         const std::lock_guard guard(core_.lock());
@@ -21139,7 +21314,8 @@ public:
         require(!state.lease.open, "a sequence has one lease at a time");
         expects(state.exact == sequence_state::all, "rows are spliced after an exact sequence");
         splice_plan spliced(state.tokens.size(), rows, found.map().runs, found.map().entries, recomputed);
-        const std::size_t needed = spliced.own_pages(core_.shape().tokens);
+        const std::size_t own = spliced.own_pages(core_.shape().tokens);
+        const std::size_t needed = own + pages().residual().more_aside(own);
         if (needed <= pages().available(state.tenant) &&
             splice(state, spliced, found.pins().state_in(core_).pinned_sources))
             return lease(core_, state);
@@ -21147,6 +21323,8 @@ public:
     }
 
 private:
+    static constexpr bool encodes_pages = page_writer<typename Cache::codec_type>;
+
     [[nodiscard]] auto& pages() noexcept { return core_.pages(); }
 
     // Appends spliced rows to a sequence, as a lease, and references their source pages. Returns false if the storage
@@ -21185,7 +21363,10 @@ private:
         state.lease.begin(spliced.rows().size(), std::span(state.table).first(before), false);
         state.lease.spliced = std::move(spliced.rows());
         state.exact = state.tokens.size();
-        return true;
+        if (core_.sequences().residual().open_spliced(state))
+            return true;
+        core_.sequences().undo(state);
+        return false;
     }
 
     core_type& core_;
@@ -21265,6 +21446,34 @@ private:
 };
 
 }}} // namespace kvcache::index
+
+// ---- kvcache/session/reuse_mode.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The parts of a prompt that may come from the cache.
+enum class reuse_mode : std::uint8_t {
+    baseline, ///< Nothing is reused.
+    prefix,   ///< The longest cached prefix, which is exact.
+    chunks,   ///< The prefix, and cached chunks at any position; the rows after a chunk are approximate.
+};
+
+/// Token counts of a prompt, by origin.
+struct reuse_counts {
+    std::size_t prompt = 0;
+    std::size_t exact = 0;       ///< Reused with the same bits that a prefill would compute.
+    std::size_t approximate = 0; ///< Reused from another context, not recomputed.
+    std::size_t recomputed = 0;  ///< Found in a cached chunk, but recomputed.
+    std::size_t prefilled = 0;   ///< Not cached, therefore computed.
+    std::size_t layer_rows = 0;  ///< Rows times layers that were computed, recomputation included.
+
+    /// The share of the prompt that was not computed, from 0 to 1.
+    [[nodiscard]] double reuse_ratio() const noexcept {
+        return prompt == 0 ? 0.0 : static_cast<double>(exact + approximate) / static_cast<double>(prompt);
+    }
+};
+
+}} // namespace kvcache
 
 // ---- kvcache/session/chunk_pipeline.hpp ---------------------------------------------------------------------------
 
@@ -21378,6 +21587,12 @@ private:
                 rotate_head(now, turn_, fresh_);
             else
                 ranges::copy(now, fresh_.begin());
+            if constexpr (page_writer<std::remove_cvref_t<decltype(lease.codec())>>) { // as it is stored
+                if (keys)
+                    lease.codec().transform_key(fresh_);
+                else
+                    lease.codec().transform_value(fresh_);
+            }
             for (std::size_t d = 0; d < dim; ++d) {
                 const float off =
                     fresh_[d] - (keys ? stored[d * tile_tokens + lane] : stored[lane * padded_head_dim(dim) + d]);
@@ -21395,23 +21610,6 @@ private:
     std::vector<std::size_t> rows_, limits_;
     std::vector<token_id> ids_;
     std::vector<float> scratch_, turn_, fresh_;
-};
-
-/// The parts of a prompt that may come from the cache.
-enum class reuse_mode {
-    baseline, ///< Nothing is reused.
-    prefix,   ///< The longest cached prefix, which is exact.
-    chunks,   ///< The prefix, and cached chunks at any position; the rows after a chunk are approximate.
-};
-
-/// Token counts of a prompt, by origin.
-struct reuse_counts {
-    std::size_t prompt = 0;
-    std::size_t exact = 0;       ///< Reused with the same bits that a prefill would compute.
-    std::size_t approximate = 0; ///< Reused from another context, not recomputed.
-    std::size_t recomputed = 0;  ///< Found in a cached chunk, but recomputed.
-    std::size_t prefilled = 0;   ///< Not cached, therefore computed.
-    std::size_t layer_rows = 0;  ///< Rows times layers that were computed, recomputation included.
 };
 
 /// A prompt that has run, with parts of it reused from any position.
@@ -21472,7 +21670,7 @@ public:
         if (auto valid = exact_.check(0, tokens); !valid)
             return valid.error();
         if (mode == reuse_mode::chunks)
-            if (auto can = movable(); !can)
+            if (auto can = detail::keys_can_move(model_); !can)
                 return can.error();
         auto sequence = mode == reuse_mode::baseline ? cache_.open() : cache_.open(tokens);
         sequence.set_cacheable_limit(cacheable);
@@ -21507,10 +21705,9 @@ public:
             auto ran = exact_.prefill(prompt);
             if (!ran)
                 return ran.error();
-            if (chunks_.add(ran->sequence, prompt.size() - chunk.count, chunk.count))
-                ++done.chunks;
-            else
-                done.left_over += chunk.count;
+            const std::size_t added = chunks_.add(ran->sequence, prompt.size() - chunk.count, chunk.count);
+            done.chunks += added > 0 ? 1 : 0;
+            done.left_over += chunk.count - added;
         }
         if (done.left_over > 0)
             done.warning = std::to_string(done.left_over) + " of " + std::to_string(done.tokens) +
@@ -21521,14 +21718,6 @@ public:
 private:
     static void append(std::vector<token_id>& to, std::span<const token_id> more) {
         to.insert(to.end(), more.begin(), more.end());
-    }
-
-    [[nodiscard]] result<void> movable() const {
-        if constexpr (requires { model_.keys_can_move(); })
-            return model_.keys_can_move();
-        else
-            return error{error_code::unsupported, "rope",
-                         "the model does not say whether keys of one position can serve at another (keys_can_move)"};
     }
 
     // Computes the remaining tokens exactly.
@@ -21554,14 +21743,20 @@ private:
         if (map.runs.empty())
             return finish(made, tokens);
         // The tokens before the first one that is kept are exact and are published.
-        if (auto ran = extend(made, tokens, map.runs.front().first); !ran)
+        const std::size_t from = chunks_.splice_position(map.runs.front().first);
+        if (from < made.sequence.size()) {
+            made.sequence.truncate(from);
+            made.counts.exact = made.sequence.size();
+        }
+        if (auto ran = extend(made, tokens, from); !ran)
             return ran;
         std::vector<std::size_t> again;
         if (auto chosen = choose(made, tokens, found, again); !chosen)
             return chosen;
         made.counts.recomputed = again.size();
         made.counts.approximate = map.tokens(reuse_kind::approximate) - again.size();
-        if (auto ran = extend(made, tokens, first_kept(map, again, tokens.size())); !ran)
+        const std::size_t first = map.first_kept(again);
+        if (auto ran = extend(made, tokens, first < tokens.size() ? chunks_.splice_position(first) : first); !ran)
             return ran;
         if (made.sequence.size() == tokens.size())
             return {};
@@ -21618,17 +21813,6 @@ private:
         const auto& policy = cache_.core().recompute();
         return prefilling_.deviations(*lease, tokens.subspan(lease->first()), known, policy.check_layer() + deeper,
                                       policy.compared(), &model_.rotation());
-    }
-
-    [[nodiscard]] static std::size_t first_kept(const reuse_map& map, std::span<const std::size_t> again,
-                                                std::size_t none) {
-        for (const reused_span& run : map.runs)
-            for (std::size_t at = run.first; at < run.first + run.count; ++at) {
-                if (again.empty() || again.front() != at)
-                    return at;
-                again = again.subspan(1);
-            }
-        return none;
     }
 
     void store(const typename Cache::sequence& from, std::size_t tokens) {
@@ -21867,6 +22051,115 @@ private:
 
 #endif
 
+// ---- kvcache/session/engine_splice.hpp ----------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Appends the positions of reused tokens that run again, ascending, as chunk_recompute_state::select does.
+using select_recomputed = std::function<void(std::span<const reused_span>, std::vector<std::size_t>&)>;
+
+namespace detail {
+
+/// The chunks that an answer of an engine takes from the cache. They are found after its exact prefix, and placed once
+/// the tokens before the first kept one have run; then the other rows run, over several steps if need be.
+template <class Cache>
+class engine_splice {
+public:
+    /// Finds chunks for the tokens after `prefix`, and cuts it where a spliced lease can begin. Nothing happens if
+    /// there are none, or all of their tokens run again.
+    void find(Cache& cache, typename Cache::sequence& prefix, std::span<const token_id> tokens,
+              const select_recomputed& select) {
+        chunk_reuse<Cache> chunks(cache);
+        auto found = chunks.match(prefix, tokens);
+        std::vector<std::size_t> again;
+        if (select && !found.map().runs.empty())
+            select(found.map().runs, again);
+        const std::size_t kept = found.map().first_kept(again);
+        if (kept == found.map().end())
+            return;
+        first_ = chunks.splice_position(kept);
+        if (first_ < prefix.size())
+            prefix.truncate(first_);
+        again_ = std::move(again);
+        approximate_ = found.map().tokens(reuse_kind::approximate) - again_.size();
+        found_.emplace(std::move(found));
+        chunks_.emplace(std::move(chunks));
+    }
+
+    /// Whether chunks are to be placed, or their lease is open.
+    [[nodiscard]] bool active() const noexcept { return found_.has_value(); }
+    /// The position at which the spliced lease begins.
+    [[nodiscard]] std::size_t first() const noexcept { return first_; }
+    /// Whether the lease is open.
+    [[nodiscard]] bool placed() const noexcept { return lease_.has_value(); }
+
+    /// Opens the lease, if it is not. Errors: out_of_memory. Requires: the sequence ends at first().
+    [[nodiscard]] result<void> place(typename Cache::sequence& sequence, std::span<const token_id> tokens) {
+        if (placed())
+            return {};
+        auto lease = chunks_->reserve(sequence, tokens.size() - first_, *found_, again_);
+        if (!lease)
+            return lease.error();
+        lease_.emplace(std::move(*lease));
+        rows_.clear();
+        ids_.clear();
+        for (std::size_t row = 0; row < tokens.size() - first_; ++row)
+            if (!lease_->opened().keeps(row)) {
+                rows_.push_back(row);
+                ids_.push_back(tokens[first_ + row]);
+            }
+        next_ = 0;
+        return {};
+    }
+
+    [[nodiscard]] typename Cache::lease& lease() noexcept { return *lease_; }
+    /// The rows of the lease that have not run, and their tokens.
+    [[nodiscard]] std::span<const std::size_t> rows() const noexcept { return std::span(rows_).subspan(next_); }
+    [[nodiscard]] std::span<const token_id> ids() const noexcept { return std::span(ids_).subspan(next_); }
+
+    /// Notes that rows have run. Returns whether all have: the lease is committed then.
+    [[nodiscard]] bool ran(std::size_t rows, std::span<const token_id> tokens) {
+        next_ += rows;
+        if (next_ < rows_.size())
+            return false;
+        lease_->commit(tokens.subspan(first_));
+        reset();
+        return true;
+    }
+
+    /// Tokens that are kept as they were computed elsewhere, and reused tokens that run again.
+    [[nodiscard]] std::size_t approximate() const noexcept { return approximate_; }
+    [[nodiscard]] std::size_t recomputed() const noexcept { return again_.size(); }
+
+    /// Gives up chunks and lease.
+    void reset() noexcept {
+        lease_.reset();
+        found_.reset();
+        chunks_.reset();
+    }
+
+private:
+    std::size_t first_ = 0, approximate_ = 0;
+    std::vector<std::size_t> again_;
+    std::optional<chunk_reuse<Cache>> chunks_;
+    std::optional<typename chunk_reuse<Cache>::match_type> found_;
+    std::optional<typename Cache::lease> lease_;
+    std::vector<std::size_t> rows_; // of the lease, that run
+    std::vector<token_id> ids_;
+    std::size_t next_ = 0;
+};
+
+/// In its place over a cache without chunks.
+struct no_splice {
+    static constexpr bool active() noexcept { return false; }
+    static constexpr bool placed() noexcept { return false; }
+    static constexpr void reset() noexcept {}
+};
+
+} // namespace detail
+
+}} // namespace kvcache
+
 // ---- kvcache/session/engine_request.hpp ---------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -21913,7 +22206,9 @@ struct engine_outcome {
     std::vector<engine_answer<Cache>> answers = {};
     std::optional<error> failure = {};
     std::vector<generated_token> prompt = {}; ///< The tokens of the prompt, if they are scored; the first has no score.
-    std::size_t reused = 0;                   ///< Tokens of the prompt whose keys and values were cached.
+    std::size_t reused = 0;      ///< Tokens of the prompt whose keys and values were cached, after the same prefix.
+    std::size_t approximate = 0; ///< Tokens that were cached after another prefix, and kept: the answer is approximate.
+    std::size_t recomputed = 0;  ///< Tokens that were cached after another prefix, and computed again.
     std::size_t prefilled = 0; ///< Tokens of the prompt that were computed, including recomputation after a preemption.
     std::size_t drafted = 0;
     std::size_t accepted = 0; ///< Drafted tokens that were accepted.
@@ -21927,7 +22222,11 @@ struct engine_request {
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
-    sampler sampling = {}; ///< Answer c draws with choice + c.
+    /// The parts of the prompt that may come from the cache. `chunks` needs a cache that knows chunks. After a known
+    /// sequence, and with score_prompt, nothing else changes.
+    reuse_mode mode = reuse_mode::prefix;
+    select_recomputed recompute = {}; ///< In mode `chunks`: which reused tokens run again; empty: none.
+    sampler sampling = {};            ///< Answer c draws with choice + c.
     stop_criteria stop = {};
     std::size_t choices = 1;
     std::size_t draft = 0; ///< Maximum tokens drafted by prompt lookup; drafts do not change the result.
@@ -21958,6 +22257,8 @@ struct engine_stats {
     std::size_t steps = 0;
     std::size_t reused = 0; ///< Tokens, as are the counters below.
     std::size_t prefilled = 0;
+    std::size_t approximate = 0;
+    std::size_t recomputed = 0;
     std::size_t generated = 0;
     std::size_t drafted = 0;
     std::size_t accepted = 0;
@@ -22107,7 +22408,7 @@ private:
 
 }} // namespace kvcache
 
-// ---- kvcache/session/engine_schedule.hpp --------------------------------------------------------------------------
+// ---- kvcache/session/engine_job.hpp -------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -22129,11 +22430,21 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
+/// Whether chunks can be placed over a cache and with a model. Errors: unsupported.
+template <class Cache, class Model>
+[[nodiscard]] result<void> places_chunks([[maybe_unused]] const Model& model) {
+    if constexpr (!knows_chunks<Cache>)
+        return error{error_code::unsupported, "index", "the cache's index does not know chunks: index::chunk does"};
+    else
+        return keys_can_move(model);
+}
+
 /// An answer being generated: its tokens, and the sequence that holds the first of them.
 template <class Cache>
 struct engine_slot {
     std::vector<token_id> tokens = {}; // prompt, then the answer so far
     std::optional<typename Cache::sequence> sequence = {};
+    std::conditional_t<knows_chunks<Cache>, engine_splice<Cache>, no_splice> splice = {};
     sampler sampling = {};
     token_counts counts = {};
     std::optional<finish_reason> ended = {};
@@ -22149,8 +22460,17 @@ struct engine_slot {
     /// Rows of the step that has just run.
     std::size_t run_rows = 0;
 
+    /// Gives back its pages.
+    void release() noexcept {
+        splice.reset();
+        sequence.reset();
+    }
+
     /// Returns the tokens that run in this step.
     [[nodiscard]] std::span<const token_id> run() const {
+        if constexpr (knows_chunks<Cache>)
+            if (splice.placed())
+                return splice.ids().first(rows);
         return drafted.empty() ? std::span(tokens).subspan(held(), rows) : std::span<const token_id>(drafted);
     }
 };
@@ -22255,6 +22575,7 @@ struct engine_job {
     /// Delivers the outcome of a request that has ended.
     void tell() {
         for (auto& slot : slots) {
+            slot.splice.reset();
             if (slot.held() > slot.tokens.size())
                 slot.sequence->truncate(slot.tokens.size()); // drafted tokens of a cancelled step
             const auto answer = std::span(std::as_const(slot.tokens)).subspan(request.prompt.size());
@@ -22309,8 +22630,11 @@ private:
     }
 };
 
-}
-}} // namespace kvcache::detail
+} // namespace detail
+
+}} // namespace kvcache
+
+// ---- kvcache/session/engine_schedule.hpp --------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
@@ -22337,9 +22661,11 @@ public:
         while (true) {
             std::optional<error> short_of;
             try {
-                if (!plan())
+                const auto planned = plan();
+                if (planned && !*planned)
                     return;
-                if (auto ran = pipeline_.extend(batch_, logits_); !ran)
+                const auto ran = planned ? pipeline_.extend(batch_, logits_) : result<void>(planned.error());
+                if (!ran)
                     short_of = ran.error();
             } catch (const std::bad_alloc&) {
                 short_of = no_memory();
@@ -22360,8 +22686,8 @@ private:
         std::size_t wanted = 0; // rows of logits
     };
 
-    // Plans the batch of a step. Returns false if there is nothing to run.
-    [[nodiscard]] bool plan() {
+    // Plans the batch of a step. Returns false if there is nothing to run. Errors: no pages for chunks.
+    [[nodiscard]] result<bool> plan() {
         parts_.clear();
         batch_.clear();
         std::size_t left = rows_;
@@ -22399,12 +22725,32 @@ private:
                 if (one.ended || each->follows(c) || (!one.sequence && !start(*each, c)) ||
                     (one.pending() == 1 && in_batch(one)))
                     continue;
-                one.rows = std::min(left, one.pending());
-                one.drafted.clear();
-                add(*each, c, each->scores_prompt(c) ? one.rows : one.rows == one.pending() ? 1 : 0);
+                auto last = take_rows(one, left);
+                if (!last)
+                    return last.error();
+                add(*each, c, each->scores_prompt(c) ? one.rows : *last ? 1 : 0);
                 left -= one.rows;
             }
         return !batch_.empty();
+    }
+
+    // Takes the next rows of a prompt, at most `most`. Returns whether they are its last ones. Errors: no pages for its
+    // chunks.
+    [[nodiscard]] result<bool> take_rows(slot& one, std::size_t most) {
+        one.drafted.clear();
+        one.rows = std::min(most, one.pending());
+        if constexpr (knows_chunks<Cache>)
+            if (one.splice.active()) {
+                if (one.held() < one.splice.first()) {
+                    one.rows = std::min(one.rows, one.splice.first() - one.held());
+                    return false;
+                }
+                if (auto placed = one.splice.place(*one.sequence, one.tokens); !placed)
+                    return placed.error();
+                one.rows = std::min(most, one.splice.rows().size());
+                return one.rows == one.splice.rows().size();
+            }
+        return one.rows == one.pending();
     }
 
     void add(job& each, std::size_t choice, std::size_t wanted) {
@@ -22415,6 +22761,11 @@ private:
                           wanted == 0   ? logits_mode::none
                           : wanted == 1 ? logits_mode::last
                                         : logits_mode::all});
+        if constexpr (knows_chunks<Cache>)
+            if (one.splice.placed()) {
+                batch_.back().open = &one.splice.lease();
+                batch_.back().rows = one.splice.rows().first(one.rows);
+            }
     }
 
     [[nodiscard]] bool in_batch(const slot& one) const {
@@ -22425,7 +22776,7 @@ private:
     // slot. Returns false while another slot is computing a longer one.
     [[nodiscard]] bool start(job& each, std::size_t choice) {
         slot& one = each.slots[choice];
-        if (each.scores_prompt(choice)) { // which takes the logits of all its rows
+        if (each.scores_prompt(choice) || each.request.mode == reuse_mode::baseline) { // all rows run
             one.sequence = cache_.open(each.request.tenant);
             each.request.known.reset();
             return each.counted = true;
@@ -22460,8 +22811,11 @@ private:
         else
             one.sequence = own ? std::move(*given) : std::move(found);
         given.reset();
+        if constexpr (knows_chunks<Cache>)
+            if (each.request.mode == reuse_mode::chunks && one.sequence->exact() == one.sequence->size())
+                one.splice.find(cache_, *one.sequence, one.tokens, each.request.recompute);
         if (!each.counted)
-            each.outcome.reused = std::min(held, each.request.prompt.size());
+            each.outcome.reused = std::min(one.held(), each.request.prompt.size());
         each.counted = true;
         return true;
     }
@@ -22498,9 +22852,13 @@ private:
         std::size_t row = 0;
         for (const part& one : parts_) {
             slot& heard = one.of->slots[one.choice];
-            const std::size_t before = heard.held() - heard.run_rows;
+            const bool spliced = heard.splice.placed();
+            if (spliced)
+                end_splice(*one.of, heard);
+            const std::size_t before = heard.held() - std::min(heard.held(), heard.run_rows);
             const std::size_t prompt = one.of->request.prompt.size();
-            one.of->outcome.prefilled += std::min(heard.held(), prompt) - std::min(before, prompt);
+            if (!spliced)
+                one.of->outcome.prefilled += std::min(heard.held(), prompt) - std::min(before, prompt);
             const bool first = one.choice == 0 && heard.held() >= prompt && one.of->generated(heard) == 0;
             if (one.wanted > 0 && one.of->scores_prompt(one.choice))
                 one.of->score_prompt(logits_, row, before, one.wanted);
@@ -22511,6 +22869,19 @@ private:
             if (first)
                 one.of->follow(logits_, from);
             row += one.wanted;
+        }
+    }
+
+    // Counts the rows that have run of a spliced lease, and commits it after the last one.
+    void end_splice([[maybe_unused]] job& of, [[maybe_unused]] slot& one) {
+        if constexpr (knows_chunks<Cache>) {
+            of.outcome.prefilled += one.run_rows;
+            const std::size_t approximate = one.splice.approximate(), recomputed = one.splice.recomputed();
+            if (!one.splice.ran(one.run_rows, one.tokens))
+                return;
+            of.outcome.prefilled -= std::min(of.outcome.prefilled, recomputed);
+            of.outcome.approximate = approximate;
+            of.outcome.recomputed = recomputed;
         }
     }
 
@@ -22525,12 +22896,12 @@ private:
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*youngest)->fail(std::move(reason));
             for (slot& one : (*youngest)->slots)
-                one.sequence.reset();
+                one.release();
             return;
         }
         for (slot& one : (*youngest)->slots)
             if (!one.ended)
-                one.sequence.reset();
+                one.release();
         made_way_.push_back(std::move(*youngest));
         running_.erase(youngest);
     }
@@ -22695,6 +23066,9 @@ private:
         if (asked.known && (asked.known->size() >= asked.prompt.size() ||
                             !ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
             return refuse("known", "a known sequence holds the first tokens of the prompt, and not all");
+        if (asked.mode == reuse_mode::chunks)
+            if (auto can = detail::places_chunks<Cache>(model_); !can)
+                return can;
         if (asked.choices == 0 || asked.choices > limits_.max_sequences)
             return refuse("n", "1 to " + std::to_string(limits_.max_sequences) + " answers can be had");
         return asked.sampling.check(model_.vocabulary());
@@ -22794,6 +23168,8 @@ private:
             for (const auto& each : over) {
                 stats_.reused += each->outcome.reused;
                 stats_.prefilled += each->outcome.prefilled;
+                stats_.approximate += each->outcome.approximate;
+                stats_.recomputed += each->outcome.recomputed;
                 stats_.drafted += each->outcome.drafted;
                 stats_.accepted += each->outcome.accepted;
                 for (const auto& one : each->slots)
@@ -26579,6 +26955,62 @@ using tier_policies = std::tuple<tier::none, tier::memory<>, tier::chain<>, tier
 // All that needs no more than Eigen, xsimd and xxHash: the cache with every policy, tiers, attention, the transformer
 // and what generates with it. Loaders are in <kvcache/model.hpp>, text in <kvcache/chat.hpp>, since JSON, PCRE2 and
 // utf8proc compile as long as all of this; conformance tests in <kvcache/testing.hpp>.
+
+// ---- kvcache/cache/block_tables.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The block tables of a batch as compressed rows, as FlashInfer's and vLLM's paged attention kernels read them
+/// (FlashInfer: paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len). The arrays keep their memory when cleared.
+/// They are copies: no sequence has to outlive them. One thread at a time changes them.
+class block_tables {
+public:
+    /// `page_tokens`: the tokens of a page.
+    explicit block_tables(std::size_t page_tokens) : page_tokens_(page_tokens) {
+        require(page_tokens > 0, "a page has tokens");
+    }
+
+    /// Appends a sequence, from its page table: sequence.table(), or lease.pages().table with the reserved rows.
+    /// Requires: every page but the last is used from its first row to its last, as in exact sequences. Throws:
+    /// bad_alloc. Cost: O(pages).
+    void append(std::span<const page_entry> table) {
+        for (std::size_t i = 0; i < table.size(); ++i)
+            require(table[i].first == 0 && table[i].base == 0 && table[i].count <= page_tokens_ &&
+                        (i + 1 == table.size() || table[i].count == page_tokens_),
+                    "a block table has full pages, but for the last one");
+        for (const page_entry& entry : table)
+            indices_.push_back(static_cast<std::int32_t>(index_of(entry.page)));
+        indptr_.push_back(static_cast<std::int32_t>(indices_.size()));
+        last_page_len_.push_back(table.empty() ? 0 : static_cast<std::int32_t>(table.back().count));
+    }
+
+    void clear() noexcept {
+        indptr_.resize(1);
+        indices_.clear();
+        last_page_len_.clear();
+    }
+
+    /// Where the pages of each sequence begin in indices(), and the number of all. (sequences + 1)
+    [[nodiscard]] std::span<const std::int32_t> indptr() const noexcept { return indptr_; }
+    /// The pages of all sequences, in order.
+    [[nodiscard]] std::span<const std::int32_t> indices() const noexcept { return indices_; }
+    /// The rows in use in the last page of each sequence; 0 for a sequence without rows. (sequences)
+    [[nodiscard]] std::span<const std::int32_t> last_page_len() const noexcept { return last_page_len_; }
+    /// The pages of one sequence.
+    [[nodiscard]] std::span<const std::int32_t> blocks(std::size_t sequence) const {
+        require(sequence + 1 < indptr_.size(), "a sequence whose blocks are asked for was appended");
+        const auto begin = static_cast<std::size_t>(indptr_[sequence]);
+        return indices().subspan(begin, static_cast<std::size_t>(indptr_[sequence + 1]) - begin);
+    }
+
+private:
+    std::size_t page_tokens_;
+    std::vector<std::int32_t> indptr_ = {0};
+    std::vector<std::int32_t> indices_;
+    std::vector<std::int32_t> last_page_len_;
+};
+
+}} // namespace kvcache
 
 #if defined(KVCACHE_IMPLEMENTATION)
 

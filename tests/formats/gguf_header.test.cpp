@@ -162,6 +162,7 @@ TEST_CASE("a GGUF header that contradicts itself is refused with the key or the 
     CHECK(field_of(gguf_builder().describe("t", {4}, 0, 0).describe("t", {4}, 0, 0).file()) == "t");
     CHECK(field_of(gguf_builder().describe(std::string(65, 'n'), {4}, 0, 0).file()) == "tensor 0");
     CHECK(field_of(gguf_builder().raw(std::string(70000, 'k'), gguf_type::u8, "\1").file()) == "key 0");
+    CHECK(field_of(gguf_builder().number("a", 1).number("", 1).file()) == "key 1");
 
     std::string counts = gguf_builder().file();
     counts.replace(8, 8, huge);

@@ -4,6 +4,7 @@
     hostile.py SERVER MODEL
 """
 import gzip
+import http.client
 import json
 import os
 import socket
@@ -36,6 +37,13 @@ def origins(at):
                             ({"Content-Type": "text/plain", "Origin": "http://evil.example"}, 403)):
         got = at.ask("POST", "/v1/completions", body, headers)
         check(got[0] == status, (headers, got[:2]))
+    link = http.client.HTTPConnection("127.0.0.1", at.port, timeout=60)
+    link.putrequest("GET", "/v1/models")
+    for key in ("Bearer one", "Bearer two"):
+        link.putheader("Authorization", key)
+    link.endheaders()
+    got = link.getresponse()
+    check(got.status == 400 and b"authorization" in got.read(), "two keys are none")
 
 
 def framing(at):

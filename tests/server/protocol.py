@@ -278,6 +278,17 @@ def fields(at):
     check(status == 400 and "messages[0].tool_call_id " in got["error"]["message"], got)
     status, got = at.chat("x", chat_template_kwargs=[])
     check(status == 400 and "chat_template_kwargs" in got["error"]["message"], got)
+    for name in ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"):
+        status, got = at.chat("x", chat_template_kwargs={name: ""})
+        check(status == 400 and got["error"]["code"] == f"chat_template_kwargs.{name}", got)
+    status, got = at.chat("x", **{"": 1})
+    check(status == 400 and got["error"]["code"] == '""', got)
+    for body in ({}, {"text": "x"}, {"messages": [{"role": "user", "content": "x"}]}, []):
+        status, got, _ = at.ask("POST", "/tokenize", body)
+        check(status == 400 and got["error"]["code"] in ("prompt", "body"), (body, got))
+    for ids in ([10**6], [-1], [0, 2**31 - 1]):
+        status, got, _ = at.ask("POST", "/detokenize", {"tokens": ids})
+        check(status == 400 and got["error"]["code"] == "tokens", (ids, got))
     _, plain = at.post("/v1/completions", **asked)
     for name, value in (("echo", False), ("tools", []), ("tool_choice", "none"), ("response_format", {"type": "text"}),
                         ("best_of", 1), ("suffix", None), ("guided_json", None), ("metadata", {"a": "b"}), ("store", True),
@@ -331,6 +342,8 @@ def errors(at):
                          ("max_tokens", -1), ("stop", 3), ("stop", [1]), ("stream", "yes"), ("logit_bias", {"x": 1}),
                          ("logit_bias", {"99999999": 1}), ("seed", 1.5), ("stream_options", 3), ("top_logprobs", 3)):
         refused(400, field, at.chat("x", **{field: value}))
+    for junk in (b"\0", b"\0{junk", b"{}"):
+        refused(400, "json", at.ask("POST", "/v1/completions", b'{"prompt": "x", "max_tokens": 1}' + junk))
     refused(413, "large", at.ask("POST", "/v1/completions", b"x" * (9 << 20)))
     deep = at.memory()
     for open_ in (b"[", b'{"a":', b'{"prompt":['):
@@ -592,6 +605,95 @@ def equal():
         at.stop()
 
 
+def chunks(at):
+    """Documents that were warmed as chunks are reused at any position, approximately, and only where a request asks for it."""
+    texts = ["The library is closed on Mondays, because the mill needs all of its water then. " * 3,
+             "Ella has a kite, and the kite is red, and it flies over the harbour all day long. " * 3,
+             "Nobody knows who built the tower, but the farmer says that it was his grandfather. " * 3]
+    ids = [at.post("/tokenize", content=text, add_special_tokens=False)[1]["tokens"] for text in texts]
+    for text, of in zip(texts, ids):
+        status, warm = at.post("/v1/warm", text=text, cache={"mode": "chunks"})
+        check(status == 200 and warm["chunk_tokens"] == warm["token_count"] == len(of), warm)
+    tokens = lambda text: at.post("/tokenize", content=text, add_special_tokens=False)[1]["tokens"]
+    documents = sum(map(len, ids))
+
+    def ask(start, mode=None, salt=None, **more):
+        prompt = tokens(start) + ids[2] + ids[0] + ids[1] + tokens("Who?")
+        status, got = at.post("/v1/completions", prompt=prompt, max_tokens=8, temperature=0, logprobs=1,
+                              **({"cache": {"mode": mode, **more}} if mode else {}), **({"cache_salt": salt} if salt else {}))
+        check(status == 200, got)
+        return got["choices"], got["usage"]["kvcache"], len(prompt)
+
+    for start, more, again in (("Read.", {"recompute": "head", "rows": 4}, 12), ("Read this.", {"recompute": "head:16"}, 48),
+                               ("Look.", {"recompute": "boundary", "rows": 2}, 6), ("Hear.", {"recompute": "none"}, 0), ("See.", {}, 48)):
+        _, counts, length = ask(start, "chunks", **more)
+        check(counts["mode"] == "chunks" and counts["approximate"], (more, counts))
+        check(counts["recomputed_tokens"] == again and counts["approximate_tokens"] + again == documents, (more, counts))
+        check(counts["exact_tokens"] + counts["prefilled_tokens"] == length - documents and counts["kv_reuse_ratio"] > 0.5, (more, counts))
+        exact, counts, _ = ask(start)
+        check(counts["mode"] == "prefix" and not counts["approximate"], (more, counts))
+        cold, counts, _ = ask(start, "baseline")
+        check(exact == cold and counts == {"mode": "baseline", "approximate": False, "kv_reuse_ratio": 0, "exact_tokens": 0,
+                                           "approximate_tokens": 0, "recomputed_tokens": 0, "prefilled_tokens": length}, counts)
+    full = ask("Again.", "chunks", recompute="full")
+    check(full[0] == ask("Again.", "baseline")[0] and not full[1]["approximate"], "what runs again is exact")
+    check(ask("Once more.", "chunks", salt="other")[1]["approximate_tokens"] == 0, "a stranger's chunks are no one else's")
+    for wrong, field in (({"mode": "some"}, "cache.mode"), ({"mode": 1}, "cache.mode"), ({"recompute": "heads"}, "cache.recompute"),
+                         ({"recompute": "head:0"}, "cache.recompute"), ({"rows": 4}, "cache.rows"), ({"rows": 0, "recompute": "head"}, "cache.rows"),
+                         ({"modes": "prefix"}, "cache.modes"), ("chunks", "cache")):
+        status, got = at.post("/v1/completions", prompt="x", max_tokens=1, cache=wrong)
+        check(status == 400 and got["error"]["code"] == field, (wrong, got))
+    check(at.gauge("kvcache:approximate_tokens_total") > 0 and at.gauge("kvcache:approximate_requests_total") >= 5, "they are counted")
+    # A turn that was approximate is no past of the next one.
+    talk = [{"role": "user", "content": texts[0]}]
+    how = dict(temperature=0, max_tokens=12, user="reader")
+    said = at.post("/v1/chat/completions", messages=talk, cache={"mode": "chunks"}, **how)[1]["choices"][0]["message"]
+    longer = [*talk, {"role": "assistant", "content": said["content"]}, {"role": "user", "content": "Why?"}]
+    one = at.post("/v1/chat/completions", messages=longer, **how)[1]["choices"]
+    check(one == at.post("/v1/chat/completions", messages=longer, cache={"mode": "baseline"}, **how)[1]["choices"], one)
+
+
+def browsers():
+    """Pages of the origins that are allowed use the server from a browser; others are refused, by the browser and by it."""
+    chat, body = "https://chat.example", {"prompt": "x", "max_tokens": 1}
+    at = Server("--allow-origin", chat, "--allow-origin", "http://localhost:3000", "--api-key", "secret")
+
+    def ask(origin, key="Bearer secret", method="POST", **more):
+        status, reply, got = at.ask(method, "/v1/completions", body if method == "POST" else None,
+                                    {"Origin": origin, **({"Authorization": key} if key else {}), **more})
+        return status, got.getheader("Access-Control-Allow-Origin"), got
+
+    for origin in (chat, "http://localhost:3000"):
+        status, allowed, got = ask(origin)
+        check(status == 200 and allowed == origin and got.getheader("Vary") == "Origin", (status, allowed))
+        check(ask(origin, key="")[:2] == (401, origin), "a page reads why it was refused")
+        status, allowed, got = ask(origin, "", "OPTIONS", **{"Access-Control-Request-Method": "POST",
+                                                             "Access-Control-Request-Headers": "authorization,x-stainless-os"})
+        check(status == 204 and allowed == origin and "POST" in got.getheader("Access-Control-Allow-Methods"), (status, allowed))
+        check(got.getheader("Access-Control-Allow-Headers") == "authorization,x-stainless-os", got.getheaders())
+        check(got.getheader("Access-Control-Max-Age") and got.getheader("Content-Type") is None, got.getheaders())
+    for origin in ("https://evil.example", "http://chat.example", "https://chat.example:444", "https://chat.example.evil.example", "null"):
+        check(ask(origin)[:2] == (403, None), origin)
+        check(ask(origin, "", "OPTIONS", **{"Access-Control-Request-Method": "POST"})[:2] == (403, None), origin)
+    check(at.ask("OPTIONS", "/v1/completions", None, {"Authorization": "Bearer secret"})[0] == 404, "no preflight")
+    at.stop()
+    at = Server("--allow-origin", "*")
+    check(at.ask("POST", "/v1/completions", body, {"Origin": "null"})[2].getheader("Access-Control-Allow-Origin") == "*", "all")
+    at.stop()
+    for wrong in ("chat.example", "https://chat.example/", "https://*.example", ""):
+        done = subprocess.run([SERVER, "--model", MODEL, "--port", "0", "--allow-origin", wrong], capture_output=True, text=True, timeout=60)
+        check(done.returncode != 0 and "origin" in done.stderr, (wrong, done))
+
+
+def files():
+    """A file of keys or a secret has an end; a tier is no URL."""
+    for flags, words in ((("--api-key-file", "/dev/zero"), "more than a MiB"), (("--api-key-file", "/nowhere"), "cannot be read"),
+                         (("--api-key-file", "/"), "cannot be read"), (("--tier", "redis://127.0.0.1:6379"), "slash"),
+                         (("--tier", "lmdb:build/x", "--tier-secret-file", "/dev/zero"), "more than a MiB")):
+        done = subprocess.run([SERVER, "--model", MODEL, "--port", "0", *flags], capture_output=True, text=True, timeout=60)
+        check(done.returncode != 0 and words in done.stderr, (flags, done))
+
+
 def bare():
     """A model without a chat template completes texts."""
     at = Server(model=str(DATA / "models" / "stories260k"))
@@ -604,7 +706,7 @@ def bare():
 
 def main():
     at = Server()
-    for part in (shapes, asks, seeds, prompts, strangers, fields, sessions, errors, rude):
+    for part in (shapes, asks, seeds, prompts, strangers, fields, sessions, errors, rude, chunks):
         part(at)
     if LOAD:
         loads(at)
@@ -636,6 +738,8 @@ def main():
     check([named.ask("GET", "/health", None, {"Host": name})[0] for name in ("a.example", "B.example:80", "c.example")] ==
           [200, 200, 403], "names may be allowed")
     named.stop()
+    browsers()
+    files()
     tools()
     equal()
     overflows()

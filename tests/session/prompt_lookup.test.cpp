@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/session/engine_schedule.hpp>
+#include <kvcache/session/engine_job.hpp>
 
 #include <cstdint>
 #include <vector>

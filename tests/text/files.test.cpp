@@ -186,6 +186,16 @@ TEST_CASE("an object of many keys keeps their order, and finds a key that comes 
           std::string::npos);
 }
 
+TEST_CASE("nothing follows a JSON value, not even after a zero byte") {
+    using namespace std::string_view_literals;
+    for (const auto text : {"{}\0"sv, "{}\0{junk"sv, "\0{}"sv, "{\"a\0\": 1}"sv, "{} {}"sv}) {
+        const auto parsed = kv::parse_json(text, "text");
+        REQUIRE_FALSE(parsed);
+        CHECK(parsed.error().code == kv::error_code::malformed);
+    }
+    CHECK((*kv::parse_json(R"({"a": "\u0000"})", "text"))["a"] == "\0"sv);
+}
+
 TEST_CASE("a damaged file is refused, or works") {
     constexpr unsigned seed = 20240607;
     std::mt19937 random(seed);

@@ -171,6 +171,10 @@ TEST_CASE("keys of a tokenizer that are missing, malformed or unknown are refuse
     CHECK(refused(gpt2("gpt-2", prefix + "token_type")).empty());
     CHECK(refused(gpt2("gpt-2", prefix + "token_type").numbers<std::int32_t>(prefix + "token_type", {1})) ==
           prefix + "token_type");
+    for (const std::int32_t type : {7, 99, -1, 256 + 3})
+        CHECK(refused(gpt2("gpt-2", prefix + "token_type")
+                          .numbers<std::int32_t>(prefix + "token_type", {3, 1, 1, 1, 1, type, 1, 1, 1, 1, 1, 4, 1})) ==
+              prefix + "token_type");
     CHECK(refused(gpt2("gpt-2", prefix + "token_type").text(prefix + "token_type", "x")) == prefix + "token_type");
     for (const char* merge : {"ab", "", "a z", "b a"})
         CHECK(refused(gpt2("gpt-2", prefix + "merges").texts(prefix + "merges", {merge})) == prefix + "merges");

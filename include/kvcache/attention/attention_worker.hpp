@@ -275,13 +275,14 @@ private:
         for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
             end = std::max(end, query_tiles_[r].end);
         const sequence_pages& pages = parts_[range.part].pages;
-        if constexpr (page_writer<Codec>)
+        if constexpr (page_writer<Codec> && gives_codes<Codec>)
+            scratch_.block.set_quantize_queries(wants_quantized_queries(
+                source_.codec->codes(source_.storage->bytes(pages.table[range.first].page), {}).keys.format));
+        if (pages.spliced)
+            scratch_.spliced.for_each(pages.table, range, item_, end,
+                                      [&](const spliced_tile& one) { walk_spliced(pages, range, one); });
+        else if constexpr (page_writer<Codec>)
             walk_apart(pages, range, end);
-        else if (pages.spliced)
-            scratch_.spliced.for_each(pages.table, range, item_, end, [&](const spliced_tile& one) {
-                choose(all_of(range, one.base));
-                add(one);
-            });
         else
             walk_together(pages, range, end);
         queue_.flush();
@@ -300,20 +301,11 @@ private:
     // For codecs that quantize whole pages: the rows before `quantized_from` read the page in full precision, the later
     // rows read it quantized.
     void walk_apart(const sequence_pages& pages, const page_range& range, std::size_t end) {
-        const std::size_t page_tokens = source_.codec->shape().tokens;
-        const residual_window window = source_.codec->window();
-        if constexpr (gives_codes<Codec>)
-            scratch_.block.set_quantize_queries(wants_quantized_queries(
-                source_.codec->codes(source_.storage->bytes(pages.table[range.first].page), {}).keys.format));
-        std::size_t least = end; // smallest position of its rows
-        for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
-            least = std::min(least, queries_.position_of(r));
+        const std::size_t least = first_position(range);
         std::size_t start = range.position;
         for (std::size_t e = range.first; e < range.last; start += pages.table[e++].count) {
             const page_entry& entry = pages.table[e];
-            const std::size_t quantized_from = start / page_tokens < window.first
-                                                   ? std::numeric_limits<std::size_t>::max()
-                                                   : (start / page_tokens + window.recent + 1) * page_tokens;
+            const std::size_t quantized_from = reads_quantized_from(start);
             if (least >= quantized_from) {
                 choose(all_of(range, entry.base));
                 add(entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
@@ -342,6 +334,47 @@ private:
             choose({r, exactly, r, tile.rows, entry.base});
             add(entry, start, count, nullptr);
         }
+    }
+
+    // The tile of a spliced table. Rows from elsewhere are read as they are stored.
+    void walk_spliced(const sequence_pages& pages, const page_range& range, const spliced_tile& one) {
+        if constexpr (page_writer<Codec>) {
+            const auto* const exact = one.entry < pages.residual.size() ? pages.residual[one.entry] : nullptr;
+            const std::size_t quantized_from = reads_quantized_from(static_cast<std::size_t>(one.position()));
+            if (exact != nullptr && first_position(range) < quantized_from) {
+                for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r) {
+                    const std::size_t exactly = rows_before(query_tiles_[r], quantized_from);
+                    add_to({r, 0, r, exactly, one.base}, one, exact);
+                    add_to({r, exactly, r, query_tiles_[r].rows, one.base}, one, nullptr);
+                }
+                return;
+            }
+        }
+        add_to(all_of(range, one.base), one, nullptr);
+    }
+
+    // The number of rows of a query tile before a position. They ascend, with gaps where rows between them are kept.
+    [[nodiscard]] std::size_t rows_before(const query_tile& tile, std::size_t position) const {
+        std::size_t rows = 0;
+        while (rows < tile.rows && parts_[tile.part].queries.position_of(tile.first + rows) < position)
+            ++rows;
+        return rows;
+    }
+
+    // The smallest position of the queries of a range.
+    [[nodiscard]] std::size_t first_position(const page_range& range) const noexcept {
+        std::size_t least = std::numeric_limits<std::size_t>::max();
+        for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
+            least = std::min(least, queries_.position_of(r));
+        return least;
+    }
+
+    // The first position whose query reads the page with position `at` quantized.
+    [[nodiscard]] std::size_t reads_quantized_from(std::size_t at) const noexcept {
+        const std::size_t page_tokens = source_.codec->shape().tokens;
+        const residual_window window = source_.codec->window();
+        return at / page_tokens < window.first ? std::numeric_limits<std::size_t>::max()
+                                               : (at / page_tokens + window.recent + 1) * page_tokens;
     }
 
     [[nodiscard]] selection all_of(const page_range& range, std::int64_t base) const noexcept {
@@ -380,10 +413,14 @@ private:
         }
     }
 
-    void add(const spliced_tile& one) {
+    // Adds a tile of a spliced table for some queries, which may be none.
+    void add_to(const selection& some, const spliced_tile& one, const codec::residual_page* exact) {
+        if (some.first_tile == some.last_tile && some.first_row == some.last_row)
+            return;
+        choose(some);
         attention_tile& made = queue_.next();
         one.put(made, queue_.mask());
-        decode(source_.storage->bytes(one.page), {layer_, head_, one.tile}, made);
+        read(source_.storage->bytes(one.page), {layer_, head_, one.tile}, exact, made);
         queue_.push();
     }
 

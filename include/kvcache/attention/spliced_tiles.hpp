@@ -25,6 +25,7 @@ struct spliced_tile {
     std::uint32_t lanes = 0;
     std::int64_t base = 0;
     std::int64_t origin = 0; ///< Position of lane 0, whether it is used or not.
+    std::size_t entry = 0;   ///< The first entry of the table with one of its lanes.
 
     [[nodiscard]] std::int64_t position() const noexcept { return origin + std::countr_zero(lanes); }
 
@@ -65,7 +66,7 @@ public:
                 }
                 const std::size_t split = position / query_block::split;
                 if (split >= item.first_split && split < item.last_split)
-                    add(entry, tile, row % tile_tokens, behind - row, position);
+                    add(table, e, tile, row % tile_tokens, behind - row, position);
                 row = behind;
             }
         }
@@ -73,7 +74,9 @@ public:
     }
 
 private:
-    void add(const page_entry& entry, std::size_t tile, std::size_t lane, std::size_t count, std::size_t position) {
+    void add(std::span<const page_entry> table, std::size_t e, std::size_t tile, std::size_t lane, std::size_t count,
+             std::size_t position) {
+        const page_entry& entry = table[e];
         const std::uint32_t lanes = ((1u << count) - 1u) << lane;
         const auto origin = static_cast<std::int64_t>(position) - static_cast<std::int64_t>(lane);
         for (spliced_tile& known : tiles_)
@@ -81,7 +84,7 @@ private:
                 known.lanes |= lanes;
                 return;
             }
-        tiles_.push_back({entry.page, static_cast<std::uint32_t>(tile), lanes, entry.base, origin});
+        tiles_.push_back({entry.page, static_cast<std::uint32_t>(tile), lanes, entry.base, origin, e});
     }
 
     // Bases ascend in one block and descend in the next, so that queries are rotated half as often.

@@ -269,7 +269,7 @@ public:
         const lock_guard guard(lock_);
         require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         auto made = sequences_.fresh();
-        made->share(from, sequences_.residual().kept(from.table, tokens), shape_.tokens);
+        made->share(from, sequences_.residual().kept(from, tokens), shape_.tokens);
         sequences_.add(*made);
         return {*this, std::move(made)};
     }
@@ -421,7 +421,7 @@ private:
     }
     // Keeps the first `tokens` tokens, or fewer: those that can be continued.
     void truncate_to(sequence_state& state, std::size_t tokens) noexcept {
-        sequences_.truncate(state, sequences_.residual().kept(state.table, tokens));
+        sequences_.truncate(state, sequences_.residual().kept(state, tokens));
     }
 
     [[nodiscard]] std::uint64_t prompts_ended() const {

@@ -356,10 +356,11 @@ public:
         if (lease.spliced.empty())
             lease.written.mark(index_of(layer), row);
         const row_slot to = slot_of(row);
-        if constexpr (whole_pages)
-            lease.residual[to.entry]->write(core_->codec(), core_->storage().bytes(to.page), layer, to.row, keys,
-                                            values);
-        else if constexpr (owns_rows)
+        if constexpr (whole_pages) {
+            auto* const rows = lease.spliced.empty() ? lease.residual[to.entry] : core_->pages().residual().of(to.page);
+            rows->write(core_->codec(), core_->storage().bytes(to.page), layer, to.row, keys, values);
+        }
+        if constexpr (owns_rows && !whole_pages)
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
                 core_->codec().encode(core_->storage().bytes(to.page), {layer, head_id{head}, to.row},
                                       keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),

@@ -102,8 +102,16 @@ public:
         return tokens;
     }
 
+    /// The same of a sequence, whose rows may lie in pages of others: what is kept from elsewhere is read quantized,
+    /// and cannot be continued inside a page.
+    [[nodiscard]] std::size_t kept(const sequence_state& state, std::size_t tokens) const noexcept {
+        while (tokens > state.exact && !goes_on(state, tokens))
+            tokens = std::max((tokens - 1) / page_tokens_ * page_tokens_, state.exact);
+        return tokens > state.exact ? tokens : kept(state.table, tokens);
+    }
+
     /// The number of residual pages that a lease allocates: for a copied last page, and for `fresh` new ones after
-    /// `before`.
+    /// the first `before` pages' worth of tokens.
     [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh,
                                      std::size_t max_batch_tokens) const {
         return (copies ? 1 : 0) + places(before, fresh, max_batch_tokens);
@@ -121,25 +129,48 @@ public:
             }
             residual_ring& ring = state.lease.ring;
             const std::size_t fresh = state.table.size() - state.lease.pages_before;
+            const std::size_t before = (state.tokens.size() + page_tokens_ - 1) / page_tokens_;
             ring.first = state.lease.pages_before;
-            ring.own = own_places(state.lease.pages_before, fresh);
-            for (std::size_t n = places(state.lease.pages_before, fresh, max_batch_tokens); n > 0; --n) {
+            ring.own = own_places(before, fresh);
+            for (std::size_t n = places(before, fresh, max_batch_tokens); n > 0; --n) {
                 ring.places.emplace_back();
                 ring.places.back() = pages_.residual().make();
                 ring.places.back()->begin(0);
             }
-            state.lease.residual.resize(state.table.size());
+            show(state);
         });
         if (!made) {
             std::erase(state.lease.ring.places, nullptr);
             return false;
         }
-        for (std::size_t i = 0; i < state.table.size(); ++i)
-            state.lease.residual[i] =
-                i < state.lease.pages_before ? pages_.residual().of(state.table[i].page) : state.lease.ring.at(i);
+        for (std::size_t i = state.lease.pages_before; i < state.table.size(); ++i)
+            state.lease.residual[i] = state.lease.ring.at(i);
         if (state.lease.tail_before)
             state.lease.residual[state.lease.pages_before - 1]->begin(used);
         return pages_.keep_free(pages_.residual().aside());
+    }
+
+    /// The same for a spliced lease. Each page that it writes has residual rows of its own from the start, in which the
+    /// rows that are kept from elsewhere are zero. Returns false if there is no memory; the caller undoes the lease.
+    /// Requires: the lease begins at a page boundary.
+    [[nodiscard]] bool open_spliced(sequence_state& state) {
+        const std::size_t first = state.tokens.size();
+        expects(first % page_tokens_ == 0, "rows of codecs of whole pages are spliced at a page boundary");
+        return detail::completes<std::bad_alloc>([&] {
+                   for_each_entry(state, state.lease.pages_before, [&](std::size_t i, std::size_t block) {
+                       const page_id page = state.table[i].page;
+                       if (pages_.residual().of(page) != nullptr || !own(state, i, block))
+                           return;
+                       pages_.residual().give(page, pages_.residual().make());
+                       std::uint32_t elsewhere = 0;
+                       for (std::size_t row = block * page_tokens_ - first;
+                            row < std::min((block + 1) * page_tokens_ - first, state.lease.rows); ++row)
+                           elsewhere += state.lease.spliced[row].kept ? 1 : 0;
+                       pages_.residual().of(page)->begin(elsewhere);
+                   });
+                   show(state);
+               }) &&
+               pages_.keep_free(pages_.residual().aside());
     }
 
     /// The residual rows that a lease passes to a page when all its rows are committed; null if it passes none.
@@ -155,18 +186,24 @@ public:
     [[nodiscard]] std::size_t finalize(sequence_state& state) noexcept {
         const std::size_t entries = state.table.size(), tokens = state.tokens.size();
         const std::size_t last = tokens / page_tokens_; // the partial page, or the one that would come next
+        const bool spliced = !state.lease.spliced.empty();
         const std::size_t before = std::min(state.lease.pages_before, entries);
-        for (std::size_t i = before; i < entries && i <= last; ++i)
-            if (window_.covers(i, last) && (i < last || tokens % page_tokens_ != 0) &&
-                state.lease.ring.keeps(i, entries))
-                pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
+        if (!spliced)
+            for_each_entry(state, before, [&](std::size_t i, std::size_t block) {
+                if (window_.covers(block, last) && (block < last || tokens % page_tokens_ != 0) &&
+                    state.lease.ring.keeps(i, entries))
+                    pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
+            });
         end(state.lease.ring);
-        const std::size_t stay = kept(state.table, tokens);
+        const std::size_t stay = kept(state, tokens);
         // Pages that left the residual window. A page that other sequences reference may be in theirs.
-        const std::size_t first = before - std::min(before, window_.recent + 1);
-        for (std::size_t i = first; i < before && i < stay / page_tokens_; ++i)
-            if (!window_.covers(i, stay / page_tokens_) && pages_.pool().holders(state.table[i].page) == 1)
-                pages_.residual().drop(state.table[i].page);
+        const std::size_t left = state.exact == sequence_state::all ? before - std::min(before, window_.recent + 1) : 0;
+        for_each_entry(state, left, [&](std::size_t i, std::size_t block) {
+            const page_id page = state.table[i].page;
+            if ((spliced || i < before) && block < stay / page_tokens_ && !window_.covers(block, stay / page_tokens_) &&
+                pages_.residual().of(page) != nullptr && pages_.pool().holders(page) == 1 && own(state, i, block))
+                pages_.residual().drop(page);
+        });
         return stay;
     }
 
@@ -178,6 +215,47 @@ public:
     }
 
 private:
+    // Calls f(entry, page of the sequence in which its first row is) for the entries from `from` on.
+    template <class F>
+    void for_each_entry(const sequence_state& state, std::size_t from, const F& f) const {
+        std::size_t row = state.exact == sequence_state::all ? from * page_tokens_ : 0;
+        for (std::size_t i = 0; state.exact != sequence_state::all && i < from; ++i)
+            row += state.table[i].count;
+        for (std::size_t i = from; i < state.table.size(); row += state.table[i++].count)
+            f(i, row / page_tokens_);
+    }
+
+    // Whether a sequence has computed the rows of an entry itself, or shares them as a prefix.
+    [[nodiscard]] bool own(const sequence_state& state, std::size_t entry, std::size_t block) const noexcept {
+        return block * page_tokens_ < state.exact ||
+               ranges::find(state.pinned_sources, state.table[entry].page) == state.pinned_sources.end();
+    }
+
+    // Whether all residual rows are there that the query of the next token reads, of those that the sequence computed.
+    [[nodiscard]] bool goes_on(const sequence_state& state, std::size_t tokens) const noexcept {
+        const std::size_t page = tokens / page_tokens_;
+        bool all = true;
+        std::size_t row = 0;
+        for (std::size_t i = 0; i < state.table.size() && row < tokens; row += state.table[i++].count) {
+            const std::size_t block = row / page_tokens_;
+            const bool last = row + state.table[i].count >= tokens && tokens % page_tokens_ != 0;
+            if (!last && (block == page || block + window_.recent < page))
+                continue;
+            const bool computed = own(state, i, block);
+            all = all && (computed ? has(state.table, i) : !last);
+        }
+        return all;
+    }
+
+    // Sets the residual rows that the queries of a lease may read, by entry.
+    void show(sequence_state& state) const {
+        state.lease.residual.assign(state.table.size(), nullptr);
+        for_each_entry(state, 0, [&](std::size_t i, std::size_t block) {
+            codec::residual_page* const rows = pages_.residual().of(state.table[i].page);
+            state.lease.residual[i] = rows != nullptr && own(state, i, block) ? rows : nullptr;
+        });
+    }
+
     template <class Pages>
     [[nodiscard]] bool has(const Pages& pages, std::size_t i) const noexcept {
         return i < pages.size() && pages_.residual().of(page_of(pages[i])) != nullptr;

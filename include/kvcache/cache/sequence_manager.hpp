@@ -46,6 +46,7 @@ struct no_residual_leases {
     }
     static constexpr std::size_t needed(bool, std::size_t, std::size_t, std::size_t) noexcept { return 0; }
     static constexpr bool open(sequence_state&, std::uint32_t, std::size_t) noexcept { return true; }
+    static constexpr bool open_spliced(sequence_state&) noexcept { return true; }
     static constexpr codec::residual_page* given(const sequence_state&, std::size_t) noexcept { return nullptr; }
     static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
     static constexpr void end(residual_ring&) noexcept {}
@@ -89,6 +90,7 @@ public:
     }
 
     /// The exact rows that its sequences and leases have.
+    [[nodiscard]] auto& residual() noexcept { return residual_; }
     [[nodiscard]] const auto& residual() const noexcept { return residual_; }
 
     /// Adds a sequence, and references the pages of its table.
@@ -181,7 +183,8 @@ public:
         const std::size_t in_new = rows - made.in_tail;
         made.fresh = in_new / page_tokens_ + (in_new % page_tokens_ > 0 ? 1 : 0);
         made.max_batch_tokens = std::min(std::max<std::size_t>(options.max_batch_tokens, 1), rows);
-        const std::size_t exact = residual_.needed(made.copies, state.table.size(), made.fresh, made.max_batch_tokens);
+        const std::size_t before = (state.tokens.size() + page_tokens_ - 1) / page_tokens_;
+        const std::size_t exact = residual_.needed(made.copies, before, made.fresh, made.max_batch_tokens);
         made.pages = made.fresh + (made.copies ? 1 : 0) + pages_.residual().more_aside(exact);
         return made;
     }

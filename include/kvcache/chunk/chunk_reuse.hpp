@@ -55,6 +55,17 @@ struct reuse_map {
         return all;
     }
 
+    /// The position of the first approximate token that is not in `recomputed`, which ascend; end() if there is none.
+    [[nodiscard]] std::size_t first_kept(std::span<const std::size_t> recomputed) const noexcept {
+        for (const reused_span& run : runs)
+            for (std::size_t at = run.first; at < run.first + run.count; ++at) {
+                if (recomputed.empty() || recomputed.front() != at)
+                    return at;
+                recomputed = recomputed.subspan(1);
+            }
+        return end();
+    }
+
     /// Appends a span that is not approximate.
     void add(reuse_kind kind, std::size_t count) {
         if (count > 0)
@@ -264,10 +275,25 @@ private:
 
 using splice_plan = basic_splice_plan<spliced_row>;
 
-/// Whether chunk reuse works on a cache: the index finds chunks by content, and the codec writes rows.
+/// Whether chunk reuse works on a cache: the index finds chunks by content, and the cache owns the rows.
 template <class Cache>
 concept knows_chunks =
-    row_writer<typename Cache::codec_type> && chunk_index_state<typename Cache::core_type::index_type>;
+    (row_writer<typename Cache::codec_type> ||
+     page_writer<typename Cache::codec_type>)&&chunk_index_state<typename Cache::core_type::index_type>;
+
+namespace detail {
+
+/// Whether keys of one position can serve at another. Errors: unsupported, where the model says no or nothing.
+template <class Model>
+[[nodiscard]] result<void> keys_can_move(const Model& model) {
+    if constexpr (requires { model.keys_can_move(); })
+        return model.keys_can_move();
+    else
+        return error{error_code::unsupported, "rope",
+                     "the model does not say whether keys of one position can serve at another (keys_can_move)"};
+}
+
+} // namespace detail
 
 /// Chunk reuse over a cache: finds registered chunks anywhere in a prompt, and splices their rows into a sequence. A
 /// program that does not include this header compiles none of it. Requires: the cache outlives it.
@@ -295,24 +321,37 @@ public:
         return {sequence(core_, std::move(pins)), std::move(search.found)};
     }
 
-    /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages.
-    /// Returns false if the chunk is shorter than the index's minimum or its pages are not in the index.
-    bool add(const sequence& of, std::size_t first, std::size_t count) {
+    /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages. If
+    /// the codec encodes whole pages, the tokens of a last page that is not full are left out. Returns the number of
+    /// tokens registered: none if they are fewer than the index's minimum or their pages are not in the index.
+    std::size_t add(const sequence& of, std::size_t first, std::size_t count) {
         expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
         const std::lock_guard guard(core_.lock());
-        const std::size_t last = first + count - 1, page_tokens = core_.shape().tokens;
+        const std::size_t page_tokens = core_.shape().tokens;
+        if (encodes_pages)
+            count = std::max((first + count) / page_tokens * page_tokens, first) - first;
+        if (count == 0)
+            return 0;
+        const std::size_t last = first + count - 1;
         const sequence_state& state = of.state_in(core_);
         bool known = false;
-        return detail::completes<std::bad_alloc>([&] {
-                   known = core_.pages().index().note(state.tenant, state.table[last / page_tokens].page,
-                                                      static_cast<std::uint32_t>(last % page_tokens + 1), count);
-               }) &&
-               known;
+        const bool noted = detail::completes<std::bad_alloc>([&] {
+            known = core_.pages().index().note(state.tenant, state.table[last / page_tokens].page,
+                                               static_cast<std::uint32_t>(last % page_tokens + 1), count);
+        });
+        return noted && known ? count : 0;
+    }
+
+    /// The last position up to `position` at which a spliced lease can begin: itself, or the beginning of its page if
+    /// the codec encodes whole pages.
+    [[nodiscard]] std::size_t splice_position(std::size_t position) const noexcept {
+        return encodes_pages ? position - position % core_.shape().tokens : position;
     }
 
     /// Reserves `rows` rows of which some are spliced in from cached chunks: the rows of the approximate spans of
     /// `found`, except the positions in `recomputed`, which ascend. The caller writes the other rows through the lease.
-    /// Errors: as the cache's reserve. Requires: the sequence is exact, and is a prefix of the prompt given to match.
+    /// Errors: as the cache's reserve. Requires: the sequence is exact, is a prefix of the prompt given to match, and
+    /// ends at a splice_position.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, const match_type& found,
                                         std::span<const std::size_t> recomputed) {
         const std::lock_guard guard(core_.lock());
@@ -320,7 +359,8 @@ public:
         require(!state.lease.open, "a sequence has one lease at a time");
         expects(state.exact == sequence_state::all, "rows are spliced after an exact sequence");
         splice_plan spliced(state.tokens.size(), rows, found.map().runs, found.map().entries, recomputed);
-        const std::size_t needed = spliced.own_pages(core_.shape().tokens);
+        const std::size_t own = spliced.own_pages(core_.shape().tokens);
+        const std::size_t needed = own + pages().residual().more_aside(own);
         if (needed <= pages().available(state.tenant) &&
             splice(state, spliced, found.pins().state_in(core_).pinned_sources))
             return lease(core_, state);
@@ -328,6 +368,8 @@ public:
     }
 
 private:
+    static constexpr bool encodes_pages = page_writer<typename Cache::codec_type>;
+
     [[nodiscard]] auto& pages() noexcept { return core_.pages(); }
 
     // Appends spliced rows to a sequence, as a lease, and references their source pages. Returns false if the storage
@@ -366,7 +408,10 @@ private:
         state.lease.begin(spliced.rows().size(), std::span(state.table).first(before), false);
         state.lease.spliced = std::move(spliced.rows());
         state.exact = state.tokens.size();
-        return true;
+        if (core_.sequences().residual().open_spliced(state))
+            return true;
+        core_.sequences().undo(state);
+        return false;
     }
 
     core_type& core_;

@@ -336,6 +336,8 @@ private:
         void read_key(gguf_header& made, std::size_t index) {
             constexpr std::size_t longest = 65535;
             const std::string_view key = text("key " + std::to_string(index), longest);
+            if (key.empty())
+                return refuse(error_code::malformed, "key " + std::to_string(index), {"the key has no name"});
             const std::string field = detail::shown(key);
             const auto type = static_cast<gguf_type>(number<std::uint32_t>(field));
             if (problem)

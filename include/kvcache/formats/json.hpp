@@ -41,6 +41,8 @@ template <class Json>
 class json_builder final : public json_events {
 public:
     [[nodiscard]] result<Json> build(std::string_view text, std::string name) {
+        if (text.find('\0') != text.npos) // nlohmann/json takes it for the end of the text
+            return error{error_code::malformed, std::move(name), "the JSON text has a zero byte"};
         if (tell_json(text, *this) && problem_.empty())
             return std::move(root_);
         return error{error_code::malformed, std::move(name), std::move(refusal_.empty() ? problem_ : refusal_)};

@@ -13,6 +13,7 @@
 #include <kvcache/model/forward_pass.hpp>
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/session/pipeline.hpp>
+#include <kvcache/session/reuse_mode.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -134,6 +135,12 @@ private:
                 rotate_head(now, turn_, fresh_);
             else
                 ranges::copy(now, fresh_.begin());
+            if constexpr (page_writer<std::remove_cvref_t<decltype(lease.codec())>>) { // as it is stored
+                if (keys)
+                    lease.codec().transform_key(fresh_);
+                else
+                    lease.codec().transform_value(fresh_);
+            }
             for (std::size_t d = 0; d < dim; ++d) {
                 const float off =
                     fresh_[d] - (keys ? stored[d * tile_tokens + lane] : stored[lane * padded_head_dim(dim) + d]);
@@ -151,23 +158,6 @@ private:
     std::vector<std::size_t> rows_, limits_;
     std::vector<token_id> ids_;
     std::vector<float> scratch_, turn_, fresh_;
-};
-
-/// The parts of a prompt that may come from the cache.
-enum class reuse_mode {
-    baseline, ///< Nothing is reused.
-    prefix,   ///< The longest cached prefix, which is exact.
-    chunks,   ///< The prefix, and cached chunks at any position; the rows after a chunk are approximate.
-};
-
-/// Token counts of a prompt, by origin.
-struct reuse_counts {
-    std::size_t prompt = 0;
-    std::size_t exact = 0;       ///< Reused with the same bits that a prefill would compute.
-    std::size_t approximate = 0; ///< Reused from another context, not recomputed.
-    std::size_t recomputed = 0;  ///< Found in a cached chunk, but recomputed.
-    std::size_t prefilled = 0;   ///< Not cached, therefore computed.
-    std::size_t layer_rows = 0;  ///< Rows times layers that were computed, recomputation included.
 };
 
 /// A prompt that has run, with parts of it reused from any position.
@@ -228,7 +218,7 @@ public:
         if (auto valid = exact_.check(0, tokens); !valid)
             return valid.error();
         if (mode == reuse_mode::chunks)
-            if (auto can = movable(); !can)
+            if (auto can = detail::keys_can_move(model_); !can)
                 return can.error();
         auto sequence = mode == reuse_mode::baseline ? cache_.open() : cache_.open(tokens);
         sequence.set_cacheable_limit(cacheable);
@@ -263,10 +253,9 @@ public:
             auto ran = exact_.prefill(prompt);
             if (!ran)
                 return ran.error();
-            if (chunks_.add(ran->sequence, prompt.size() - chunk.count, chunk.count))
-                ++done.chunks;
-            else
-                done.left_over += chunk.count;
+            const std::size_t added = chunks_.add(ran->sequence, prompt.size() - chunk.count, chunk.count);
+            done.chunks += added > 0 ? 1 : 0;
+            done.left_over += chunk.count - added;
         }
         if (done.left_over > 0)
             done.warning = std::to_string(done.left_over) + " of " + std::to_string(done.tokens) +
@@ -277,14 +266,6 @@ public:
 private:
     static void append(std::vector<token_id>& to, std::span<const token_id> more) {
         to.insert(to.end(), more.begin(), more.end());
-    }
-
-    [[nodiscard]] result<void> movable() const {
-        if constexpr (requires { model_.keys_can_move(); })
-            return model_.keys_can_move();
-        else
-            return error{error_code::unsupported, "rope",
-                         "the model does not say whether keys of one position can serve at another (keys_can_move)"};
     }
 
     // Computes the remaining tokens exactly.
@@ -310,14 +291,20 @@ private:
         if (map.runs.empty())
             return finish(made, tokens);
         // The tokens before the first one that is kept are exact and are published.
-        if (auto ran = extend(made, tokens, map.runs.front().first); !ran)
+        const std::size_t from = chunks_.splice_position(map.runs.front().first);
+        if (from < made.sequence.size()) {
+            made.sequence.truncate(from);
+            made.counts.exact = made.sequence.size();
+        }
+        if (auto ran = extend(made, tokens, from); !ran)
             return ran;
         std::vector<std::size_t> again;
         if (auto chosen = choose(made, tokens, found, again); !chosen)
             return chosen;
         made.counts.recomputed = again.size();
         made.counts.approximate = map.tokens(reuse_kind::approximate) - again.size();
-        if (auto ran = extend(made, tokens, first_kept(map, again, tokens.size())); !ran)
+        const std::size_t first = map.first_kept(again);
+        if (auto ran = extend(made, tokens, first < tokens.size() ? chunks_.splice_position(first) : first); !ran)
             return ran;
         if (made.sequence.size() == tokens.size())
             return {};
@@ -374,17 +361,6 @@ private:
         const auto& policy = cache_.core().recompute();
         return prefilling_.deviations(*lease, tokens.subspan(lease->first()), known, policy.check_layer() + deeper,
                                       policy.compared(), &model_.rotation());
-    }
-
-    [[nodiscard]] static std::size_t first_kept(const reuse_map& map, std::span<const std::size_t> again,
-                                                std::size_t none) {
-        for (const reused_span& run : map.runs)
-            for (std::size_t at = run.first; at < run.first + run.count; ++at) {
-                if (again.empty() || again.front() != at)
-                    return at;
-                again = again.subspan(1);
-            }
-        return none;
     }
 
     void store(const typename Cache::sequence& from, std::size_t tokens) {

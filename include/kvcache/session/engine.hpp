@@ -164,6 +164,9 @@ private:
         if (asked.known && (asked.known->size() >= asked.prompt.size() ||
                             !ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
             return refuse("known", "a known sequence holds the first tokens of the prompt, and not all");
+        if (asked.mode == reuse_mode::chunks)
+            if (auto can = detail::places_chunks<Cache>(model_); !can)
+                return can;
         if (asked.choices == 0 || asked.choices > limits_.max_sequences)
             return refuse("n", "1 to " + std::to_string(limits_.max_sequences) + " answers can be had");
         return asked.sampling.check(model_.vocabulary());
@@ -263,6 +266,8 @@ private:
             for (const auto& each : over) {
                 stats_.reused += each->outcome.reused;
                 stats_.prefilled += each->outcome.prefilled;
+                stats_.approximate += each->outcome.approximate;
+                stats_.recomputed += each->outcome.recomputed;
                 stats_.drafted += each->outcome.drafted;
                 stats_.accepted += each->outcome.accepted;
                 for (const auto& one : each->slots)

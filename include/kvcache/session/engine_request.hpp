@@ -4,8 +4,10 @@
 #include <kvcache/cache/config.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/session/engine_splice.hpp>
 #include <kvcache/session/generate.hpp>
 #include <kvcache/session/log_probabilities.hpp>
+#include <kvcache/session/reuse_mode.hpp>
 #include <kvcache/session/sampler.hpp>
 
 #include <chrono>
@@ -59,7 +61,9 @@ struct engine_outcome {
     std::vector<engine_answer<Cache>> answers = {};
     std::optional<error> failure = {};
     std::vector<generated_token> prompt = {}; ///< The tokens of the prompt, if they are scored; the first has no score.
-    std::size_t reused = 0;                   ///< Tokens of the prompt whose keys and values were cached.
+    std::size_t reused = 0;      ///< Tokens of the prompt whose keys and values were cached, after the same prefix.
+    std::size_t approximate = 0; ///< Tokens that were cached after another prefix, and kept: the answer is approximate.
+    std::size_t recomputed = 0;  ///< Tokens that were cached after another prefix, and computed again.
     std::size_t prefilled = 0; ///< Tokens of the prompt that were computed, including recomputation after a preemption.
     std::size_t drafted = 0;
     std::size_t accepted = 0; ///< Drafted tokens that were accepted.
@@ -73,7 +77,11 @@ struct engine_request {
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
-    sampler sampling = {}; ///< Answer c draws with choice + c.
+    /// The parts of the prompt that may come from the cache. `chunks` needs a cache that knows chunks. After a known
+    /// sequence, and with score_prompt, nothing else changes.
+    reuse_mode mode = reuse_mode::prefix;
+    select_recomputed recompute = {}; ///< In mode `chunks`: which reused tokens run again; empty: none.
+    sampler sampling = {};            ///< Answer c draws with choice + c.
     stop_criteria stop = {};
     std::size_t choices = 1;
     std::size_t draft = 0; ///< Maximum tokens drafted by prompt lookup; drafts do not change the result.
@@ -104,6 +112,8 @@ struct engine_stats {
     std::size_t steps = 0;
     std::size_t reused = 0; ///< Tokens, as are the counters below.
     std::size_t prefilled = 0;
+    std::size_t approximate = 0;
+    std::size_t recomputed = 0;
     std::size_t generated = 0;
     std::size_t drafted = 0;
     std::size_t accepted = 0;

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/chunk/chunk_reuse.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/errors.hpp>
-#include <kvcache/core/id.hpp>
 #include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/tensor.hpp>
+#include <kvcache/session/engine_job.hpp>
 #include <kvcache/session/engine_request.hpp>
 #include <kvcache/session/pipeline.hpp>
-#include <kvcache/session/sampler.hpp>
+#include <kvcache/session/reuse_mode.hpp>
 #include <kvcache/session/tier_prefetch.hpp>
 
 #include <algorithm>
@@ -20,213 +21,8 @@
 #include <memory>
 #include <new>
 #include <optional>
-#include <span>
-#include <string>
 #include <utility>
 #include <vector>
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Drafts the continuation of a text by prompt lookup (Saxena 2023, prompt lookup decoding). Finds the latest earlier
-/// occurrence of the last three tokens, else of the last two, else of the last one. Returns: the tokens after that
-/// occurrence, at most `most`, as a view of the text. Cost: O(tokens).
-[[nodiscard]] inline std::span<const token_id> prompt_lookup(std::span<const token_id> text, std::size_t most) {
-    for (std::size_t n = std::min<std::size_t>(3, text.size()); n > 0; --n) {
-        const auto tail = text.last(n);
-        const auto before = text.first(text.size() - 1); // an earlier occurrence ends before the text does
-        const auto found = std::find_end(before.begin(), before.end(), tail.begin(), tail.end());
-        if (found != before.end()) {
-            const auto at = static_cast<std::size_t>(found - before.begin()) + n;
-            return text.subspan(at, std::min(most, text.size() - at));
-        }
-    }
-    return {};
-}
-
-namespace detail {
-
-/// An answer being generated: its tokens, and the sequence that holds the first of them.
-template <class Cache>
-struct engine_slot {
-    std::vector<token_id> tokens = {}; // prompt, then the answer so far
-    std::optional<typename Cache::sequence> sequence = {};
-    sampler sampling = {};
-    token_counts counts = {};
-    std::optional<finish_reason> ended = {};
-
-    // Rows of the current step.
-    std::size_t rows = 0;               // number of tokens
-    std::vector<token_id> drafted = {}; // the last token and the drafted tokens after it; empty without a draft
-
-    [[nodiscard]] std::size_t held() const { return sequence ? sequence->size() : 0; }
-    [[nodiscard]] std::size_t pending() const { return tokens.size() - held(); }
-    [[nodiscard]] bool active() const { return !ended && sequence.has_value(); }
-
-    /// Rows of the step that has just run.
-    std::size_t run_rows = 0;
-
-    /// Returns the tokens that run in this step.
-    [[nodiscard]] std::span<const token_id> run() const {
-        return drafted.empty() ? std::span(tokens).subspan(held(), rows) : std::span<const token_id>(drafted);
-    }
-};
-
-/// A running request.
-template <class Cache>
-struct engine_job {
-    request_id id = {};
-    engine_request<Cache> request = {};
-    std::size_t most = 0; // maximum tokens of an answer
-    std::vector<engine_slot<Cache>> slots = {};
-    engine_outcome<Cache> outcome = {};
-    bool counted = false;                             // `reused` is recorded
-    typename tier_prefetch<Cache>::ticket ahead = {}; // the prefetch it waits for
-
-    engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
-        : id(name), request(std::move(asked)) {
-        most = std::min(request.stop.max_tokens, max_positions - request.prompt.size() + 1);
-        slots.resize(request.choices);
-        if (request.score_prompt && !request.prompt.empty())
-            outcome.prompt.push_back({.token = request.prompt.front()});
-        for (auto& slot : slots) {
-            slot.tokens = request.prompt;
-            slot.sampling = request.sampling;
-            slot.sampling.choice += static_cast<std::uint64_t>(&slot - slots.data());
-            if (request.sampling.penalises())
-                slot.counts = token_counts(request.prompt);
-        }
-    }
-
-    [[nodiscard]] std::size_t generated(const engine_slot<Cache>& slot) const {
-        return slot.tokens.size() - request.prompt.size();
-    }
-    [[nodiscard]] bool over() const {
-        return ranges::all_of(slots, [](const auto& slot) { return slot.ended.has_value(); });
-    }
-    /// Returns whether an answer takes its prompt from the first answer, once that has run it.
-    [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && generated(slots[choice]) == 0; }
-
-    /// Whether an answer runs the prompt to score it.
-    [[nodiscard]] bool scores_prompt(std::size_t choice) const {
-        return request.score_prompt && choice == 0 && outcome.prompt.size() < request.prompt.size();
-    }
-    /// Scores tokens of the prompt with the logits of `rows` rows from position `before` on, the first of which is row
-    /// `first`.
-    void score_prompt(const matrix& logits, std::size_t first, std::size_t before, std::size_t rows) {
-        for (std::size_t i = 0; i < rows && scores_prompt(0); ++i) {
-            generated_token token{.index = before + i + 1};
-            if (token.index != outcome.prompt.size())
-                continue; // scored before a preemption
-            if (auto finite = detail::check_finite(row_of(logits, first + i)); !finite)
-                return fail(finite.error());
-            token.token = request.prompt[token.index];
-            score(token, row_of(logits, first + i));
-            outcome.prompt.push_back(std::move(token));
-        }
-    }
-
-    void end(finish_reason why) {
-        for (auto& slot : slots)
-            if (!slot.ended)
-                slot.ended = why;
-    }
-    void fail(error reason) {
-        end(finish_reason::failed);
-        if (!outcome.failure)
-            outcome.failure = std::move(reason);
-    }
-
-    /// Drafts the next tokens of a slot, at most `rows`.
-    void draft(engine_slot<Cache>& slot, std::size_t rows) const {
-        slot.drafted.clear();
-        const std::size_t left = most - generated(slot); // the last of them is never run
-        if (request.draft == 0 || left < 2)
-            return;
-        const auto guess = prompt_lookup(slot.tokens, std::min({request.draft, rows, left - 1}));
-        if (guess.empty())
-            return;
-        slot.drafted.push_back(slot.tokens.back());
-        slot.drafted.insert(slot.drafted.end(), guess.begin(), guess.end());
-    }
-
-    /// Handles the logits of a slot after its rows have run. Row `first` of `logits` is the first one requested for
-    /// the slot.
-    void sample(std::size_t choice, const matrix& logits, std::size_t first) {
-        auto& slot = slots[choice];
-        const std::size_t drafts = slot.drafted.empty() ? 0 : slot.drafted.size() - 1;
-        const std::vector<token_id> guess = std::exchange(slot.drafted, {});
-        if (slot.held() < slot.tokens.size())
-            return; // the prompt continues in a later step
-        outcome.drafted += drafts;
-        for (std::size_t i = 0; i <= drafts; ++i) {
-            say(choice, row_of(logits, first + i));
-            if (slot.ended || i == drafts || slot.tokens.back() != guess[i + 1])
-                break;
-            ++outcome.accepted;
-        }
-        if (slot.held() >= slot.tokens.size() && generated(slot) > 0)
-            slot.sequence->truncate(slot.tokens.size() - 1);
-    }
-
-    /// Delivers the outcome of a request that has ended.
-    void tell() {
-        for (auto& slot : slots) {
-            if (slot.held() > slot.tokens.size())
-                slot.sequence->truncate(slot.tokens.size()); // drafted tokens of a cancelled step
-            const auto answer = std::span(std::as_const(slot.tokens)).subspan(request.prompt.size());
-            outcome.answers.push_back({{answer.begin(), answer.end()}, *slot.ended, std::move(slot.sequence)});
-        }
-        if (request.on_finish)
-            request.on_finish(std::move(outcome));
-    }
-
-    /// Forks the other answers from the first one, which has run the prompt, and draws their first token.
-    void follow(const matrix& logits, std::size_t row) {
-        for (std::size_t choice = 1; choice < slots.size(); ++choice)
-            if (follows(choice) && !slots[choice].ended) {
-                slots[choice].sequence = slots[0].sequence->fork(request.prompt.size());
-                say(choice, row_of(logits, row));
-            }
-    }
-
-private:
-    void score(generated_token& token, std::span<const float> logits) const {
-        const kvcache::log_probabilities scores(logits);
-        token.log_probability = scores.of(token.token);
-        token.top = scores.top(request.log_probabilities.value_or(0));
-    }
-
-    // Draws the next token of a slot and reports it to `on_token`.
-    void say(std::size_t choice, std::span<const float> logits) {
-        auto& slot = slots[choice];
-        if (generated(slot) == most) {
-            slot.ended = finish_reason::length;
-            return;
-        }
-        if (auto finite = detail::check_finite(logits); !finite) {
-            fail(finite.error());
-            return;
-        }
-        generated_token token{.choice = choice, .index = generated(slot)};
-        token.token = slot.sampling.draw(logits, token.index, slot.counts);
-        if (slot.sampling.penalises())
-            slot.counts.add(token.token);
-        if (request.log_probabilities)
-            score(token, logits);
-        slot.tokens.push_back(token.token);
-        const token_action action = request.on_token ? request.on_token(token) : token_action::go_on;
-        if (action == token_action::cancel)
-            end(finish_reason::cancelled);
-        else if (action == token_action::enough ||
-                 ranges::find(request.stop.stop_tokens, token.token) != request.stop.stop_tokens.end())
-            slot.ended = finish_reason::stopped;
-        else if (generated(slot) == most)
-            slot.ended = finish_reason::length;
-    }
-};
-
-}
-}} // namespace kvcache::detail
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
@@ -253,9 +49,11 @@ public:
         while (true) {
             std::optional<error> short_of;
             try {
-                if (!plan())
+                const auto planned = plan();
+                if (planned && !*planned)
                     return;
-                if (auto ran = pipeline_.extend(batch_, logits_); !ran)
+                const auto ran = planned ? pipeline_.extend(batch_, logits_) : result<void>(planned.error());
+                if (!ran)
                     short_of = ran.error();
             } catch (const std::bad_alloc&) {
                 short_of = no_memory();
@@ -276,8 +74,8 @@ private:
         std::size_t wanted = 0; // rows of logits
     };
 
-    // Plans the batch of a step. Returns false if there is nothing to run.
-    [[nodiscard]] bool plan() {
+    // Plans the batch of a step. Returns false if there is nothing to run. Errors: no pages for chunks.
+    [[nodiscard]] result<bool> plan() {
         parts_.clear();
         batch_.clear();
         std::size_t left = rows_;
@@ -315,12 +113,32 @@ private:
                 if (one.ended || each->follows(c) || (!one.sequence && !start(*each, c)) ||
                     (one.pending() == 1 && in_batch(one)))
                     continue;
-                one.rows = std::min(left, one.pending());
-                one.drafted.clear();
-                add(*each, c, each->scores_prompt(c) ? one.rows : one.rows == one.pending() ? 1 : 0);
+                auto last = take_rows(one, left);
+                if (!last)
+                    return last.error();
+                add(*each, c, each->scores_prompt(c) ? one.rows : *last ? 1 : 0);
                 left -= one.rows;
             }
         return !batch_.empty();
+    }
+
+    // Takes the next rows of a prompt, at most `most`. Returns whether they are its last ones. Errors: no pages for its
+    // chunks.
+    [[nodiscard]] result<bool> take_rows(slot& one, std::size_t most) {
+        one.drafted.clear();
+        one.rows = std::min(most, one.pending());
+        if constexpr (knows_chunks<Cache>)
+            if (one.splice.active()) {
+                if (one.held() < one.splice.first()) {
+                    one.rows = std::min(one.rows, one.splice.first() - one.held());
+                    return false;
+                }
+                if (auto placed = one.splice.place(*one.sequence, one.tokens); !placed)
+                    return placed.error();
+                one.rows = std::min(most, one.splice.rows().size());
+                return one.rows == one.splice.rows().size();
+            }
+        return one.rows == one.pending();
     }
 
     void add(job& each, std::size_t choice, std::size_t wanted) {
@@ -331,6 +149,11 @@ private:
                           wanted == 0   ? logits_mode::none
                           : wanted == 1 ? logits_mode::last
                                         : logits_mode::all});
+        if constexpr (knows_chunks<Cache>)
+            if (one.splice.placed()) {
+                batch_.back().open = &one.splice.lease();
+                batch_.back().rows = one.splice.rows().first(one.rows);
+            }
     }
 
     [[nodiscard]] bool in_batch(const slot& one) const {
@@ -341,7 +164,7 @@ private:
     // slot. Returns false while another slot is computing a longer one.
     [[nodiscard]] bool start(job& each, std::size_t choice) {
         slot& one = each.slots[choice];
-        if (each.scores_prompt(choice)) { // which takes the logits of all its rows
+        if (each.scores_prompt(choice) || each.request.mode == reuse_mode::baseline) { // all rows run
             one.sequence = cache_.open(each.request.tenant);
             each.request.known.reset();
             return each.counted = true;
@@ -376,8 +199,11 @@ private:
         else
             one.sequence = own ? std::move(*given) : std::move(found);
         given.reset();
+        if constexpr (knows_chunks<Cache>)
+            if (each.request.mode == reuse_mode::chunks && one.sequence->exact() == one.sequence->size())
+                one.splice.find(cache_, *one.sequence, one.tokens, each.request.recompute);
         if (!each.counted)
-            each.outcome.reused = std::min(held, each.request.prompt.size());
+            each.outcome.reused = std::min(one.held(), each.request.prompt.size());
         each.counted = true;
         return true;
     }
@@ -414,9 +240,13 @@ private:
         std::size_t row = 0;
         for (const part& one : parts_) {
             slot& heard = one.of->slots[one.choice];
-            const std::size_t before = heard.held() - heard.run_rows;
+            const bool spliced = heard.splice.placed();
+            if (spliced)
+                end_splice(*one.of, heard);
+            const std::size_t before = heard.held() - std::min(heard.held(), heard.run_rows);
             const std::size_t prompt = one.of->request.prompt.size();
-            one.of->outcome.prefilled += std::min(heard.held(), prompt) - std::min(before, prompt);
+            if (!spliced)
+                one.of->outcome.prefilled += std::min(heard.held(), prompt) - std::min(before, prompt);
             const bool first = one.choice == 0 && heard.held() >= prompt && one.of->generated(heard) == 0;
             if (one.wanted > 0 && one.of->scores_prompt(one.choice))
                 one.of->score_prompt(logits_, row, before, one.wanted);
@@ -427,6 +257,19 @@ private:
             if (first)
                 one.of->follow(logits_, from);
             row += one.wanted;
+        }
+    }
+
+    // Counts the rows that have run of a spliced lease, and commits it after the last one.
+    void end_splice([[maybe_unused]] job& of, [[maybe_unused]] slot& one) {
+        if constexpr (knows_chunks<Cache>) {
+            of.outcome.prefilled += one.run_rows;
+            const std::size_t approximate = one.splice.approximate(), recomputed = one.splice.recomputed();
+            if (!one.splice.ran(one.run_rows, one.tokens))
+                return;
+            of.outcome.prefilled -= std::min(of.outcome.prefilled, recomputed);
+            of.outcome.approximate = approximate;
+            of.outcome.recomputed = recomputed;
         }
     }
 
@@ -441,12 +284,12 @@ private:
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*youngest)->fail(std::move(reason));
             for (slot& one : (*youngest)->slots)
-                one.sequence.reset();
+                one.release();
             return;
         }
         for (slot& one : (*youngest)->slots)
             if (!one.ended)
-                one.sequence.reset();
+                one.release();
         made_way_.push_back(std::move(*youngest));
         running_.erase(youngest);
     }

@@ -52,6 +52,10 @@ struct batch_entry {
     typename Cache::sequence* sequence = nullptr;
     std::span<const token_id> tokens = {};
     logits_mode wanted = logits_mode::last;
+    /// An open lease of the sequence of which `rows` run, ascending; the caller commits it. If null, the tokens run in
+    /// a lease of their own, which is committed.
+    const typename Cache::lease* open = nullptr;
+    std::span<const std::size_t> rows = {};
 };
 
 /// Tokens in, logits out: acquire, forward, commit. A row's logits have the same bits for any reuse,
@@ -139,7 +143,10 @@ private:
 
     // A lease for each of the batch. Errors: some have none.
     [[nodiscard]] result<void> reserve(std::span<const batch_entry<Cache>> batch) {
+        leases_.reserve(batch.size()); // so that pointers to them stay valid
         for (const auto& one : batch) {
+            if (one.open != nullptr)
+                continue;
             if (auto valid = check(one.sequence->size(), one.tokens); !valid)
                 return valid;
             auto reserved = cache_.reserve(*one.sequence, one.tokens.size(), {.max_batch_tokens = max_batch_tokens_});
@@ -154,8 +161,10 @@ private:
     [[nodiscard]] result<void> compute(std::span<const batch_entry<Cache>> batch, matrix& logits) {
         if (auto ran = run(batch, logits); !ran)
             return ran;
-        for (std::size_t i = 0; i < batch.size(); ++i)
-            leases_[i].commit(batch[i].tokens); // commit cannot fail: the whole batch is committed, or nothing
+        std::size_t own = 0;
+        for (const auto& one : batch)
+            if (one.open == nullptr)
+                leases_[own++].commit(one.tokens); // commit cannot fail: the whole batch is committed, or nothing
         return {};
     }
 
@@ -167,14 +176,15 @@ private:
         logits.resize(static_cast<Eigen::Index>(wanted), static_cast<Eigen::Index>(model_.vocabulary()));
         float* to = logits.data();
         parts_.clear();
-        std::size_t rows = 0;
-        for (std::size_t i = 0; i < batch.size(); ++i)
-            for (std::size_t row = 0; row < batch[i].tokens.size();) {
-                const std::size_t n = std::min(batch[i].tokens.size() - row, max_batch_tokens_ - rows);
-                const bool last = row + n == batch[i].tokens.size();
-                const logits_mode which =
-                    batch[i].wanted == logits_mode::last && !last ? logits_mode::none : batch[i].wanted;
-                parts_.push_back({&leases_[i], row, batch[i].tokens.subspan(row, n), which});
+        std::size_t rows = 0, own = 0;
+        for (const auto& one : batch) {
+            const lease* const of = one.open != nullptr ? one.open : &leases_[own++];
+            for (std::size_t row = 0; row < one.tokens.size();) {
+                const std::size_t n = std::min(one.tokens.size() - row, max_batch_tokens_ - rows);
+                const bool last = row + n == one.tokens.size();
+                const logits_mode which = one.wanted == logits_mode::last && !last ? logits_mode::none : one.wanted;
+                const auto some = one.rows.empty() ? one.rows : one.rows.subspan(row, n);
+                parts_.push_back({of, some.empty() ? row : some.front(), one.tokens.subspan(row, n), which, some});
                 row += n;
                 rows += n;
                 if (rows == max_batch_tokens_) {
@@ -184,6 +194,7 @@ private:
                         return well;
                 }
             }
+        }
         if (!parts_.empty())
             forward(to);
         return status();

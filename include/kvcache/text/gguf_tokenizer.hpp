@@ -213,6 +213,7 @@ public:
 private:
     /// Types of tokens, with the numbers of the format.
     enum token_type : std::int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, byte = 6 };
+    static constexpr std::uint64_t last_type = byte;
 
     struct reader {
         kvcache::detail::gguf_fields fields;
@@ -266,7 +267,11 @@ private:
             types.reserve(tokens.size());
             if (kinds != nullptr)
                 kinds->each([&](const gguf_value& kind) {
-                    types.push_back(static_cast<std::int32_t>(kind.count().value_or(0) & 0xff));
+                    const auto number = kind.count().value_or(last_type + 1);
+                    if (number > last_type)
+                        fields.refuse(error_code::malformed, "tokenizer.ggml.token_type",
+                                      {"token ", std::to_string(types.size()), " has a type that is none of 0 to 6"});
+                    types.push_back(static_cast<std::int32_t>(number));
                 });
             else
                 types.assign(tokens.size(), normal);

@@ -143,6 +143,9 @@ TEST_CASE("keys of GGUF that are missing, malformed or change the results are re
     CHECK(with("llama.attention.causal", false) == "llama.attention.causal");
     CHECK(with("llama.invented", 1u) == "llama.invented");
     CHECK(with("llama.vocab_size", 11u) == "llama.vocab_size");
+    CHECK(refused(described()
+                      .texts("tokenizer.ggml.tokens", {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"})
+                      .number("llama.vocab_size", 11u)) == "llama.vocab_size");
     CHECK(with("tokenizer.ggml.eos_token_id", 10u) == "tokenizer.ggml.eos_token_id");
     CHECK(with("tokenizer.ggml.eos_token_id", 1.0F) == "tokenizer.ggml.eos_token_id");
     CHECK(refused(described().text("llama.rope.scaling.type", "yarn")) == "llama.rope.scaling.type");

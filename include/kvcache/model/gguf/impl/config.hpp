@@ -102,7 +102,7 @@ private:
         read_vocabulary();
     }
 
-    /// The rows of the embedding. The list of tokens must be as long; without one, the key.
+    /// The rows of the embedding. The list of tokens and the key must say the same, where they are there.
     void read_vocabulary() {
         const gguf_entry* embedding = file_.find("token_embd.weight");
         if (embedding == nullptr || embedding->shape.size() != 2)
@@ -113,11 +113,14 @@ private:
         const std::size_t stated = fields_.count(key("vocab_size"), config_.vocabulary);
         const gguf_value* tokens =
             fields_.array("tokenizer.ggml.tokens", "strings", [](gguf_type t) { return t == gguf_type::string; });
-        const std::size_t listed = tokens != nullptr ? tokens->size() : stated;
-        if (listed != config_.vocabulary)
-            fields_.refuse(error_code::mismatched, tokens != nullptr ? "tokenizer.ggml.tokens" : key("vocab_size"),
-                           {"it says ", std::to_string(listed), " tokens; token_embd.weight has ",
-                            std::to_string(config_.vocabulary), " rows"});
+        const auto check = [&](const std::string& field, std::size_t listed) {
+            if (listed != config_.vocabulary)
+                fields_.refuse(error_code::mismatched, field,
+                               {"it says ", std::to_string(listed), " tokens; token_embd.weight has ",
+                                std::to_string(config_.vocabulary), " rows"});
+        };
+        check("tokenizer.ggml.tokens", tokens != nullptr ? tokens->size() : config_.vocabulary);
+        check(key("vocab_size"), stated);
     }
 
     void read_rope() {
