@@ -43,6 +43,7 @@ public:
         auto tenant = at_.tenant_of(in, asked->cache_salt);
         if (!tenant)
             return refuse(out, problem_of(tenant.error()));
+        asked->client = at_.client_of(in);
         const auto what = std::make_shared<question>(std::move(*asked));
         exchanges all;
         for (std::size_t i = 0; i < (chat ? 1 : what->prompts.size()); ++i)

@@ -82,6 +82,7 @@ public:
         kvcache::engine_request<store> request{
             .prompt = prompt_,
             .tenant = tenant_,
+            .client = asked_->client,
             .mode = mode(),
             .recompute = asked_->recompute.value_or(at_.recompute).over(at_.cache.shape()),
             .sampling = asked_->sampling,

@@ -7,6 +7,8 @@
 #include <kvcache/session/session_table.hpp>
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <memory>
@@ -93,6 +95,14 @@ public:
         if (salt.empty())
             return shared;
         return cache.open_tenant(kvcache::tenant_salt(std::move(salt)), std::numeric_limits<std::size_t>::max());
+    }
+
+    /// Whose request it is: that of a key. Without keys all requests are of one client.
+    [[nodiscard]] std::uint64_t client_of(const http_request& in) const {
+        std::uint64_t client = 0;
+        if (const auto key = keys.of(in))
+            std::memcpy(&client, key->bytes.data(), sizeof client);
+        return client;
     }
 
     /// Tokens that the pages hold. Two pages are left for the copies of partial pages that a turn makes.

@@ -8,6 +8,7 @@
 #include <kvcache/text/chat_template.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,6 +32,7 @@ struct question {
     std::vector<text_or_ids> prompts = {};             ///< Of a completion.
     std::string model = {};
     std::string user = {};
+    std::uint64_t client = 0;       ///< Who asks: clients get fair shares.
     std::string cache_salt = {};    ///< Requests with different salts reuse nothing of each other.
     kvcache::sampler sampling = {}; ///< With a random seed, unless the request has one.
     std::optional<std::size_t> max_tokens = {};

@@ -136,6 +136,7 @@ private:
         auto tenant = at_.tenant_of(in, asked->cache_salt);
         if (!tenant)
             return refuse(out, problem_of(tenant.error()));
+        asked->client = at_.client_of(in);
         const auto talk =
             std::make_shared<exchange>(at_, std::make_shared<question>(std::move(*asked)), 0, std::move(*tenant));
         kvcache::result<void> begun;

@@ -22051,6 +22051,67 @@ private:
 
 #endif
 
+// ---- kvcache/session/client_shares.hpp ----------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// Something of which clients have some each: waiting requests, answers.
+class client_counts {
+public:
+    void add(std::uint64_t client, std::size_t count = 1) { of_[client] += count; }
+    void remove(std::uint64_t client) {
+        if (const auto at = of_.find(client); at != of_.end() && --at->second == 0)
+            of_.erase(at);
+    }
+    void clear() noexcept { of_.clear(); }
+
+    [[nodiscard]] std::size_t clients() const noexcept { return of_.size(); }
+    [[nodiscard]] std::size_t of(std::uint64_t client) const {
+        const auto at = of_.find(client);
+        return at == of_.end() ? 0 : at->second;
+    }
+    /// Calls f(client, count) for each client.
+    template <class F>
+    void for_each(const F& f) const {
+        for (const auto& [client, count] : of_)
+            f(client, count);
+    }
+    /// The client that has the most, and how many; the first of several.
+    [[nodiscard]] std::pair<std::uint64_t, std::size_t> most() const {
+        const auto at =
+            std::max_element(of_.begin(), of_.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+        return at == of_.end() ? std::pair<std::uint64_t, std::size_t>() : std::pair(at->first, at->second);
+    }
+
+private:
+    std::map<std::uint64_t, std::size_t> of_;
+};
+
+/// The rows that each client's prompts have run, so that the client with the fewest comes first (fair queueing, Demers
+/// et al. 1989). A client that comes back begins at the least of those that are there: it saves nothing up.
+class served_rows {
+public:
+    /// Begins a step with these clients: forgets others, and adds those that are new.
+    void follow(const client_counts& running) {
+        for (auto at = of_.begin(); at != of_.end();)
+            at = running.of(at->first) > 0 ? std::next(at) : of_.erase(at);
+        const auto least =
+            std::min_element(of_.begin(), of_.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+        const std::uint64_t first = least == of_.end() ? 0 : least->second;
+        running.for_each([&](std::uint64_t client, std::size_t) { of_.emplace(client, first); });
+    }
+    void add(std::uint64_t client, std::size_t rows) { of_[client] += rows; }
+    [[nodiscard]] std::uint64_t of(std::uint64_t client) const {
+        const auto at = of_.find(client);
+        return at == of_.end() ? 0 : at->second;
+    }
+
+private:
+    std::map<std::uint64_t, std::uint64_t> of_;
+};
+
+}}} // namespace kvcache::detail
+
 // ---- kvcache/session/engine_splice.hpp ----------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -22219,6 +22280,7 @@ template <class Cache>
 struct engine_request {
     std::vector<token_id> prompt = {};
     kvcache::tenant tenant = {}; ///< Whose pages it reuses and stores; required by a cache with tenants.
+    std::uint64_t client = 0;    ///< Whose request it is: clients get fair shares of queue, answers and rows.
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
@@ -22244,7 +22306,8 @@ struct engine_request {
 struct engine_limits {
     std::size_t max_batch_tokens = 256; ///< Maximum rows of a forward pass.
     std::size_t max_sequences = 64;     ///< Maximum answers generated at once.
-    std::size_t waiting = 256;          ///< Maximum queued requests; further ones are refused.
+    std::size_t waiting = 256; ///< Maximum queued requests; further ones are refused, those of the client that has the
+                               ///< most of them first.
 };
 
 /// Counters of an engine.
@@ -22253,7 +22316,7 @@ struct engine_stats {
     std::size_t running = 0; ///< Running requests.
     std::size_t finished = 0;
     std::size_t refused = 0;
-    std::size_t preempted = 0; ///< Preemptions of a request in favor of an older one.
+    std::size_t preempted = 0; ///< Preemptions of a request in favor of an older one, or of another client's.
     std::size_t steps = 0;
     std::size_t reused = 0; ///< Tokens, as are the counters below.
     std::size_t prefilled = 0;
@@ -22651,6 +22714,24 @@ public:
     [[nodiscard]] job_list& running() noexcept { return running_; }
     /// Requests that were preempted and wait.
     [[nodiscard]] job_list& preempted() noexcept { return made_way_; }
+    /// The answers that each client has under way.
+    [[nodiscard]] client_counts answers() const {
+        client_counts made;
+        for (const auto& each : running_)
+            made.add(each->request.client, each->slots.size());
+        return made;
+    }
+    /// Preempts the youngest request of a client, and returns the number of its answers. Requires: it has one.
+    std::size_t make_way(std::uint64_t client) {
+        auto youngest = running_.end();
+        for (auto at = running_.begin(); at != running_.end(); ++at)
+            if ((*at)->request.client == client && (youngest == running_.end() || (*at)->id > (*youngest)->id))
+                youngest = at;
+        expects(youngest != running_.end(), "a client that makes way has a request");
+        const std::size_t answers = (*youngest)->slots.size();
+        give_way(youngest);
+        return answers;
+    }
     [[nodiscard]] std::size_t page_tokens() const { return cache_.shape().tokens; }
     /// Requires: requests of this tenant can run over the cache.
     void require_tenant(const tenant& of) const { static_cast<void>(cache_.core().number_of(of)); }
@@ -22719,7 +22800,7 @@ private:
             left -= rows;
         });
         ++turn_;
-        for (auto& each : running_)
+        for (job* const each : in_turn())
             for (std::size_t c = 0; c < each->slots.size() && left > 0; ++c) {
                 slot& one = each->slots[c];
                 if (one.ended || each->follows(c) || (!one.sequence && !start(*each, c)) ||
@@ -22729,9 +22810,23 @@ private:
                 if (!last)
                     return last.error();
                 add(*each, c, each->scores_prompt(c) ? one.rows : *last ? 1 : 0);
+                served_.add(each->request.client, one.rows);
                 left -= one.rows;
             }
         return !batch_.empty();
+    }
+
+    // The running requests in the order in which their prompts get rows: those of the client whose prompts have had the
+    // fewest first, then in order of arrival.
+    [[nodiscard]] const std::vector<job*>& in_turn() {
+        served_.follow(answers());
+        turns_.clear();
+        for (const auto& each : running_)
+            turns_.push_back(each.get());
+        std::stable_sort(turns_.begin(), turns_.end(), [&](const job* a, const job* b) {
+            return served_.of(a->request.client) < served_.of(b->request.client);
+        });
+        return turns_;
     }
 
     // Takes the next rows of a prompt, at most `most`. Returns whether they are its last ones. Errors: no pages for its
@@ -22885,10 +22980,17 @@ private:
         }
     }
 
-    // Preempts the youngest request: it gives back its pages and waits. If it is alone, it fails.
+    // Preempts the youngest request of the client with the most answers: it gives back its pages and waits. If it is
+    // alone, it fails.
     void preempt(error reason) {
-        const auto youngest = ranges::max_element(running_, {}, [](const auto& each) {
-            return ranges::any_of(each->slots, &slot::active) ? index(each->id) + 1 : 0;
+        client_counts holding;
+        for (const auto& each : running_)
+            if (const auto active = ranges::count_if(each->slots, &slot::active); active > 0)
+                holding.add(each->request.client, static_cast<std::size_t>(active));
+        const std::uint64_t client = holding.most().first;
+        const auto youngest = ranges::max_element(running_, {}, [&](const auto& each) {
+            const bool holds = each->request.client == client && ranges::any_of(each->slots, &slot::active);
+            return holds ? index(each->id) + 1 : 0;
         });
         const auto holders =
             ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
@@ -22899,11 +23001,16 @@ private:
                 one.release();
             return;
         }
-        for (slot& one : (*youngest)->slots)
+        give_way(youngest);
+    }
+
+    // Takes a request off the running ones; it keeps its place in the order of arrival.
+    void give_way(typename job_list::iterator request) {
+        for (slot& one : (*request)->slots)
             if (!one.ended)
                 one.release();
-        made_way_.push_back(std::move(*youngest));
-        running_.erase(youngest);
+        made_way_.push_back(std::move(*request));
+        running_.erase(request);
     }
 
     [[nodiscard]] static std::uint64_t index(request_id id) noexcept { return static_cast<std::uint64_t>(id); }
@@ -22919,6 +23026,8 @@ private:
     std::vector<batch_entry<Cache>> batch_;
     matrix logits_; // (requested rows, vocabulary)
     std::size_t turn_ = 0;
+    served_rows served_;
+    std::vector<job*> turns_;
 };
 
 } // namespace detail
@@ -22983,13 +23092,20 @@ public:
         const std::lock_guard guard(lock_);
         if (closed_)
             return error{error_code::cancelled, "engine", "the engine takes no more requests"};
+        const std::uint64_t client = made->request.client;
         if (stats_.waiting >= limits_.waiting) {
+            // A client that has fewer waiting requests takes the place of the last one of the client with the most.
+            const auto [heaviest, most] = waiting_.most();
             ++stats_.refused;
-            return error{error_code::out_of_memory, "queue",
-                         "the queue is full: " + std::to_string(stats_.waiting) + " requests wait"};
+            if (waiting_.of(client) + 1 >= most)
+                return queue_is_full();
+            displaced_.add(heaviest);
+            waiting_.remove(heaviest);
+            --stats_.waiting;
         }
         made->id = request_id{next_++};
         inbox_.push_back(std::move(made));
+        waiting_.add(client);
         ++stats_.waiting;
         arrived_.notify_one();
         return inbox_.back()->id;
@@ -23017,7 +23133,7 @@ public:
         schedule_.run();
         if (std::exchange(held_, false))
             ahead_.release();
-        queue_again();
+        crowded_ = queue_again() > 0 || crowded_;
         deliver_finished();
         return !schedule_.running().empty() || !queue_.empty();
     }
@@ -23074,16 +23190,30 @@ private:
         return asked.sampling.check(model_.vocabulary());
     }
 
+    [[nodiscard]] error queue_is_full() const {
+        return {error_code::out_of_memory, "queue",
+                "the queue is full: " + std::to_string(limits_.waiting) + " requests wait"};
+    }
+
     // Takes in new requests, cancellations and expired deadlines.
     void take_in(clock::time_point now) {
         std::vector<request_id> cancelled;
+        detail::client_counts displaced;
         {
             const std::lock_guard guard(lock_);
             for (auto& each : inbox_)
                 queue_.push_back(std::move(each));
             inbox_.clear();
             cancelled.swap(cancelled_);
+            std::swap(displaced, displaced_);
         }
+        displaced.for_each([&](std::uint64_t client, std::size_t count) {
+            for (auto each = queue_.rbegin(); each != queue_.rend() && count > 0; ++each)
+                if ((*each)->request.client == client && !(*each)->over()) {
+                    (*each)->fail(queue_is_full());
+                    --count;
+                }
+        });
         for (auto* list : {&schedule_.running(), &queue_})
             for (auto& each : *list) {
                 if (ranges::find(cancelled, each->id) != cancelled.end())
@@ -23106,21 +23236,42 @@ private:
         }
     }
 
-    // Admits queued requests while there are free answer slots. A preempted request waits until another request ends.
-    // A request that waits for the tier is overtaken.
+    // Admits queued requests while there are free answer slots: those of the client with the fewest answers first, in
+    // order of arrival. If there are none, the client with the most answers gives up to a client its share of them. A
+    // preempted request waits until another request ends. A request that waits for the tier is overtaken.
     void admit() {
+        if (crowded_)
+            return;
+        detail::client_counts answers = schedule_.answers(), clients = answers;
         std::size_t slots = 0;
-        for (const auto& each : schedule_.running())
-            slots += each->slots.size();
-        for (auto next = queue_.begin();
-             next != queue_.end() && !crowded_ && slots + (*next)->slots.size() <= limits_.max_sequences;) {
-            if (!tier_prefetch<Cache>::over((*next)->ahead) && !(*next)->over()) {
-                ++next;
-                continue;
+        answers.for_each([&](std::uint64_t, std::size_t count) { slots += count; });
+        for (const auto& each : queue_)
+            clients.add(each->request.client);
+        const std::size_t share = limits_.max_sequences / std::max<std::size_t>(clients.clients(), 1);
+        while (true) {
+            auto next = queue_.end(); // one that has ended meanwhile is told so where it is
+            for (auto each = queue_.begin(); each != queue_.end(); ++each)
+                if (!(*each)->over() && tier_prefetch<Cache>::over((*each)->ahead) &&
+                    (next == queue_.end() || answers.of((*each)->request.client) < answers.of((*next)->request.client)))
+                    next = each;
+            if (next == queue_.end())
+                return;
+            const std::size_t wanted = (*next)->slots.size();
+            const std::uint64_t client = (*next)->request.client;
+            const request_id chosen = (*next)->id;
+            while (slots + wanted > limits_.max_sequences) {
+                const auto [heaviest, most] = answers.most();
+                if (heaviest == client || most <= share || answers.of(client) + wanted > share)
+                    return;
+                slots -= schedule_.make_way(heaviest);
+                answers = schedule_.answers();
+                queue_again();
+                next = ranges::find_if(queue_, [&](const auto& each) { return each->id == chosen; });
             }
-            slots += (*next)->slots.size();
+            slots += wanted;
+            answers.add(client, wanted);
             schedule_.running().push_back(std::move(*next));
-            next = queue_.erase(next);
+            queue_.erase(next);
         }
     }
 
@@ -23134,8 +23285,8 @@ private:
         });
     }
 
-    // Queues a preempted request again at its place in the order of arrival.
-    void queue_again() {
+    // Queues preempted requests again at their place in the order of arrival. Returns their number.
+    std::size_t queue_again() {
         const std::size_t many = schedule_.preempted().size();
         for (auto& each : schedule_.preempted()) {
             read_ahead(*each);
@@ -23143,9 +23294,9 @@ private:
             queue_.insert(later, std::move(each));
         }
         schedule_.preempted().clear();
-        crowded_ = crowded_ || many > 0;
         const std::lock_guard guard(lock_);
         stats_.preempted += many;
+        return many;
     }
 
     // Delivers the outcome of ended requests.
@@ -23163,6 +23314,11 @@ private:
             const std::lock_guard guard(lock_);
             ++stats_.steps;
             stats_.waiting = queue_.size() + inbox_.size();
+            waiting_.clear();
+            for (const auto& each : queue_)
+                waiting_.add(each->request.client);
+            for (const auto& each : inbox_)
+                waiting_.add(each->request.client);
             stats_.running = schedule_.running().size();
             stats_.finished += over.size();
             for (const auto& each : over) {
@@ -23193,6 +23349,8 @@ private:
     mutable std::mutex lock_;
     std::condition_variable arrived_;
     std::vector<std::unique_ptr<job>> inbox_;
+    detail::client_counts waiting_;   // by client: requests that wait
+    detail::client_counts displaced_; // by client: waiting requests that are to make place for another client's
     std::vector<request_id> cancelled_;
     engine_stats stats_;
     std::uint64_t next_ = 0;

@@ -4,6 +4,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/platform/stop_token.hpp>
+#include <kvcache/session/client_shares.hpp>
 #include <kvcache/session/engine_request.hpp>
 #include <kvcache/session/engine_schedule.hpp>
 #include <kvcache/session/pipeline.hpp>
@@ -81,13 +82,20 @@ public:
         const std::lock_guard guard(lock_);
         if (closed_)
             return error{error_code::cancelled, "engine", "the engine takes no more requests"};
+        const std::uint64_t client = made->request.client;
         if (stats_.waiting >= limits_.waiting) {
+            // A client that has fewer waiting requests takes the place of the last one of the client with the most.
+            const auto [heaviest, most] = waiting_.most();
             ++stats_.refused;
-            return error{error_code::out_of_memory, "queue",
-                         "the queue is full: " + std::to_string(stats_.waiting) + " requests wait"};
+            if (waiting_.of(client) + 1 >= most)
+                return queue_is_full();
+            displaced_.add(heaviest);
+            waiting_.remove(heaviest);
+            --stats_.waiting;
         }
         made->id = request_id{next_++};
         inbox_.push_back(std::move(made));
+        waiting_.add(client);
         ++stats_.waiting;
         arrived_.notify_one();
         return inbox_.back()->id;
@@ -115,7 +123,7 @@ public:
         schedule_.run();
         if (std::exchange(held_, false))
             ahead_.release();
-        queue_again();
+        crowded_ = queue_again() > 0 || crowded_;
         deliver_finished();
         return !schedule_.running().empty() || !queue_.empty();
     }
@@ -172,16 +180,30 @@ private:
         return asked.sampling.check(model_.vocabulary());
     }
 
+    [[nodiscard]] error queue_is_full() const {
+        return {error_code::out_of_memory, "queue",
+                "the queue is full: " + std::to_string(limits_.waiting) + " requests wait"};
+    }
+
     // Takes in new requests, cancellations and expired deadlines.
     void take_in(clock::time_point now) {
         std::vector<request_id> cancelled;
+        detail::client_counts displaced;
         {
             const std::lock_guard guard(lock_);
             for (auto& each : inbox_)
                 queue_.push_back(std::move(each));
             inbox_.clear();
             cancelled.swap(cancelled_);
+            std::swap(displaced, displaced_);
         }
+        displaced.for_each([&](std::uint64_t client, std::size_t count) {
+            for (auto each = queue_.rbegin(); each != queue_.rend() && count > 0; ++each)
+                if ((*each)->request.client == client && !(*each)->over()) {
+                    (*each)->fail(queue_is_full());
+                    --count;
+                }
+        });
         for (auto* list : {&schedule_.running(), &queue_})
             for (auto& each : *list) {
                 if (ranges::find(cancelled, each->id) != cancelled.end())
@@ -204,21 +226,42 @@ private:
         }
     }
 
-    // Admits queued requests while there are free answer slots. A preempted request waits until another request ends.
-    // A request that waits for the tier is overtaken.
+    // Admits queued requests while there are free answer slots: those of the client with the fewest answers first, in
+    // order of arrival. If there are none, the client with the most answers gives up to a client its share of them. A
+    // preempted request waits until another request ends. A request that waits for the tier is overtaken.
     void admit() {
+        if (crowded_)
+            return;
+        detail::client_counts answers = schedule_.answers(), clients = answers;
         std::size_t slots = 0;
-        for (const auto& each : schedule_.running())
-            slots += each->slots.size();
-        for (auto next = queue_.begin();
-             next != queue_.end() && !crowded_ && slots + (*next)->slots.size() <= limits_.max_sequences;) {
-            if (!tier_prefetch<Cache>::over((*next)->ahead) && !(*next)->over()) {
-                ++next;
-                continue;
+        answers.for_each([&](std::uint64_t, std::size_t count) { slots += count; });
+        for (const auto& each : queue_)
+            clients.add(each->request.client);
+        const std::size_t share = limits_.max_sequences / std::max<std::size_t>(clients.clients(), 1);
+        while (true) {
+            auto next = queue_.end(); // one that has ended meanwhile is told so where it is
+            for (auto each = queue_.begin(); each != queue_.end(); ++each)
+                if (!(*each)->over() && tier_prefetch<Cache>::over((*each)->ahead) &&
+                    (next == queue_.end() || answers.of((*each)->request.client) < answers.of((*next)->request.client)))
+                    next = each;
+            if (next == queue_.end())
+                return;
+            const std::size_t wanted = (*next)->slots.size();
+            const std::uint64_t client = (*next)->request.client;
+            const request_id chosen = (*next)->id;
+            while (slots + wanted > limits_.max_sequences) {
+                const auto [heaviest, most] = answers.most();
+                if (heaviest == client || most <= share || answers.of(client) + wanted > share)
+                    return;
+                slots -= schedule_.make_way(heaviest);
+                answers = schedule_.answers();
+                queue_again();
+                next = ranges::find_if(queue_, [&](const auto& each) { return each->id == chosen; });
             }
-            slots += (*next)->slots.size();
+            slots += wanted;
+            answers.add(client, wanted);
             schedule_.running().push_back(std::move(*next));
-            next = queue_.erase(next);
+            queue_.erase(next);
         }
     }
 
@@ -232,8 +275,8 @@ private:
         });
     }
 
-    // Queues a preempted request again at its place in the order of arrival.
-    void queue_again() {
+    // Queues preempted requests again at their place in the order of arrival. Returns their number.
+    std::size_t queue_again() {
         const std::size_t many = schedule_.preempted().size();
         for (auto& each : schedule_.preempted()) {
             read_ahead(*each);
@@ -241,9 +284,9 @@ private:
             queue_.insert(later, std::move(each));
         }
         schedule_.preempted().clear();
-        crowded_ = crowded_ || many > 0;
         const std::lock_guard guard(lock_);
         stats_.preempted += many;
+        return many;
     }
 
     // Delivers the outcome of ended requests.
@@ -261,6 +304,11 @@ private:
             const std::lock_guard guard(lock_);
             ++stats_.steps;
             stats_.waiting = queue_.size() + inbox_.size();
+            waiting_.clear();
+            for (const auto& each : queue_)
+                waiting_.add(each->request.client);
+            for (const auto& each : inbox_)
+                waiting_.add(each->request.client);
             stats_.running = schedule_.running().size();
             stats_.finished += over.size();
             for (const auto& each : over) {
@@ -291,6 +339,8 @@ private:
     mutable std::mutex lock_;
     std::condition_variable arrived_;
     std::vector<std::unique_ptr<job>> inbox_;
+    detail::client_counts waiting_;   // by client: requests that wait
+    detail::client_counts displaced_; // by client: waiting requests that are to make place for another client's
     std::vector<request_id> cancelled_;
     engine_stats stats_;
     std::uint64_t next_ = 0;

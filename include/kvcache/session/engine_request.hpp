@@ -74,6 +74,7 @@ template <class Cache>
 struct engine_request {
     std::vector<token_id> prompt = {};
     kvcache::tenant tenant = {}; ///< Whose pages it reuses and stores; required by a cache with tenants.
+    std::uint64_t client = 0;    ///< Whose request it is: clients get fair shares of queue, answers and rows.
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
@@ -99,7 +100,8 @@ struct engine_request {
 struct engine_limits {
     std::size_t max_batch_tokens = 256; ///< Maximum rows of a forward pass.
     std::size_t max_sequences = 64;     ///< Maximum answers generated at once.
-    std::size_t waiting = 256;          ///< Maximum queued requests; further ones are refused.
+    std::size_t waiting = 256; ///< Maximum queued requests; further ones are refused, those of the client that has the
+                               ///< most of them first.
 };
 
 /// Counters of an engine.
@@ -108,7 +110,7 @@ struct engine_stats {
     std::size_t running = 0; ///< Running requests.
     std::size_t finished = 0;
     std::size_t refused = 0;
-    std::size_t preempted = 0; ///< Preemptions of a request in favor of an older one.
+    std::size_t preempted = 0; ///< Preemptions of a request in favor of an older one, or of another client's.
     std::size_t steps = 0;
     std::size_t reused = 0; ///< Tokens, as are the counters below.
     std::size_t prefilled = 0;

@@ -7,6 +7,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/tensor.hpp>
+#include <kvcache/session/client_shares.hpp>
 #include <kvcache/session/engine_job.hpp>
 #include <kvcache/session/engine_request.hpp>
 #include <kvcache/session/pipeline.hpp>
@@ -39,6 +40,24 @@ public:
     [[nodiscard]] job_list& running() noexcept { return running_; }
     /// Requests that were preempted and wait.
     [[nodiscard]] job_list& preempted() noexcept { return made_way_; }
+    /// The answers that each client has under way.
+    [[nodiscard]] client_counts answers() const {
+        client_counts made;
+        for (const auto& each : running_)
+            made.add(each->request.client, each->slots.size());
+        return made;
+    }
+    /// Preempts the youngest request of a client, and returns the number of its answers. Requires: it has one.
+    std::size_t make_way(std::uint64_t client) {
+        auto youngest = running_.end();
+        for (auto at = running_.begin(); at != running_.end(); ++at)
+            if ((*at)->request.client == client && (youngest == running_.end() || (*at)->id > (*youngest)->id))
+                youngest = at;
+        expects(youngest != running_.end(), "a client that makes way has a request");
+        const std::size_t answers = (*youngest)->slots.size();
+        give_way(youngest);
+        return answers;
+    }
     [[nodiscard]] std::size_t page_tokens() const { return cache_.shape().tokens; }
     /// Requires: requests of this tenant can run over the cache.
     void require_tenant(const tenant& of) const { static_cast<void>(cache_.core().number_of(of)); }
@@ -107,7 +126,7 @@ private:
             left -= rows;
         });
         ++turn_;
-        for (auto& each : running_)
+        for (job* const each : in_turn())
             for (std::size_t c = 0; c < each->slots.size() && left > 0; ++c) {
                 slot& one = each->slots[c];
                 if (one.ended || each->follows(c) || (!one.sequence && !start(*each, c)) ||
@@ -117,9 +136,23 @@ private:
                 if (!last)
                     return last.error();
                 add(*each, c, each->scores_prompt(c) ? one.rows : *last ? 1 : 0);
+                served_.add(each->request.client, one.rows);
                 left -= one.rows;
             }
         return !batch_.empty();
+    }
+
+    // The running requests in the order in which their prompts get rows: those of the client whose prompts have had the
+    // fewest first, then in order of arrival.
+    [[nodiscard]] const std::vector<job*>& in_turn() {
+        served_.follow(answers());
+        turns_.clear();
+        for (const auto& each : running_)
+            turns_.push_back(each.get());
+        std::stable_sort(turns_.begin(), turns_.end(), [&](const job* a, const job* b) {
+            return served_.of(a->request.client) < served_.of(b->request.client);
+        });
+        return turns_;
     }
 
     // Takes the next rows of a prompt, at most `most`. Returns whether they are its last ones. Errors: no pages for its
@@ -273,10 +306,17 @@ private:
         }
     }
 
-    // Preempts the youngest request: it gives back its pages and waits. If it is alone, it fails.
+    // Preempts the youngest request of the client with the most answers: it gives back its pages and waits. If it is
+    // alone, it fails.
     void preempt(error reason) {
-        const auto youngest = ranges::max_element(running_, {}, [](const auto& each) {
-            return ranges::any_of(each->slots, &slot::active) ? index(each->id) + 1 : 0;
+        client_counts holding;
+        for (const auto& each : running_)
+            if (const auto active = ranges::count_if(each->slots, &slot::active); active > 0)
+                holding.add(each->request.client, static_cast<std::size_t>(active));
+        const std::uint64_t client = holding.most().first;
+        const auto youngest = ranges::max_element(running_, {}, [&](const auto& each) {
+            const bool holds = each->request.client == client && ranges::any_of(each->slots, &slot::active);
+            return holds ? index(each->id) + 1 : 0;
         });
         const auto holders =
             ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
@@ -287,11 +327,16 @@ private:
                 one.release();
             return;
         }
-        for (slot& one : (*youngest)->slots)
+        give_way(youngest);
+    }
+
+    // Takes a request off the running ones; it keeps its place in the order of arrival.
+    void give_way(typename job_list::iterator request) {
+        for (slot& one : (*request)->slots)
             if (!one.ended)
                 one.release();
-        made_way_.push_back(std::move(*youngest));
-        running_.erase(youngest);
+        made_way_.push_back(std::move(*request));
+        running_.erase(request);
     }
 
     [[nodiscard]] static std::uint64_t index(request_id id) noexcept { return static_cast<std::uint64_t>(id); }
@@ -307,6 +352,8 @@ private:
     std::vector<batch_entry<Cache>> batch_;
     matrix logits_; // (requested rows, vocabulary)
     std::size_t turn_ = 0;
+    served_rows served_;
+    std::vector<job*> turns_;
 };
 
 } // namespace detail

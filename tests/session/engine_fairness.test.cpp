@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: MIT
+// Clients that share an engine.
+#include <kvcache/cache.hpp>
+#include <kvcache/session/engine.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "session/small_model.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+using tokens = std::vector<kv::token_id>;
+using small::some;
+
+struct host {
+    using cache = kv::cache<>;
+
+    explicit host(kv::engine_limits limits, std::size_t pages = 4000)
+        : store(kv::make_cache({small::model().shape(16), {.pages = pages}})),
+          plain(store, small::model(), pool, limits.max_batch_tokens),
+          engine(store, small::model(), plain, limits) {}
+    ~host() {
+        CHECK(store.check().has_value());
+        CHECK(store.stats().in_use == 0);
+    }
+
+    kv::result<kv::request_id> ask(int name, std::uint64_t client, const tokens& prompt, std::size_t answer,
+                                   std::size_t choices = 1) {
+        kv::engine_request<cache> request{
+            .prompt = prompt, .client = client, .stop = {.max_tokens = answer}, .choices = choices};
+        request.on_token = [this, name](const kv::generated_token&) {
+            first.emplace(name, steps);
+            return kv::token_action::go_on;
+        };
+        request.on_finish = [this, name](kv::engine_outcome<cache>&& end) {
+            for (auto& answered : end.answers)
+                answered.sequence.reset();
+            ended.emplace(name, std::move(end));
+        };
+        return engine.submit(std::move(request));
+    }
+    bool step() {
+        ++steps;
+        return engine.step({});
+    }
+    void run() {
+        while (step()) {
+        }
+    }
+
+    kv::thread_pool pool;
+    cache store;
+    kv::pipeline<cache, kv::transformer> plain;
+    kv::engine<cache, kv::transformer> engine;
+    std::size_t steps = 0;
+    std::map<int, std::size_t> first; // the step of the first token
+    std::map<int, kv::engine_outcome<cache>> ended;
+};
+
+} // namespace
+
+TEST_CASE("a client that floods an engine delays another one's request by a step") {
+    host h({.max_batch_tokens = 32, .max_sequences = 8, .waiting = 200});
+    for (int i = 0; i < 100; ++i)
+        REQUIRE(h.ask(i, 1, some(100, static_cast<unsigned>(i)), 50).has_value());
+    for (int i = 0; i < 20; ++i)
+        h.step();
+    const std::size_t before = h.steps;
+    for (int i = 0; i < 3; ++i)
+        REQUIRE(
+            h.ask(1000 + i, 2 + static_cast<std::uint64_t>(i), some(8, 500 + static_cast<unsigned>(i)), 4).has_value());
+    h.run();
+    for (int i = 0; i < 3; ++i) {
+        CHECK(h.first.at(1000 + i) <= before + 4); // three prompts, of which one may wait for another
+        CHECK_FALSE(h.ended.at(1000 + i).failure);
+    }
+    for (int i = 0; i < 100; ++i) {
+        CHECK_FALSE(h.ended.at(i).failure);
+        CHECK(h.ended.at(i).answers[0].ids.size() == 50);
+    }
+}
+
+TEST_CASE("prompts of two clients get the same number of rows") {
+    host h({.max_batch_tokens = 32, .max_sequences = 8, .waiting = 200});
+    for (int i = 0; i < 20; ++i)
+        REQUIRE(h.ask(i, 1, some(300, static_cast<unsigned>(i)), 1).has_value());
+    for (int i = 0; i < 5; ++i)
+        REQUIRE(h.ask(100 + i, 2, some(300, 100 + static_cast<unsigned>(i)), 1).has_value());
+    while (h.ended.find(104) == h.ended.end())
+        h.step();
+    CHECK(h.ended.size() >= 9); // of the first client as many as of the second, one more or less
+    CHECK(h.ended.size() <= 11);
+    h.run();
+}
+
+TEST_CASE("a full queue gives up requests of the client that has the most of them") {
+    host h({.max_batch_tokens = 32, .max_sequences = 2, .waiting = 10});
+    for (int i = 0; i < 2; ++i)
+        REQUIRE(h.ask(i, 1, some(40, static_cast<unsigned>(i)), 100).has_value());
+    h.step(); // both answer
+    for (int i = 2; i < 12; ++i)
+        REQUIRE(h.ask(i, 1, some(40, static_cast<unsigned>(i)), 2).has_value());
+    CHECK(h.ask(12, 1, some(40, 12), 2).error().field == "queue");
+    std::size_t taken = 0;
+    for (int i = 0; i < 8; ++i)
+        taken += h.ask(100 + i, 2, some(10, 100 + static_cast<unsigned>(i)), 2).has_value();
+    CHECK(taken >= 4);
+    CHECK(taken <= 5); // then both have as many
+    h.run();
+    for (int i = 0; i < 12; ++i)
+        if (const auto& failure = h.ended.at(i).failure)
+            CHECK(failure->field == "queue");
+    std::size_t failed = 0;
+    for (const auto& [name, end] : h.ended)
+        failed += end.failure.has_value();
+    CHECK(failed == taken);
+    CHECK_FALSE(h.ended.at(2).failure); // the first that came waits on
+    CHECK(h.ended.at(11).failure);      // the last one made place
+}
+
+TEST_CASE("a client that is alone has all answers and all rows, in order of arrival") {
+    host h({.max_batch_tokens = 32, .max_sequences = 8, .waiting = 200});
+    for (int i = 0; i < 40; ++i)
+        REQUIRE(h.ask(i, 7, some(20, static_cast<unsigned>(i)), 10).has_value());
+    std::size_t most = 0;
+    while (h.step())
+        most = std::max(most, h.engine.stats().running);
+    CHECK(most == 8);
+    CHECK(h.engine.stats().preempted == 0);
+    for (int i = 1; i < 40; ++i)
+        CHECK(h.first.at(i) >= h.first.at(i - 1));
+}
+
+TEST_CASE("no answer depends on who else asks") {
+    const unsigned seed = GENERATE(1u, 2u, 3u, 4u);
+    INFO("seed " << seed);
+    std::mt19937 dice(seed);
+    host h({.max_batch_tokens = 24, .max_sequences = 6, .waiting = 30}, seed < 3 ? 4000 : 60);
+    std::map<int, std::pair<tokens, std::size_t>> asked;
+    for (int i = 0; i < 120; ++i) {
+        const std::uint64_t client = dice() % 3 == 0 ? 1 + dice() % 4 : 0;
+        const tokens prompt = some(1 + dice() % 60, static_cast<unsigned>(dice() % 40));
+        const std::size_t answer = 1 + dice() % 20;
+        if (h.ask(i, client, prompt, answer, 1 + dice() % 2).has_value())
+            asked.emplace(i, std::pair(prompt, answer));
+        for (std::size_t steps = dice() % 5; steps > 0; --steps)
+            h.step();
+        REQUIRE(h.store.check().has_value());
+    }
+    h.run();
+    host alone({.max_batch_tokens = 64});
+    std::size_t answered = 0;
+    for (const auto& [name, of] : asked) {
+        const auto& got = h.ended.at(name);
+        if (got.failure) {
+            CHECK(got.failure->field == "queue");
+            continue;
+        }
+        ++answered;
+        REQUIRE(alone.ask(name, 0, of.first, of.second).has_value());
+        alone.run();
+        for (const auto& answer : got.answers)
+            CHECK(answer.ids == alone.ended.at(name).answers[0].ids);
+    }
+    CHECK(answered > 60);
+}
