@@ -277,12 +277,12 @@ row overlap(const char* name, const Policy& policy, Copy other, const kv::transf
     auto here = kv::make_cache({.shape = page, .limit = room, .id = model.id({1, 2})}, policy);
     kv::pipeline pipeline(here, model, pool, 256);
     const std::size_t whole = (prompt.size() - 1) / 64 * 64;
-    const auto [known, found] = here.core().find(0, std::span(prompt).first(whole), false);
-    require(found.loaded_tokens == whole, "the tier had not all");
+    const auto known = here.core().find(0, std::span(prompt).first(whole), false);
+    require(known.found.loaded_tokens == whole, "the tier had not all");
     std::vector<double> reads, passes, both;
     const auto pass = [&] {
         const bench::stopwatch watch;
-        auto behind = known.fork(whole);
+        auto behind = known.sequence.fork(whole);
         require(pipeline.extend(behind, std::span(prompt).subspan(whole)).has_value(), "a pass fails");
         return 1e3 * watch.seconds();
     };

@@ -250,8 +250,8 @@ TEMPLATE_LIST_TEST_CASE(
         CHECK(same(answer(64, 3, codec), one));
     };
     holds(TestType{});
-    holds(kv::codec::keep_sinks{TestType{}, 40});
-    holds(kv::codec::keep_recent{TestType{}, 2});
+    holds(kv::codec::keep_sinks<TestType>{TestType{}, 40});
+    holds(kv::codec::keep_recent<TestType>{TestType{}, 2});
 }
 
 TEMPLATE_LIST_TEST_CASE("sequences with quantized chunks are forked, cut and continued at random", "", page_codecs) {
@@ -300,5 +300,5 @@ TEMPLATE_LIST_TEST_CASE("sequences with quantized chunks are forked, cut and con
         }
     };
     holds(TestType{});
-    holds(kv::codec::keep_recent{TestType{}, 2});
+    holds(kv::codec::keep_recent<TestType>{TestType{}, 2});
 }
