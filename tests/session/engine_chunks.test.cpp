@@ -127,7 +127,7 @@ TEMPLATE_LIST_TEST_CASE("chunk requests change no bit of exact ones in the same 
     const std::size_t few = std::is_same_v<TestType, kv::codec::f32> ? 26 : 60;
     host<TestType> h(24, seed == 3 ? few : 300); // seed 3: pages run out, requests are preempted
     std::vector<std::pair<tokens, kv::reuse_mode>> asked;
-    for (int i = 0; i < 30; ++i) {
+    for (int i = 0; i < 16; ++i) {
         tokens prompt;
         for (std::size_t n = 1 + dice() % 4; n > 0; --n)
             prompt = joined({prompt, parts[dice() % parts.size()]});
@@ -139,7 +139,7 @@ TEMPLATE_LIST_TEST_CASE("chunk requests change no bit of exact ones in the same 
     }
     h.run();
     std::size_t approximate = 0;
-    for (int i = 0; i < 30; ++i) {
+    for (int i = 0; i < 16; ++i) {
         const auto& [prompt, mode] = asked[static_cast<std::size_t>(i)];
         const auto& got = h.ended.at(i);
         INFO((got.failure ? got.failure->field + ": " + got.failure->message : ""));
