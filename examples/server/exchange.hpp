@@ -178,8 +178,8 @@ public:
         return std::nullopt;
     }
 
-    /// Registers the prompt as a chunk, which other prompts find at any position. Returns its tokens that they find: of
-    /// whole prompts none if they are too few. Requires: it is complete.
+    /// Registers the prompt as a chunk, which other prompts find at any position. Returns the number of tokens
+    /// registered: 0 if they are too few, or not exact. Requires: the answer is complete.
     [[nodiscard]] std::size_t keep_as_chunk() {
         const auto& sequence = outcome_->answers[0].sequence;
         if (!sequence || sequence->exact() < prompt_.size())

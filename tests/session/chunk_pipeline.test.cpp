@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cache/matching.hpp"
+#include "session/chunk_prompts.hpp"
 #include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
@@ -24,7 +25,8 @@ namespace kv = kvcache;
 
 namespace {
 
-using tokens = std::vector<kv::token_id>;
+using small::joined;
+using small::tokens;
 
 const kv::transformer& model() {
     static const kv::transformer made = kv::make_random_model(small::config_of(3), 7);
@@ -33,28 +35,7 @@ const kv::transformer& model() {
 
 using small::some;
 
-tokens joined(std::initializer_list<tokens> parts) {
-    tokens all;
-    for (const tokens& part : parts)
-        all.insert(all.end(), part.begin(), part.end());
-    return all;
-}
-
-// A user-defined policy: every other token of a run.
-struct every_other {
-    using role = kv::recompute_role;
-    struct state {
-        [[nodiscard]] std::size_t first_computed(std::size_t hit, std::size_t total) const {
-            return total == 0 ? 0 : std::min(hit, total - 1);
-        }
-        void select(std::span<const kv::reused_span> runs, std::vector<std::size_t>& positions) const {
-            for (const kv::reused_span& run : runs)
-                for (std::size_t i = 0; i < run.count; i += 2)
-                    positions.push_back(run.first + i);
-        }
-    };
-    [[nodiscard]] state open(kv::page_shape) const { return {}; }
-};
+using every_other = small::every_other<0>;
 static_assert(kv::recompute_policy<every_other> && kv::chunk_recompute_state<every_other::state>);
 
 // Recomputes everything, and records the deviations of the values in the second and third layer.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cache/matching.hpp"
+#include "session/chunk_prompts.hpp"
 #include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
@@ -20,17 +21,11 @@ namespace kv = kvcache;
 
 namespace {
 
-using tokens = std::vector<kv::token_id>;
+using small::joined;
+using small::tokens;
 using cache = kv::cache<kv::index::chunk, kv::recompute::chunk_head, kv::tier::memory<>>;
 
 using small::some;
-
-tokens joined(std::initializer_list<tokens> parts) {
-    tokens all;
-    for (const tokens& part : parts)
-        all.insert(all.end(), part.begin(), part.end());
-    return all;
-}
 
 } // namespace
 

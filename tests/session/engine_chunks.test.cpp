@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "session/chunk_prompts.hpp"
 #include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
@@ -24,15 +25,9 @@ namespace kv = kvcache;
 
 namespace {
 
-using tokens = std::vector<kv::token_id>;
+using small::joined;
 using small::some;
-
-tokens joined(std::initializer_list<tokens> parts) {
-    tokens all;
-    for (const tokens& part : parts)
-        all.insert(all.end(), part.begin(), part.end());
-    return all;
-}
+using small::tokens;
 
 const tokens a = some(48, 1), b = some(33, 2), c = some(64, 3), question = some(9, 4), gap = some(7, 5);
 const kv::recompute::chunk_head head{.rows = 4, .page_aligned = false};

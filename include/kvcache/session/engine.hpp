@@ -199,7 +199,7 @@ private:
         }
         displaced.for_each([&](std::uint64_t client, std::size_t count) {
             for (auto each = queue_.rbegin(); each != queue_.rend() && count > 0; ++each)
-                if ((*each)->request.client == client && !(*each)->over()) {
+                if ((*each)->request.client == client && !(*each)->over() && !(*each)->counted) { // it has not begun
                     (*each)->fail(queue_is_full());
                     --count;
                 }

@@ -78,8 +78,8 @@ struct engine_request {
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
-    /// The parts of the prompt that may come from the cache. `chunks` needs a cache that knows chunks. After a known
-    /// sequence, and with score_prompt, nothing else changes.
+    /// The parts of the prompt that may come from the cache. `chunks` needs a cache that knows chunks. With
+    /// score_prompt every mode is `baseline`.
     reuse_mode mode = reuse_mode::prefix;
     select_recomputed recompute = {}; ///< In mode `chunks`: which reused tokens run again; empty: none.
     sampler sampling = {};            ///< Answer c draws with choice + c.

@@ -214,7 +214,8 @@ private:
             for (const slot& its : other->slots) {
                 if (other->request.tenant != each.request.tenant)
                     break;
-                if (&its == &one || !its.active())
+                if (&its == &one || !its.active() ||
+                    its.splice.placed()) // its lease is open, and what comes approximate
                     continue;
                 const std::size_t common = in_common(its, one);
                 if (std::min(common, shared(its.held())) > held) {
@@ -234,7 +235,9 @@ private:
         given.reset();
         if constexpr (knows_chunks<Cache>)
             if (each.request.mode == reuse_mode::chunks && one.sequence->exact() == one.sequence->size())
-                one.splice.find(cache_, *one.sequence, one.tokens, each.request.recompute);
+                static_cast<void>(detail::completes<std::bad_alloc>([&] { // without memory the prompt is computed
+                    one.splice.find(cache_, *one.sequence, one.tokens, each.request.recompute);
+                }));
         if (!each.counted)
             each.outcome.reused = std::min(one.held(), each.request.prompt.size());
         each.counted = true;

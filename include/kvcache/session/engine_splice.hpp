@@ -54,22 +54,23 @@ public:
     /// Whether the lease is open.
     [[nodiscard]] bool placed() const noexcept { return lease_.has_value(); }
 
-    /// Opens the lease, if it is not. Errors: out_of_memory. Requires: the sequence ends at first().
+    /// Opens the lease, if it is not. Errors: out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the
+    /// sequence ends at first().
     [[nodiscard]] result<void> place(typename Cache::sequence& sequence, std::span<const token_id> tokens) {
         if (placed())
             return {};
         auto lease = chunks_->reserve(sequence, tokens.size() - first_, *found_, again_);
         if (!lease)
             return lease.error();
-        lease_.emplace(std::move(*lease));
         rows_.clear();
         ids_.clear();
         for (std::size_t row = 0; row < tokens.size() - first_; ++row)
-            if (!lease_->opened().keeps(row)) {
+            if (!lease->opened().keeps(row)) {
                 rows_.push_back(row);
                 ids_.push_back(tokens[first_ + row]);
             }
         next_ = 0;
+        lease_.emplace(std::move(*lease)); // last: what was thrown before has rolled it back
         return {};
     }
 
