@@ -127,6 +127,21 @@ TEST_CASE("a full queue gives up requests of the client that has the most of the
     CHECK(h.ended.at(11).failure);      // the last one made place
 }
 
+TEST_CASE("where pages are short, a client without an answer does not wait until another one's ends") {
+    host h({.max_batch_tokens = 64, .max_sequences = 8, .waiting = 200}, 40); // 640 tokens
+    for (int i = 0; i < 8; ++i)
+        REQUIRE(h.ask(i, 1, some(40, static_cast<unsigned>(i)), 200).has_value());
+    while (h.engine.stats().preempted == 0)
+        h.step();
+    REQUIRE(h.ended.empty());
+    const std::size_t before = h.steps;
+    REQUIRE(h.ask(100, 2, some(40, 100), 4).has_value());
+    h.run();
+    CHECK(h.first.at(100) <= before + 3);
+    for (const auto& [name, end] : h.ended)
+        CHECK_FALSE(end.failure);
+}
+
 TEST_CASE("a client that is alone has all answers and all rows, in order of arrival") {
     host h({.max_batch_tokens = 32, .max_sequences = 8, .waiting = 200});
     for (int i = 0; i < 40; ++i)

@@ -228,10 +228,9 @@ private:
 
     // Admits queued requests while there are free answer slots: those of the client with the fewest answers first, in
     // order of arrival. If there are none, the client with the most answers gives up to a client its share of them. A
-    // preempted request waits until another request ends. A request that waits for the tier is overtaken.
+    // preempted request waits until another request ends, unless its client has no answer and another one several. A
+    // request that waits for the tier is overtaken.
     void admit() {
-        if (crowded_)
-            return;
         detail::client_counts answers = schedule_.answers(), clients = answers;
         std::size_t slots = 0;
         answers.for_each([&](std::uint64_t, std::size_t count) { slots += count; });
@@ -242,6 +241,7 @@ private:
             auto next = queue_.end(); // one that has ended meanwhile is told so where it is
             for (auto each = queue_.begin(); each != queue_.end(); ++each)
                 if (!(*each)->over() && tier_prefetch<Cache>::over((*each)->ahead) &&
+                    (!crowded_ || (answers.of((*each)->request.client) == 0 && answers.most().second > 1)) &&
                     (next == queue_.end() || answers.of((*each)->request.client) < answers.of((*next)->request.client)))
                     next = each;
             if (next == queue_.end())

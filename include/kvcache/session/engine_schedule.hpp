@@ -309,16 +309,16 @@ private:
         }
     }
 
-    // Preempts the youngest request of the client with the most answers: it gives back its pages and waits. If it is
-    // alone, it fails.
+    // Preempts the youngest request of those clients that have the most answers: it gives back its pages and waits. So
+    // the oldest of all always goes on. If it is alone, it fails.
     void preempt(error reason) {
         client_counts holding;
         for (const auto& each : running_)
             if (const auto active = ranges::count_if(each->slots, &slot::active); active > 0)
                 holding.add(each->request.client, static_cast<std::size_t>(active));
-        const std::uint64_t client = holding.most().first;
+        const std::size_t most = holding.most().second;
         const auto youngest = ranges::max_element(running_, {}, [&](const auto& each) {
-            const bool holds = each->request.client == client && ranges::any_of(each->slots, &slot::active);
+            const bool holds = holding.of(each->request.client) == most && ranges::any_of(each->slots, &slot::active);
             return holds ? index(each->id) + 1 : 0;
         });
         const auto holders =
