@@ -22154,22 +22154,23 @@ public:
     /// Whether the lease is open.
     [[nodiscard]] bool placed() const noexcept { return lease_.has_value(); }
 
-    /// Opens the lease, if it is not. Errors: out_of_memory. Requires: the sequence ends at first().
+    /// Opens the lease, if it is not. Errors: out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the
+    /// sequence ends at first().
     [[nodiscard]] result<void> place(typename Cache::sequence& sequence, std::span<const token_id> tokens) {
         if (placed())
             return {};
         auto lease = chunks_->reserve(sequence, tokens.size() - first_, *found_, again_);
         if (!lease)
             return lease.error();
-        lease_.emplace(std::move(*lease));
         rows_.clear();
         ids_.clear();
         for (std::size_t row = 0; row < tokens.size() - first_; ++row)
-            if (!lease_->opened().keeps(row)) {
+            if (!lease->opened().keeps(row)) {
                 rows_.push_back(row);
                 ids_.push_back(tokens[first_ + row]);
             }
         next_ = 0;
+        lease_.emplace(std::move(*lease)); // last: what was thrown before has rolled it back
         return {};
     }
 
@@ -22284,8 +22285,8 @@ struct engine_request {
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
-    /// The parts of the prompt that may come from the cache. `chunks` needs a cache that knows chunks. After a known
-    /// sequence, and with score_prompt, nothing else changes.
+    /// The parts of the prompt that may come from the cache. `chunks` needs a cache that knows chunks. With
+    /// score_prompt every mode is `baseline`.
     reuse_mode mode = reuse_mode::prefix;
     select_recomputed recompute = {}; ///< In mode `chunks`: which reused tokens run again; empty: none.
     sampler sampling = {};            ///< Answer c draws with choice + c.
@@ -22888,7 +22889,8 @@ private:
             for (const slot& its : other->slots) {
                 if (other->request.tenant != each.request.tenant)
                     break;
-                if (&its == &one || !its.active())
+                if (&its == &one || !its.active() ||
+                    its.splice.placed()) // its lease is open, and what comes approximate
                     continue;
                 const std::size_t common = in_common(its, one);
                 if (std::min(common, shared(its.held())) > held) {
@@ -22908,7 +22910,9 @@ private:
         given.reset();
         if constexpr (knows_chunks<Cache>)
             if (each.request.mode == reuse_mode::chunks && one.sequence->exact() == one.sequence->size())
-                one.splice.find(cache_, *one.sequence, one.tokens, each.request.recompute);
+                static_cast<void>(detail::completes<std::bad_alloc>([&] { // without memory the prompt is computed
+                    one.splice.find(cache_, *one.sequence, one.tokens, each.request.recompute);
+                }));
         if (!each.counted)
             each.outcome.reused = std::min(one.held(), each.request.prompt.size());
         each.counted = true;
@@ -22980,16 +22984,16 @@ private:
         }
     }
 
-    // Preempts the youngest request of the client with the most answers: it gives back its pages and waits. If it is
-    // alone, it fails.
+    // Preempts the youngest request of those clients that have the most answers: it gives back its pages and waits. So
+    // the oldest of all always goes on. If it is alone, it fails.
     void preempt(error reason) {
         client_counts holding;
         for (const auto& each : running_)
             if (const auto active = ranges::count_if(each->slots, &slot::active); active > 0)
                 holding.add(each->request.client, static_cast<std::size_t>(active));
-        const std::uint64_t client = holding.most().first;
+        const std::size_t most = holding.most().second;
         const auto youngest = ranges::max_element(running_, {}, [&](const auto& each) {
-            const bool holds = each->request.client == client && ranges::any_of(each->slots, &slot::active);
+            const bool holds = holding.of(each->request.client) == most && ranges::any_of(each->slots, &slot::active);
             return holds ? index(each->id) + 1 : 0;
         });
         const auto holders =
@@ -23209,7 +23213,7 @@ private:
         }
         displaced.for_each([&](std::uint64_t client, std::size_t count) {
             for (auto each = queue_.rbegin(); each != queue_.rend() && count > 0; ++each)
-                if ((*each)->request.client == client && !(*each)->over()) {
+                if ((*each)->request.client == client && !(*each)->over() && !(*each)->counted) { // it has not begun
                     (*each)->fail(queue_is_full());
                     --count;
                 }
@@ -23238,10 +23242,9 @@ private:
 
     // Admits queued requests while there are free answer slots: those of the client with the fewest answers first, in
     // order of arrival. If there are none, the client with the most answers gives up to a client its share of them. A
-    // preempted request waits until another request ends. A request that waits for the tier is overtaken.
+    // preempted request waits until another request ends, unless its client has no answer and another one several. A
+    // request that waits for the tier is overtaken.
     void admit() {
-        if (crowded_)
-            return;
         detail::client_counts answers = schedule_.answers(), clients = answers;
         std::size_t slots = 0;
         answers.for_each([&](std::uint64_t, std::size_t count) { slots += count; });
@@ -23252,6 +23255,7 @@ private:
             auto next = queue_.end(); // one that has ended meanwhile is told so where it is
             for (auto each = queue_.begin(); each != queue_.end(); ++each)
                 if (!(*each)->over() && tier_prefetch<Cache>::over((*each)->ahead) &&
+                    (!crowded_ || (answers.of((*each)->request.client) == 0 && answers.most().second > 1)) &&
                     (next == queue_.end() || answers.of((*each)->request.client) < answers.of((*next)->request.client)))
                     next = each;
             if (next == queue_.end())
