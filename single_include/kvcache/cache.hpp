@@ -1389,6 +1389,8 @@ struct tier_stats {
     std::uint64_t slower = 0;         ///< Prompts with pages in the tier that are faster to compute.
     std::uint64_t handed_over = 0;    ///< Records given to the tier, which may write them later, or drop them.
     std::uint64_t stored = 0;         ///< Records that the tier has written.
+    std::uint64_t chunks = 0;         ///< Chunks of which records were handed over.
+    std::uint64_t loaded_chunks = 0;  ///< Chunks that were found in the tier, loaded and verified.
     std::uint64_t store_failures = 0; ///< Failures that the tier counted, those of its later writes included.
     std::optional<error> last = {};   ///< The error of the last refusal or failure.
 };
@@ -2620,13 +2622,15 @@ struct chunk_match {
     friend bool operator==(const chunk_match&, const chunk_match&) = default;
 };
 
-/// An index that also finds tokens by content alone. Lookups with one salt do not find chunks of another.
+/// An index that also finds tokens by content alone, in chunks of `least()` tokens or more. Lookups with one salt do
+/// not find chunks of another.
 template <class S>
 concept chunk_index_state = index_state<S> &&
     requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
              std::size_t count) {
     { s.note(salt, page, end, count) } -> std::same_as<bool>;
     { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
+    { c.least() } -> std::same_as<std::size_t>;
 };
 
 /// A policy that finds cached tokens.
@@ -3375,6 +3379,7 @@ public:
                                                   std::size_t known) const requires chunk_index_state<Index> {
         return index_.chunks(tenant, tokens, known);
     }
+    [[nodiscard]] std::size_t least() const requires chunk_index_state<Index> { return index_.least(); }
     bool note(std::uint32_t tenant, page_id last, std::uint32_t end,
               std::size_t count) requires chunk_index_state<Index> {
         return index_.note(tenant, last, end, count);
@@ -9585,6 +9590,9 @@ public:
         expects(least > 0, "the shortest chunk has a token");
     }
 
+    /// Tokens of the shortest chunk.
+    [[nodiscard]] std::size_t least() const noexcept { return least_; }
+
     /// Registers a chunk. Returns whether it is registered now. Throws: bad_alloc; the table is then unchanged.
     template <index_state Tree>
     bool insert(const Tree& tree, std::uint64_t salt, const chunk_match& where) {
@@ -9787,6 +9795,9 @@ struct chunk {
         [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
         [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
         [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
+
+        /// Tokens of the shortest chunk.
+        [[nodiscard]] std::size_t least() const noexcept { return table_.least(); }
 
         /// Registers the `count` tokens up to row `end` of page `last` as a chunk, for lookups with the same salt.
         /// Returns whether the chunk is registered now: false if it is shorter than `least`, longer than the tokens

@@ -48,6 +48,7 @@ bytes golden(const char* name) {
 TEST_CASE("records are, byte for byte, those that another implementation writes") {
     CHECK(page_record("a secret") == golden("page.record"));
     CHECK(sequence_record("a secret") == golden("sequence.record"));
+    CHECK(chunk_record("a secret") == golden("chunk.record"));
 }
 
 TEST_CASE("what was written is what is read") {
@@ -77,7 +78,7 @@ TEST_CASE("what was written is what is read") {
 
 TEST_CASE("every flipped bit is refused by name") {
     for (const std::string secret : {"", "a secret"})
-        for (bytes all : {page_record(secret), sequence_record(secret)}) {
+        for (bytes all : {page_record(secret), sequence_record(secret), chunk_record(secret)}) {
             std::set<std::string> named;
             for (std::size_t bit = 0; bit < 8 * all.size(); ++bit) {
                 all[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
@@ -94,7 +95,7 @@ TEST_CASE("every flipped bit is refused by name") {
 }
 
 TEST_CASE("every truncation and every byte more is refused by name") {
-    for (bytes all : {page_record(""), sequence_record("")}) {
+    for (bytes all : {page_record(""), sequence_record(""), chunk_record("")}) {
         for (std::size_t size = 0; size < all.size(); ++size) {
             const bytes part(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(size)); // a copy, for the sanitizer
             const std::string field = fault(part, "");
@@ -153,4 +154,8 @@ TEST_CASE("a salt cannot be read in a record, and names depend on all that comes
     CHECK(first != names.chain(other.root(), run));
     CHECK(first != names.chain(names.root(), std::span(run).first(15)));
     CHECK(names.chain(first, run) != first);
+    CHECK(names.chunk(0, run) != names.chunk(1, run));
+    CHECK(names.chunk(0, run) != other.chunk(0, run));
+    CHECK(names.chunk(0, run) != first);
+    CHECK(names.of(run, 16) == first);
 }

@@ -82,4 +82,17 @@ inline bytes sequence_record(const std::string& secret, const kv::identity& id =
         auth));
 }
 
+/// A chunk of eight tokens after nine others, the second one that begins so.
+inline bytes chunk_record(const std::string& secret, const kv::identity& id = golden_identity()) {
+    const kv::record_names names(id, secret);
+    auto run = golden_run();
+    const kv::sha256_digest before = names.chain(names.root(), run);
+    run.push_back(kv::token_id{5});
+    const bytes page = golden_page(), turned(page.rbegin(), page.rend());
+    const kv::part_source parts[] = {{kv::part_kind::page, 0, 1, turned}};
+    return joined(
+        kv::record_writer({kv::record_kind::chunk, 9, run, before, names.chunk(1, std::span(run).subspan(9, 8)), parts},
+                          names, kv::record_authenticator(secret)));
+}
+
 } // namespace record_tests

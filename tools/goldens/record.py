@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/page.record and tests/golden/sequence.record, from docs/format.md and hashlib alone."""
+"""Writes the records of tests/golden, from docs/format.md and hashlib alone."""
 import hashlib
 import hmac
 import struct
@@ -40,6 +40,11 @@ def chain(before: bytes, tokens: list[int]) -> bytes:
     return mac(key, before + number(len(tokens)) + struct.pack(f"<{len(tokens)}i", *tokens))
 
 
+def chunk(place: int, begin: list[int]) -> bytes:
+    key = mac(SECRET, text(b"kvcache tenant") + text(b"alice"))
+    return mac(key, text(b"kvcache chunk") + identity() + number(place) + number(len(begin)) + struct.pack(f"<{len(begin)}i", *begin))
+
+
 def aligned(data: bytes, to: int) -> bytes:
     return data + bytes(-len(data) % to)
 
@@ -74,3 +79,5 @@ if __name__ == "__main__":
     GOLDEN.joinpath("sequence.record").write_bytes(
         record(2, 0, run + [5], identity(), chain(chain(identity(), run), [5]),
                [(1, 0, 16, page), (1, 1, 1, page[::-1]), (2, 1, 1, page[:100]), (3, 2, 0, b"speaking")]))
+    GOLDEN.joinpath("chunk.record").write_bytes(
+        record(3, 9, run + [5], chain(identity(), run), chunk(1, (run + [5])[9:17]), [(1, 0, 1, page[::-1])]))

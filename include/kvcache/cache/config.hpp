@@ -225,6 +225,8 @@ struct tier_stats {
     std::uint64_t slower = 0;         ///< Prompts with pages in the tier that are faster to compute.
     std::uint64_t handed_over = 0;    ///< Records given to the tier, which may write them later, or drop them.
     std::uint64_t stored = 0;         ///< Records that the tier has written.
+    std::uint64_t chunks = 0;         ///< Chunks of which records were handed over.
+    std::uint64_t loaded_chunks = 0;  ///< Chunks that were found in the tier, loaded and verified.
     std::uint64_t store_failures = 0; ///< Failures that the tier counted, those of its later writes included.
     std::optional<error> last = {};   ///< The error of the last refusal or failure.
 };

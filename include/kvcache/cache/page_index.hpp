@@ -113,6 +113,7 @@ public:
                                                   std::size_t known) const requires chunk_index_state<Index> {
         return index_.chunks(tenant, tokens, known);
     }
+    [[nodiscard]] std::size_t least() const requires chunk_index_state<Index> { return index_.least(); }
     bool note(std::uint32_t tenant, page_id last, std::uint32_t end,
               std::size_t count) requires chunk_index_state<Index> {
         return index_.note(tenant, last, end, count);

@@ -66,6 +66,7 @@ public:
 
     [[nodiscard]] Tier& tier() noexcept { return tier_; }
     [[nodiscard]] const Tier& tier() const noexcept { return tier_; }
+    [[nodiscard]] const record_authenticator& auth() const noexcept { return auth_; }
 
     /// Sets the identity of a tenant; of the cache itself for 0. Throws: bad_alloc.
     void set(std::size_t tenant, const identity& id) {
@@ -191,6 +192,7 @@ public:
 
     [[nodiscard]] Tier& tier() noexcept { return records_.tier(); }
     [[nodiscard]] const Tier& tier() const noexcept { return records_.tier(); }
+    [[nodiscard]] const tier_records<Tier>& records() const noexcept { return records_; }
 
     /// Sets the identity of a tenant; of the cache itself for 0. Throws: bad_alloc.
     void set(std::size_t tenant, const identity& id) { records_.set(tenant, id); }
@@ -235,7 +237,28 @@ public:
             hand_over(core, state);
     }
 
+    /// Calls `change` with the counters.
+    template <class Change>
+    void note(Change change) {
+        const std::lock_guard guard(lock_);
+        change(stats_);
+    }
+    /// Counts a call of the tier that failed.
+    void fail(error why) {
+        note([&](tier_stats& s) { ++s.failed, s.last = std::move(why); });
+    }
+    /// Counts a record that is not sound, and erases it.
+    void refuse(const sha256_digest& name, const error& why) {
+        note([&](tier_stats& s) { ++s.refused, s.last = why; });
+        erase(name);
+    }
+
 private:
+    void erase(const sha256_digest& name) {
+        if (auto erased = tier().erase(name); !erased)
+            fail(erased.error());
+    }
+
     template <class Core>
     void hand_over(const Core& core, sequence_state& state) noexcept {
         const record_names& names = records_.names_of(state.tenant);
@@ -259,15 +282,6 @@ private:
         });
         if (!done)
             note([](tier_stats& s) { ++s.failed; });
-    }
-
-    template <class Change>
-    void note(Change change) {
-        const std::lock_guard guard(lock_);
-        change(stats_);
-    }
-    void fail(error why) {
-        note([&](tier_stats& s) { ++s.failed, s.last = std::move(why); });
     }
 
     // Whether all whole pages of a prompt are in memory.
@@ -355,8 +369,7 @@ private:
             bad = std::min(bad, part.first + part.placed);
         }
         for (const sha256_digest& name : names.subspan(bad))
-            if (auto erased = tier().erase(name); !erased)
-                fail(erased.error());
+            erase(name);
         return leading;
     }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/chunk/chunk_records.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/index/concept.hpp>
@@ -309,8 +310,12 @@ public:
     explicit chunk_reuse(Cache& cache) : core_(cache.core()) {}
 
     /// Finds registered chunks anywhere in the part of a prompt that follows the tokens of `prefix`, and pins their
-    /// pages. Requires: the prompt starts with the tokens of `prefix`. Cost: O(tokens).
+    /// pages; chunks that only the tier has are loaded first. Requires: the prompt starts with the tokens of `prefix`.
+    /// Cost: O(tokens), plus the tier's reads.
     [[nodiscard]] match_type match(const sequence& prefix, std::span<const token_id> tokens) {
+        std::vector<sequence> loaded; // which hold their pages until they are pinned
+        if constexpr (Cache::has_tier)
+            load(prefix, tokens, loaded);
         const std::lock_guard guard(core_.lock());
         const std::uint32_t tenant = prefix.state_in(core_).tenant;
         chunk_search search(core_.pages().index(), tenant, core_.shape().tokens, tokens, prefix.size());
@@ -321,25 +326,34 @@ public:
         return {sequence(core_, std::move(pins)), std::move(search.found)};
     }
 
-    /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages. If
-    /// the codec encodes whole pages, the tokens of a last page that is not full are left out. Returns the number of
-    /// tokens registered: none if they are fewer than the index's minimum or their pages are not in the index.
+    /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages, and
+    /// in a tier as long as its records there (chunk/chunk_records.hpp). If the codec encodes whole pages, the tokens
+    /// of a last page that is not full are left out. Returns the number of tokens registered: none if they are fewer
+    /// than the index's minimum or their pages are not in the index.
     std::size_t add(const sequence& of, std::size_t first, std::size_t count) {
         expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
-        const std::lock_guard guard(core_.lock());
-        const std::size_t page_tokens = core_.shape().tokens;
         if (encodes_pages)
-            count = std::max((first + count) / page_tokens * page_tokens, first) - first;
+            count = std::max(splice_position(first + count), first) - first;
         if (count == 0)
             return 0;
-        const std::size_t last = first + count - 1;
-        const sequence_state& state = of.state_in(core_);
-        bool known = false;
-        const bool noted = detail::completes<std::bad_alloc>([&] {
-            known = core_.pages().index().note(state.tenant, state.table[last / page_tokens].page,
-                                               static_cast<std::uint32_t>(last % page_tokens + 1), count);
-        });
-        return noted && known ? count : 0;
+        bool known = false, noted = false;
+        {
+            const std::lock_guard guard(core_.lock());
+            const std::size_t page_tokens = core_.shape().tokens, last = first + count - 1;
+            const sequence_state& state = of.state_in(core_);
+            auto& index = core_.pages().index();
+            const bool done = detail::completes<std::bad_alloc>([&] {
+                const auto same = index.chunks(state.tenant, of.tokens().subspan(first, count), 0);
+                known = !same.empty() && same.front().count == count;
+                noted = index.note(state.tenant, state.table[last / page_tokens].page,
+                                   static_cast<std::uint32_t>(last % page_tokens + 1), count);
+            });
+            noted = noted && done;
+        }
+        if constexpr (Cache::has_tier)
+            if (noted)
+                chunk_records<core_type>(core_).store(of, first, count, known);
+        return noted ? count : 0;
     }
 
     /// The last position up to `position` at which a spliced lease can begin: itself, or the beginning of its page if
@@ -368,6 +382,21 @@ public:
     }
 
 private:
+    // Loads from the tier the chunks that memory lacks.
+    void load(const sequence& prefix, std::span<const token_id> tokens, std::vector<sequence>& held) {
+        const std::uint32_t tenant = prefix.state_in(core_).tenant;
+        std::vector<prompt_span> spans;
+        {
+            const std::lock_guard guard(core_.lock());
+            spans =
+                chunk_search(core_.pages().index(), tenant, core_.shape().tokens, tokens, prefix.size()).found.spans;
+        }
+        chunk_records<core_type> records(core_);
+        for (const prompt_span& one : spans)
+            if (one.kind == reuse_kind::missing)
+                records.load(tenant, tokens, one.first, one.first + one.count, held);
+    }
+
     static constexpr bool encodes_pages = page_writer<typename Cache::codec_type>;
 
     [[nodiscard]] auto& pages() noexcept { return core_.pages(); }

@@ -52,6 +52,9 @@ struct chunk {
         [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
         [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
 
+        /// Tokens of the shortest chunk.
+        [[nodiscard]] std::size_t least() const noexcept { return table_.least(); }
+
         /// Registers the `count` tokens up to row `end` of page `last` as a chunk, for lookups with the same salt.
         /// Returns whether the chunk is registered now: false if it is shorter than `least`, longer than the tokens
         /// that lie there, or `last` is not in the index. Throws: bad_alloc; the index is then unchanged.

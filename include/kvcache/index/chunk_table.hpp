@@ -62,6 +62,9 @@ public:
         expects(least > 0, "the shortest chunk has a token");
     }
 
+    /// Tokens of the shortest chunk.
+    [[nodiscard]] std::size_t least() const noexcept { return least_; }
+
     /// Registers a chunk. Returns whether it is registered now. Throws: bad_alloc; the table is then unchanged.
     template <index_state Tree>
     bool insert(const Tree& tree, std::uint64_t salt, const chunk_match& where) {

@@ -65,13 +65,15 @@ struct chunk_match {
     friend bool operator==(const chunk_match&, const chunk_match&) = default;
 };
 
-/// An index that also finds tokens by content alone. Lookups with one salt do not find chunks of another.
+/// An index that also finds tokens by content alone, in chunks of `least()` tokens or more. Lookups with one salt do
+/// not find chunks of another.
 template <class S>
 concept chunk_index_state = index_state<S> &&
     requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
              std::size_t count) {
     { s.note(salt, page, end, count) } -> std::same_as<bool>;
     { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
+    { c.least() } -> std::same_as<std::size_t>;
 };
 
 /// A policy that finds cached tokens.

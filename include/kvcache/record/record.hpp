@@ -27,6 +27,7 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 enum class record_kind : std::uint32_t {
     page = 1,     ///< One full page of a chain.
     sequence = 2, ///< A whole sequence, from its first token.
+    chunk = 3,    ///< Where a chunk lies: all tokens up to its end, and the rows after their last full page.
 };
 
 /// The kinds of parts of a record.
@@ -110,6 +111,7 @@ using identity_text = std::vector<std::pair<std::string, std::string>>;
 ///     identity     = HMAC(secret, "kvcache identity" | format | name and value of every field)
 ///     tenant's key = HMAC(secret, "kvcache tenant" | tenant)
 ///     name         = HMAC(tenant's key, name before, the identity at first | tokens | run)
+///     chunk's name = HMAC(tenant's key, "kvcache chunk" | identity | place | tokens | first tokens of the chunk)
 ///
 /// Texts and runs are preceded by their length. Integers have 8 bytes, tokens 4, in little-endian order.
 class record_names {
@@ -139,7 +141,26 @@ public:
     /// plus 1 us.
     [[nodiscard]] sha256_digest chain(const sha256_digest& before, std::span<const token_id> run) const noexcept {
         hmac_builder more = run_;
-        more.nested(before).number(run.size());
+        return finish(more.nested(before), run);
+    }
+
+    /// Returns the name of all tokens of a prompt: a chain of its pages, the last of which may be short.
+    [[nodiscard]] sha256_digest of(std::span<const token_id> tokens, std::size_t page_tokens) const noexcept {
+        sha256_digest name = root_;
+        for (; !tokens.empty(); tokens = tokens.subspan(std::min(tokens.size(), page_tokens)))
+            name = chain(name, tokens.first(std::min(tokens.size(), page_tokens)));
+        return name;
+    }
+
+    /// Returns the name of a chunk by its first tokens. Chunks that begin alike are at places 0, 1, ... Cost: as chain.
+    [[nodiscard]] sha256_digest chunk(std::size_t place, std::span<const token_id> begin) const noexcept {
+        hmac_builder more = run_;
+        return finish(more.text("kvcache chunk").nested(root_).number(place), begin);
+    }
+
+private:
+    [[nodiscard]] static sha256_digest finish(hmac_builder& more, std::span<const token_id> run) noexcept {
+        more.number(run.size());
         for (const token_id token : run) {
             std::byte little[4];
             store_little(little, 0, static_cast<std::uint32_t>(index_of(token)));
@@ -148,7 +169,6 @@ public:
         return more.finish();
     }
 
-private:
     [[nodiscard]] static hmac_builder key_of(const sha256_digest& key) noexcept { return hmac_builder(key.bytes); }
 
     [[nodiscard]] static std::string words(const digest& field) { return to_string(field); }
@@ -277,8 +297,7 @@ inline result<void> record::take_fixed(std::span<const std::byte> bytes, const r
                        "the record is of format " + std::to_string(format) + ", and this build reads format " +
                            std::to_string(record_format_revision));
     const auto kind = load_little<std::uint32_t>(bytes, at::kind);
-    if (kind != static_cast<std::uint32_t>(record_kind::page) &&
-        kind != static_cast<std::uint32_t>(record_kind::sequence))
+    if (kind < static_cast<std::uint32_t>(record_kind::page) || kind > static_cast<std::uint32_t>(record_kind::chunk))
         return refused(error_code::malformed, "kind", std::to_string(kind) + " is no kind of record");
     kind_ = static_cast<record_kind>(kind);
     const auto sealed = load_little<std::uint32_t>(bytes, at::checksum_kind);

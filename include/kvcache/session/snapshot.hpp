@@ -73,15 +73,6 @@ struct restored {
 
 namespace detail {
 
-// The name of a sequence's whole token list.
-[[nodiscard]] inline sha256_digest name_of(const record_names& names, std::span<const token_id> tokens,
-                                           std::size_t page_tokens) {
-    sha256_digest name = names.root();
-    for (; !tokens.empty(); tokens = tokens.subspan(std::min(tokens.size(), page_tokens)))
-        name = names.chain(name, tokens.first(std::min(tokens.size(), page_tokens)));
-    return name;
-}
-
 [[nodiscard]] inline error refused_snapshot(error_code code, std::string field, const std::string& what) {
     std::string words = field + ": " + what;
     return {code, std::move(field), std::move(words)};
@@ -109,7 +100,7 @@ template <class Cache, class Write>
     const std::vector<std::byte> pending = bytes_of(state);
     pages.add({part_kind::generation_state, static_cast<std::uint32_t>(table.size()), 0, pending});
     const record_writer made({record_kind::sequence, 0, of.tokens(), names.root(),
-                              detail::name_of(names, of.tokens(), cache.shape().tokens), pages.parts()},
+                              names.of(of.tokens(), cache.shape().tokens), pages.parts()},
                              names, record_authenticator(secret));
     return write(made.pieces());
 }
@@ -144,10 +135,10 @@ template <class Cache>
     const std::size_t page_tokens = cache.shape().tokens;
     const std::size_t pages = (tokens.size() + page_tokens - 1) / page_tokens;
     if (saved->kind() != record_kind::sequence)
-        return refuse("kind", "this is a page, and a sequence is asked for");
+        return refuse("kind", "this is no sequence");
     if (saved->first() != 0 || saved->before() != names.root())
         return refuse("before", "a sequence begins with its first token");
-    if (saved->name() != detail::name_of(names, tokens, page_tokens))
+    if (saved->name() != names.of(tokens, page_tokens))
         return refuse("name", "it is not that of the tokens");
     const auto& parts = saved->parts();
     const auto behind = ranges::count_if(parts, [&](const record_part& part) { return part.index >= pages; });

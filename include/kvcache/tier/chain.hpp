@@ -21,6 +21,7 @@
 #include <thread>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
@@ -273,6 +274,14 @@ public:
             at += tier::count_prefix_hits(held_->second, names.subspan(at));
         }
         return at;
+    }
+
+    [[nodiscard]] std::vector<bool> present(std::span<const sha256_digest> names) {
+        std::vector<bool> there = tier::present(held_->first, names);
+        const std::vector<bool> second = tier::present(held_->second, names);
+        for (std::size_t i = 0; i < names.size(); ++i)
+            there[i] = there[i] || second[i];
+        return there;
     }
 
     [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {

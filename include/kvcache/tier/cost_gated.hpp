@@ -12,6 +12,7 @@
 #include <mutex>
 #include <span>
 #include <utility>
+#include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
@@ -107,6 +108,9 @@ public:
     }
     [[nodiscard]] std::size_t count_prefix_hits(std::span<const sha256_digest> names) {
         return tier::count_prefix_hits(inner_, names);
+    }
+    [[nodiscard]] std::vector<bool> present(std::span<const sha256_digest> names) {
+        return tier::present(inner_, names);
     }
     [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
         return inner_.put(entry, pieces);

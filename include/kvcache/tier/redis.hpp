@@ -288,17 +288,32 @@ public:
 
     [[nodiscard]] std::size_t count_prefix_hits(std::span<const sha256_digest> names) {
         std::size_t there = 0;
-        const auto done = ask("EXISTS", 256, names, [&](std::size_t, const resp_value& said) {
-            const bool is = said.what == resp_value::kind::number && said.number == 1;
+        ask_exists(names, [&](std::size_t, bool is) {
             there += is;
             return is;
         });
-        if (!done)
-            queue_.count({.failures = 1});
+        return there;
+    }
+    [[nodiscard]] std::vector<bool> present(std::span<const sha256_digest> names) {
+        std::vector<bool> there(names.size());
+        ask_exists(names, [&](std::size_t i, bool is) {
+            there[i] = is;
+            return true;
+        });
         return there;
     }
 
 private:
+    // Calls `take(index, whether it is there)` for each name, until it returns false.
+    template <class Take>
+    void ask_exists(std::span<const sha256_digest> names, Take take) {
+        const auto done = ask("EXISTS", 256, names, [&](std::size_t i, const resp_value& said) {
+            return take(i, said.what == resp_value::kind::number && said.number == 1);
+        });
+        if (!done)
+            queue_.count({.failures = 1});
+    }
+
     template <class Take>
     [[nodiscard]] result<void> ask(std::string_view verb, std::size_t ahead, std::span<const sha256_digest> names,
                                    Take take) {
@@ -371,6 +386,9 @@ struct redis {
         /// Returns the number of leading records that are present now.
         [[nodiscard]] std::size_t count_prefix_hits(std::span<const sha256_digest> names) {
             return client_->count_prefix_hits(names);
+        }
+        [[nodiscard]] std::vector<bool> present(std::span<const sha256_digest> names) {
+            return client_->present(names);
         }
         [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
             return client_->queue().put(entry.name, pieces);

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
 
@@ -33,6 +34,20 @@ template <tier_state Tier>
         std::size_t there = 0;
         while (there < names.size() && tier.contains(names[there]))
             ++there;
+        return there;
+    }
+}
+
+/// Returns whether a tier holds each of the records, in one call where the tier can (`present`, of the same form). A
+/// hint as `contains` is, but one that is asked for: a store that other processes write is looked at.
+template <tier_state Tier>
+[[nodiscard]] std::vector<bool> present(Tier& tier, std::span<const sha256_digest> names) {
+    if constexpr (requires { tier.present(names); }) {
+        return tier.present(names);
+    } else {
+        std::vector<bool> there(names.size());
+        for (std::size_t i = 0; i < names.size(); ++i)
+            there[i] = tier.contains(names[i]);
         return there;
     }
 }
