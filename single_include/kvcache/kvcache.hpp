@@ -6721,6 +6721,9 @@ struct cache_config {
     /// not, both keep their pages, no entry of a page table ever changes at a commit, and later prompts share the
     /// first.
     bool merge_equal_pages = true;
+    /// Whether pages are evicted from the tenant with the most pages, its own first, so that no tenant displaces those
+    /// with fewer. If not, the eviction policy chooses among the pages of all tenants.
+    bool fair_tenants = false;
 };
 
 /// One policy for each role of a cache, in this order. basic_cache requires that each has its role.
@@ -7964,6 +7967,7 @@ struct pool_config {
     std::size_t page_bytes = 0;
     std::size_t tenants = 0;       ///< The maximum number of tenants.
     bool merge_equal_pages = true; ///< See cache_config.
+    bool fair_tenants = false;     ///< See cache_config.
 };
 
 /// A model of the time of a prefill on this machine, fitted to timed prefills. A token costs its projections,
@@ -8492,6 +8496,7 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 /// The kinds of events in a cache.
 enum class event_kind {
     matched,   ///< A prompt was looked up: tokens matched, tokens of the prompt, matched pages.
+    spliced,   ///< Chunks computed elsewhere were placed: tokens kept, rows reserved with them, pages they lie in.
     stored,    ///< Tokens were committed.
     published, ///< A full page became findable: its tokens and its parent page.
     copied,    ///< A shared page was copied before a write (copy-on-write): from the first of the pages to the second.
@@ -8502,11 +8507,12 @@ enum class event_kind {
 /// One event. Its spans are valid during the call only.
 struct event {
     event_kind kind = event_kind::matched;
-    std::size_t tokens = 0; ///< Tokens matched (matched), committed (stored), or in the page (the other kinds).
-    std::size_t of = 0;     ///< Tokens requested (matched, refused).
-    std::size_t pages = 0;  ///< Number of pages concerned.
+    std::size_t tokens =
+        0;              ///< Tokens matched (matched), kept (spliced), committed (stored), or in the page (other kinds).
+    std::size_t of = 0; ///< Tokens requested (matched, spliced, refused).
+    std::size_t pages = 0; ///< Number of pages concerned.
 
-    std::span<const page_id> which = {}; ///< The pages concerned, in order; empty for stored and refused.
+    std::span<const page_id> which = {}; ///< The pages concerned, in order; empty for spliced, stored and refused.
     std::optional<page_id> parent = {};  ///< The parent of the page (published, evicted).
     std::span<const token_id> run = {};  ///< The tokens of the page (published, evicted).
     std::span<const digest> names = {};  ///< Page names, indexed by page; see name_of.
@@ -8664,6 +8670,15 @@ public:
         return owners_[index_of(page)] == tenant;
     }
 
+    /// The tenant with the most pages, of those that have evictable ones; the first, 0, if none has. Cost: O(tenants).
+    [[nodiscard]] std::uint32_t heaviest() const noexcept {
+        std::uint32_t most = 0;
+        for (std::uint32_t each = 1; each < accounts_.size(); ++each)
+            if (accounts_[each].evictable > 0 && (most == 0 || accounts_[each].pages > accounts_[most].pages))
+                most = each;
+        return most;
+    }
+
     /// The number of available pages that the tenant may allocate. Its evictable pages count as available.
     [[nodiscard]] std::size_t available(std::uint32_t tenant, std::size_t available) const noexcept {
         const tenant_usage& own = accounts_[tenant];
@@ -8698,7 +8713,8 @@ public:
           eviction_(of, id, policies.hash, policies.eviction),
           observer_(policies.observer.open()),
           tenants_(of.pages, of.tenants),
-          merges_(of.merge_equal_pages) {
+          merges_(of.merge_equal_pages),
+          fair_tenants_(of.fair_tenants) {
         if constexpr (requires { pool_.storage().follows_moves(); })
             require(!merges_ || pool_.storage().follows_moves(),
                     "external memory has on_move, or the cache has merge_equal_pages = false");
@@ -8734,11 +8750,16 @@ public:
         return tenants_.available(tenant, available());
     }
 
-    /// Evicts the evictable pages of a tenant; of the cache, if it has no tenants. Returns whether no page is left.
+    /// Evicts the evictable pages of a tenant; of all, for 0. Returns whether no page is left.
     [[nodiscard]] bool clear(std::uint32_t tenant) {
         while (evict_any(tenant)) {
         }
-        return tenants_.usage(tenant).pages == 0;
+        return tenant == 0 ? pool_.free().size() == pool_.pages() : tenants_.usage(tenant).pages == 0;
+    }
+    /// Sets the counters of an observer to zero, if it has any.
+    void reset_observer() {
+        if constexpr (requires { observer_.reset(); })
+            observer_.reset();
     }
     /// Evicts those of the pages that are evictable and have no child in the index, the last first. Returns their
     /// number.
@@ -8784,10 +8805,10 @@ public:
             if (!evict_any(tenant))
                 return std::nullopt;
         while (pool_.free().size() < residual_.aside() + 1)
-            if (!evict_any(0))
+            if (!make_room())
                 return std::nullopt;
         auto page = pool_.take();
-        if (!page && evict_any(0))
+        if (!page && make_room())
             page = pool_.take();
         if (page)
             tenants_.take(*page, tenant);
@@ -8797,7 +8818,7 @@ public:
     /// Evicts until `pages` pages are free. Returns false if nothing more is evictable.
     [[nodiscard]] bool keep_free(std::size_t pages) {
         while (pool_.free().size() < pages)
-            if (!evict_any(0))
+            if (!make_room())
                 return false;
         return true;
     }
@@ -8936,6 +8957,9 @@ private:
         }
     }
 
+    // Evicts a page to make room for another tenant's.
+    [[nodiscard]] bool make_room() { return evict_any(fair_tenants_ ? tenants_.heaviest() : 0); }
+
     // Evicts an evictable page; one of this tenant's, if `tenant` is not zero.
     [[nodiscard]] bool evict_any(std::uint32_t tenant) {
         const auto page = eviction_.victim(
@@ -8966,6 +8990,7 @@ private:
     tenant_quotas tenants_;
     std::size_t evictable_ = 0;
     bool merges_;
+    bool fair_tenants_;
 };
 
 }} // namespace kvcache
@@ -9608,7 +9633,7 @@ public:
           codec_(policies.codec.open(shape_)),
           identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
           pages_({shape_, pages_in(config.limit, codec_), codec_.page_bytes(),
-                  config.tenants == 0 ? 0 : config.tenants + 1, config.merge_equal_pages},
+                  config.tenants == 0 ? 0 : config.tenants + 1, config.merge_equal_pages, config.fair_tenants},
                  identity_, policies),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, residual_window_of(codec_)),
@@ -10139,6 +10164,10 @@ public:
     /// no page is left. Cost: O(pages of the tenant * pages).
     bool clear(const tenant& of = {}) { return core().clear(core().number_of(of)); }
 
+    /// Evicts all pages that no sequence uses, of every tenant. Pinned content stays (chunk/content_pins.hpp), and so
+    /// do a tier's records. Returns whether no page is left. Cost: O(pages).
+    bool clear_all() { return core().clear(0); }
+
     /// Opens the tenant of this salt, with a quota of `quota` pages; an existing tenant gets the new quota. If there
     /// are as many tenants as the configuration allows, it takes the place of one of which no copy is left, the one
     /// with the fewest pages, whose pages are evicted. Errors: out_of_range, if all have copies. Cost: O(tenants), and
@@ -10169,6 +10198,14 @@ public:
     auto with_observer(F&& f) const {
         const std::lock_guard guard(core().lock());
         return f(std::as_const(core().pages()).observer());
+    }
+
+    /// Sets the counters of the observer and of the use of the tier to zero; those of the tier itself run on.
+    void reset_statistics() {
+        if constexpr (has_tier)
+            core().tier().reset_stats();
+        const std::lock_guard guard(core().lock());
+        core().pages().reset_observer();
     }
 
     /// Checks all invariants: each page is free, referenced or evictable; reference counts match the sequences; the
@@ -11474,14 +11511,14 @@ struct state_of<P, Arguments...> {
 };
 
 struct
-    the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_and_merge_equal_pages;
+    the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_merge_equal_pages_and_fair_tenants;
 
 /// Arguments that make_cache does not take.
 template <class Fields>
 struct unknown_arguments : standard_cache<Fields>::type {
     static_assert(holds_for<false, Fields>, "make_cache takes {.shape = {.layers, .kv_heads, .head_dim, .tokens}, "
                                             ".limit = {.bytes, .pages}, .id, .tenants, "
-                                            ".merge_equal_pages} and policies");
+                                            ".merge_equal_pages, .fair_tenants} and policies");
 };
 
 /// A type without a role, or with an unknown one.
@@ -11860,7 +11897,7 @@ template <class... Ps>
 /// at the result's type, and an initializer list has no type; it names a deleted function first.
 template <
     class Fields = detail::
-        the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_and_merge_equal_pages>
+        the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_merge_equal_pages_and_fair_tenants>
 [[nodiscard]] detail::unknown_arguments<Fields> make_cache(...)
 #ifdef __clang__
     ;
@@ -19590,20 +19627,66 @@ private:
 
 }} // namespace kvcache
 
+// ---- kvcache/observer/calling.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
+
+/// Calls functions of the host: for evicted pages, with their tokens and name, for refused reservations, or for every
+/// event. A function that is not set is not called. Exceptions are ignored. Cost: a call an event.
+struct calling {
+    using role = observer_role;
+    std::function<void(const event&)> evicted = {}; ///< A page was evicted; its tokens are `run`.
+    std::function<void(const event&)> refused = {}; ///< A reservation failed for lack of pages.
+    std::function<void(const event&)> any = {};     ///< Any event, these two included.
+
+    class state;
+    [[nodiscard]] state open() const;
+};
+
+class calling::state {
+public:
+    explicit state(calling how) : how_(std::move(how)) {}
+
+    void on(const event& what) {
+        if (how_.any)
+            how_.any(what);
+        if (what.kind == event_kind::evicted && how_.evicted)
+            how_.evicted(what);
+        if (what.kind == event_kind::refused && how_.refused)
+            how_.refused(what);
+    }
+
+private:
+    calling how_;
+};
+
+inline calling::state calling::open() const {
+    return state(*this);
+}
+
+static_assert(observer_policy<calling>);
+
+}}} // namespace kvcache::observer
+
 // ---- kvcache/observer/counting.hpp --------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
 
-/// Event totals over the lifetime of a cache.
+/// Event totals of a cache, since it was opened or its statistics were reset.
 struct event_counts {
     std::uint64_t lookups = 0;
+    std::uint64_t hits = 0;             ///< Lookups that found a prefix, which is exact; the others are misses.
+    std::uint64_t approximate_hits = 0; ///< Prompts into which chunks were placed that were computed elsewhere.
     std::uint64_t tokens_looked_up = 0;
     std::uint64_t tokens_found = 0;
+    std::uint64_t tokens_spliced = 0; ///< Tokens of these chunks that were kept.
     std::uint64_t tokens_stored = 0;
     std::uint64_t pages_published = 0;
     std::uint64_t pages_copied = 0;
     std::uint64_t pages_evicted = 0;
-    std::uint64_t refusals = 0;
+    std::uint64_t refusals = 0; ///< Reservations that failed for want of pages.
+
+    [[nodiscard]] std::uint64_t misses() const noexcept { return lookups - hits; }
 };
 
 /// Counts events. Cost: one to three additions per event.
@@ -19616,8 +19699,13 @@ struct counting {
             switch (what.kind) {
             case event_kind::matched:
                 ++counts_.lookups;
+                counts_.hits += what.tokens > 0;
                 counts_.tokens_looked_up += what.of;
                 counts_.tokens_found += what.tokens;
+                break;
+            case event_kind::spliced:
+                ++counts_.approximate_hits;
+                counts_.tokens_spliced += what.tokens;
                 break;
             case event_kind::stored:
                 counts_.tokens_stored += what.tokens;
@@ -19638,6 +19726,7 @@ struct counting {
         }
 
         [[nodiscard]] const event_counts& counts() const noexcept { return counts_; }
+        void reset() noexcept { counts_ = {}; }
 
     private:
         event_counts counts_;
@@ -19695,6 +19784,7 @@ public:
             if (!how_.routers_only)
                 tell(R"("type":"BlockCopied","tokens":)" + std::to_string(what.tokens) + medium());
             break;
+        case event_kind::spliced:
         case event_kind::stored:
         case event_kind::refused:
             break;
@@ -19849,6 +19939,7 @@ struct metrics {
         void on(const event& what) noexcept { counting_.on(what); }
 
         [[nodiscard]] const event_counts& counts() const noexcept { return counting_.counts(); }
+        void reset() noexcept { counting_.reset(); }
         [[nodiscard]] const exposition::labels& labels() const noexcept { return labels_; }
 
         /// Returns the counters in Prometheus' text format. Requires: the label names are valid.
@@ -19856,6 +19947,10 @@ struct metrics {
             const event_counts& now = counts();
             exposition to(labels_);
             to.counter("kvcache_lookups_total", "Prompts looked up.", now.lookups);
+            to.counter("kvcache_hits_total", "Prompts with a cached prefix.", now.hits);
+            to.counter("kvcache_approximate_hits_total", "Prompts into which chunks were placed.",
+                       now.approximate_hits);
+            to.counter("kvcache_tokens_spliced_total", "Tokens of these chunks.", now.tokens_spliced);
             to.counter("kvcache_tokens_looked_up_total", "Tokens of the prompts looked up.", now.tokens_looked_up);
             to.counter("kvcache_tokens_found_total", "Tokens of them that were known.", now.tokens_found);
             to.counter("kvcache_tokens_stored_total", "Tokens committed.", now.tokens_stored);
@@ -19890,6 +19985,8 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
     switch (kind) {
     case event_kind::matched:
         return "matched";
+    case event_kind::spliced:
+        return "spliced";
     case event_kind::stored:
         return "stored";
     case event_kind::published:
@@ -19972,8 +20069,8 @@ static_assert(observer_policy<tracing>);
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every observer policy of the library, with its default options.
-using observer_policies =
-    std::tuple<observer::none, observer::counting, observer::events, observer::metrics, observer::tracing>;
+using observer_policies = std::tuple<observer::none, observer::calling, observer::counting, observer::events,
+                                     observer::metrics, observer::tracing>;
 
 }} // namespace kvcache
 
@@ -22192,6 +22289,7 @@ public:
 
     [[nodiscard]] const reuse_map& map() const noexcept { return map_; }
     [[nodiscard]] const Sequence& pins() const noexcept { return pins_; }
+    [[nodiscard]] Sequence take_pins() && noexcept { return std::move(pins_); }
 
 private:
     Sequence pins_;
@@ -22466,8 +22564,12 @@ public:
         const std::size_t own = spliced.own_pages(core_.shape().tokens);
         const std::size_t needed = own + pages().residual().more_aside(own);
         if (needed <= pages().available(state.tenant) &&
-            splice(state, spliced, found.pins().state_in(core_).pinned_sources))
+            splice(state, spliced, found.pins().state_in(core_).pinned_sources)) {
+            const auto kept = static_cast<std::size_t>(
+                ranges::count_if(state.lease.spliced, [](const spliced_row& one) { return one.kept; }));
+            pages().emit({event_kind::spliced, kept, rows, state.pinned_sources.size()});
             return lease(core_, state);
+        }
         return core_.sequences().refuse(state, rows, needed, core_.codec().page_bytes());
     }
 
@@ -26506,6 +26608,12 @@ public:
         now.stored = tier.written;
         now.store_failures = tier.failures;
         return now;
+    }
+
+    /// Sets all counters to zero, but for those of the tier itself.
+    void reset_stats() {
+        const std::lock_guard guard(lock_);
+        stats_ = {};
     }
 
     /// A sequence that shares the cached prefix of a prompt, after loading from the tier the pages that are not in

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache.hpp>
 #include <kvcache/index/all.hpp>
+#include <kvcache/observer/counting.hpp>
 #include <kvcache/observer/events.hpp>
 
 #include <map>
@@ -292,4 +293,58 @@ TEST_CASE("routers see other names for the same tokens of another tenant") {
     CHECK(lines[0] != lines[1]);
     for (const auto& line : lines)
         CHECK(line.find(R"("parent_block_hash":null)") != std::string::npos);
+}
+
+TEST_CASE("with fair tenants a flood displaces its own pages, and none of a tenant with fewer") {
+    for (const bool fair : {false, true}) {
+        auto cache = kv::make_cache({.shape = small, .limit = pages(20), .tenants = 3, .fair_tenants = fair});
+        const auto quiet = *view_of(cache, "quiet", 20), loud = *view_of(cache, "loud", 20);
+        const auto prompt = counted(0, 96); // six pages
+        CHECK(store(quiet, prompt) == 0);
+        for (int i = 1; i <= 20; ++i)
+            CHECK(store(loud, counted(1000 * i, 64)) == 0);
+        CHECK(quiet.lookup(prompt).cached_tokens == (fair ? 96 : 0));
+        CHECK(loud.usage().pages == (fair ? 14 : 20));
+        CHECK(loud.lookup(counted(20000, 64)).cached_tokens == 64);
+        CHECK(cache.check());
+    }
+}
+
+TEST_CASE("with fair tenants the one with the most pages makes room for the others") {
+    auto cache = kv::make_cache({.shape = small, .limit = pages(20), .tenants = 3, .fair_tenants = true});
+    const auto first = *view_of(cache, "first", 20);
+    for (int i = 1; i <= 10; ++i)
+        (void)store(first, counted(1000 * i, 32));
+    CHECK(first.usage().pages == 20);
+    const auto second = *view_of(cache, "second", 20), third = *view_of(cache, "third", 20);
+    for (int i = 1; i <= 10; ++i) {
+        (void)store(second, counted(100000 + 1000 * i, 32));
+        (void)store(third, counted(200000 + 1000 * i, 32));
+    }
+    for (const auto& each : {first, second, third}) {
+        CHECK(each.usage().pages >= 6);
+        CHECK(each.usage().pages <= 8);
+    }
+    CHECK(cache.check());
+}
+
+TEST_CASE("the whole cache is cleared at once, but for what a sequence uses; statistics start anew") {
+    auto cache = kv::make_cache({.shape = small, .limit = pages(20), .tenants = 3}, kv::observer::counting{});
+    const auto a = *view_of(cache, "a", 20), b = *view_of(cache, "b", 20);
+    (void)store(a, counted(0, 40));
+    (void)store(b, counted(0, 40));
+    {
+        const auto held = match_in(b, counted(0, 40));
+        CHECK_FALSE(cache.clear_all());
+        CHECK(cache.stats().evictable == 0);
+        CHECK(cache.stats().in_use == 3);
+    }
+    CHECK(cache.clear_all());
+    CHECK(cache.stats().free == 20);
+    const auto counts = [&] { return cache.with_observer([](const auto& seen) { return seen.counts(); }); };
+    CHECK(counts().pages_evicted == 6);
+    cache.reset_statistics();
+    CHECK(counts().pages_evicted == 0);
+    CHECK(counts().lookups == 0);
+    CHECK(cache.check());
 }

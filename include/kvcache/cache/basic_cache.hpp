@@ -123,6 +123,10 @@ public:
     /// no page is left. Cost: O(pages of the tenant * pages).
     bool clear(const tenant& of = {}) { return core().clear(core().number_of(of)); }
 
+    /// Evicts all pages that no sequence uses, of every tenant. Pinned content stays (chunk/content_pins.hpp), and so
+    /// do a tier's records. Returns whether no page is left. Cost: O(pages).
+    bool clear_all() { return core().clear(0); }
+
     /// Opens the tenant of this salt, with a quota of `quota` pages; an existing tenant gets the new quota. If there
     /// are as many tenants as the configuration allows, it takes the place of one of which no copy is left, the one
     /// with the fewest pages, whose pages are evicted. Errors: out_of_range, if all have copies. Cost: O(tenants), and
@@ -153,6 +157,14 @@ public:
     auto with_observer(F&& f) const {
         const std::lock_guard guard(core().lock());
         return f(std::as_const(core().pages()).observer());
+    }
+
+    /// Sets the counters of the observer and of the use of the tier to zero; those of the tier itself run on.
+    void reset_statistics() {
+        if constexpr (has_tier)
+            core().tier().reset_stats();
+        const std::lock_guard guard(core().lock());
+        core().pages().reset_observer();
     }
 
     /// Checks all invariants: each page is free, referenced or evictable; reference counts match the sequences; the

@@ -68,7 +68,7 @@ public:
           codec_(policies.codec.open(shape_)),
           identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
           pages_({shape_, pages_in(config.limit, codec_), codec_.page_bytes(),
-                  config.tenants == 0 ? 0 : config.tenants + 1, config.merge_equal_pages},
+                  config.tenants == 0 ? 0 : config.tenants + 1, config.merge_equal_pages, config.fair_tenants},
                  identity_, policies),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, residual_window_of(codec_)),

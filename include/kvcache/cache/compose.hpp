@@ -84,14 +84,14 @@ struct state_of<P, Arguments...> {
 };
 
 struct
-    the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_and_merge_equal_pages;
+    the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_merge_equal_pages_and_fair_tenants;
 
 /// Arguments that make_cache does not take.
 template <class Fields>
 struct unknown_arguments : standard_cache<Fields>::type {
     static_assert(holds_for<false, Fields>, "make_cache takes {.shape = {.layers, .kv_heads, .head_dim, .tokens}, "
                                             ".limit = {.bytes, .pages}, .id, .tenants, "
-                                            ".merge_equal_pages} and policies");
+                                            ".merge_equal_pages, .fair_tenants} and policies");
 };
 
 /// A type without a role, or with an unknown one.
@@ -470,7 +470,7 @@ template <class... Ps>
 /// at the result's type, and an initializer list has no type; it names a deleted function first.
 template <
     class Fields = detail::
-        the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_and_merge_equal_pages>
+        the_fields_are_shape_of_layers_kv_heads_head_dim_and_tokens_limit_of_pages_and_bytes_id_tenants_merge_equal_pages_and_fair_tenants>
 [[nodiscard]] detail::unknown_arguments<Fields> make_cache(...)
 #ifdef __clang__
     ;

@@ -151,6 +151,9 @@ struct cache_config {
     /// not, both keep their pages, no entry of a page table ever changes at a commit, and later prompts share the
     /// first.
     bool merge_equal_pages = true;
+    /// Whether pages are evicted from the tenant with the most pages, its own first, so that no tenant displaces those
+    /// with fewer. If not, the eviction policy chooses among the pages of all tenants.
+    bool fair_tenants = false;
 };
 
 /// One policy for each role of a cache, in this order. basic_cache requires that each has its role.

@@ -26,6 +26,7 @@ struct pool_config {
     std::size_t page_bytes = 0;
     std::size_t tenants = 0;       ///< The maximum number of tenants.
     bool merge_equal_pages = true; ///< See cache_config.
+    bool fair_tenants = false;     ///< See cache_config.
 };
 
 /// A model of the time of a prefill on this machine, fitted to timed prefills. A token costs its projections,

@@ -138,6 +138,15 @@ public:
         return owners_[index_of(page)] == tenant;
     }
 
+    /// The tenant with the most pages, of those that have evictable ones; the first, 0, if none has. Cost: O(tenants).
+    [[nodiscard]] std::uint32_t heaviest() const noexcept {
+        std::uint32_t most = 0;
+        for (std::uint32_t each = 1; each < accounts_.size(); ++each)
+            if (accounts_[each].evictable > 0 && (most == 0 || accounts_[each].pages > accounts_[most].pages))
+                most = each;
+        return most;
+    }
+
     /// The number of available pages that the tenant may allocate. Its evictable pages count as available.
     [[nodiscard]] std::size_t available(std::uint32_t tenant, std::size_t available) const noexcept {
         const tenant_usage& own = accounts_[tenant];
@@ -172,7 +181,8 @@ public:
           eviction_(of, id, policies.hash, policies.eviction),
           observer_(policies.observer.open()),
           tenants_(of.pages, of.tenants),
-          merges_(of.merge_equal_pages) {
+          merges_(of.merge_equal_pages),
+          fair_tenants_(of.fair_tenants) {
         if constexpr (requires { pool_.storage().follows_moves(); })
             require(!merges_ || pool_.storage().follows_moves(),
                     "external memory has on_move, or the cache has merge_equal_pages = false");
@@ -208,11 +218,16 @@ public:
         return tenants_.available(tenant, available());
     }
 
-    /// Evicts the evictable pages of a tenant; of the cache, if it has no tenants. Returns whether no page is left.
+    /// Evicts the evictable pages of a tenant; of all, for 0. Returns whether no page is left.
     [[nodiscard]] bool clear(std::uint32_t tenant) {
         while (evict_any(tenant)) {
         }
-        return tenants_.usage(tenant).pages == 0;
+        return tenant == 0 ? pool_.free().size() == pool_.pages() : tenants_.usage(tenant).pages == 0;
+    }
+    /// Sets the counters of an observer to zero, if it has any.
+    void reset_observer() {
+        if constexpr (requires { observer_.reset(); })
+            observer_.reset();
     }
     /// Evicts those of the pages that are evictable and have no child in the index, the last first. Returns their
     /// number.
@@ -258,10 +273,10 @@ public:
             if (!evict_any(tenant))
                 return std::nullopt;
         while (pool_.free().size() < residual_.aside() + 1)
-            if (!evict_any(0))
+            if (!make_room())
                 return std::nullopt;
         auto page = pool_.take();
-        if (!page && evict_any(0))
+        if (!page && make_room())
             page = pool_.take();
         if (page)
             tenants_.take(*page, tenant);
@@ -271,7 +286,7 @@ public:
     /// Evicts until `pages` pages are free. Returns false if nothing more is evictable.
     [[nodiscard]] bool keep_free(std::size_t pages) {
         while (pool_.free().size() < pages)
-            if (!evict_any(0))
+            if (!make_room())
                 return false;
         return true;
     }
@@ -410,6 +425,9 @@ private:
         }
     }
 
+    // Evicts a page to make room for another tenant's.
+    [[nodiscard]] bool make_room() { return evict_any(fair_tenants_ ? tenants_.heaviest() : 0); }
+
     // Evicts an evictable page; one of this tenant's, if `tenant` is not zero.
     [[nodiscard]] bool evict_any(std::uint32_t tenant) {
         const auto page = eviction_.victim(
@@ -440,6 +458,7 @@ private:
     tenant_quotas tenants_;
     std::size_t evictable_ = 0;
     bool merges_;
+    bool fair_tenants_;
 };
 
 }} // namespace kvcache

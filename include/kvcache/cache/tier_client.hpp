@@ -206,6 +206,12 @@ public:
         return now;
     }
 
+    /// Sets all counters to zero, but for those of the tier itself.
+    void reset_stats() {
+        const std::lock_guard guard(lock_);
+        stats_ = {};
+    }
+
     /// A sequence that shares the cached prefix of a prompt, after loading from the tier the pages that are not in
     /// memory. `plans`: see match_options. Requires: the tier is not null.
     template <class Core>

@@ -102,6 +102,7 @@ public:
 
     [[nodiscard]] const reuse_map& map() const noexcept { return map_; }
     [[nodiscard]] const Sequence& pins() const noexcept { return pins_; }
+    [[nodiscard]] Sequence take_pins() && noexcept { return std::move(pins_); }
 
 private:
     Sequence pins_;
@@ -376,8 +377,12 @@ public:
         const std::size_t own = spliced.own_pages(core_.shape().tokens);
         const std::size_t needed = own + pages().residual().more_aside(own);
         if (needed <= pages().available(state.tenant) &&
-            splice(state, spliced, found.pins().state_in(core_).pinned_sources))
+            splice(state, spliced, found.pins().state_in(core_).pinned_sources)) {
+            const auto kept = static_cast<std::size_t>(
+                ranges::count_if(state.lease.spliced, [](const spliced_row& one) { return one.kept; }));
+            pages().emit({event_kind::spliced, kept, rows, state.pinned_sources.size()});
             return lease(core_, state);
+        }
         return core_.sequences().refuse(state, rows, needed, core_.codec().page_bytes());
     }
 

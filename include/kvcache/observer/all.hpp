@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/observer/calling.hpp>
 #include <kvcache/observer/concept.hpp>
 #include <kvcache/observer/counting.hpp>
 #include <kvcache/observer/events.hpp>
@@ -13,7 +14,7 @@
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every observer policy of the library, with its default options.
-using observer_policies =
-    std::tuple<observer::none, observer::counting, observer::events, observer::metrics, observer::tracing>;
+using observer_policies = std::tuple<observer::none, observer::calling, observer::counting, observer::events,
+                                     observer::metrics, observer::tracing>;
 
 }} // namespace kvcache

@@ -16,6 +16,7 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 /// The kinds of events in a cache.
 enum class event_kind {
     matched,   ///< A prompt was looked up: tokens matched, tokens of the prompt, matched pages.
+    spliced,   ///< Chunks computed elsewhere were placed: tokens kept, rows reserved with them, pages they lie in.
     stored,    ///< Tokens were committed.
     published, ///< A full page became findable: its tokens and its parent page.
     copied,    ///< A shared page was copied before a write (copy-on-write): from the first of the pages to the second.
@@ -26,11 +27,12 @@ enum class event_kind {
 /// One event. Its spans are valid during the call only.
 struct event {
     event_kind kind = event_kind::matched;
-    std::size_t tokens = 0; ///< Tokens matched (matched), committed (stored), or in the page (the other kinds).
-    std::size_t of = 0;     ///< Tokens requested (matched, refused).
-    std::size_t pages = 0;  ///< Number of pages concerned.
+    std::size_t tokens =
+        0;              ///< Tokens matched (matched), kept (spliced), committed (stored), or in the page (other kinds).
+    std::size_t of = 0; ///< Tokens requested (matched, spliced, refused).
+    std::size_t pages = 0; ///< Number of pages concerned.
 
-    std::span<const page_id> which = {}; ///< The pages concerned, in order; empty for stored and refused.
+    std::span<const page_id> which = {}; ///< The pages concerned, in order; empty for spliced, stored and refused.
     std::optional<page_id> parent = {};  ///< The parent of the page (published, evicted).
     std::span<const token_id> run = {};  ///< The tokens of the page (published, evicted).
     std::span<const digest> names = {};  ///< Page names, indexed by page; see name_of.

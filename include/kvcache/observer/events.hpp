@@ -52,6 +52,7 @@ public:
             if (!how_.routers_only)
                 tell(R"("type":"BlockCopied","tokens":)" + std::to_string(what.tokens) + medium());
             break;
+        case event_kind::spliced:
         case event_kind::stored:
         case event_kind::refused:
             break;

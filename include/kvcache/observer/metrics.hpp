@@ -119,6 +119,7 @@ struct metrics {
         void on(const event& what) noexcept { counting_.on(what); }
 
         [[nodiscard]] const event_counts& counts() const noexcept { return counting_.counts(); }
+        void reset() noexcept { counting_.reset(); }
         [[nodiscard]] const exposition::labels& labels() const noexcept { return labels_; }
 
         /// Returns the counters in Prometheus' text format. Requires: the label names are valid.
@@ -126,6 +127,10 @@ struct metrics {
             const event_counts& now = counts();
             exposition to(labels_);
             to.counter("kvcache_lookups_total", "Prompts looked up.", now.lookups);
+            to.counter("kvcache_hits_total", "Prompts with a cached prefix.", now.hits);
+            to.counter("kvcache_approximate_hits_total", "Prompts into which chunks were placed.",
+                       now.approximate_hits);
+            to.counter("kvcache_tokens_spliced_total", "Tokens of these chunks.", now.tokens_spliced);
             to.counter("kvcache_tokens_looked_up_total", "Tokens of the prompts looked up.", now.tokens_looked_up);
             to.counter("kvcache_tokens_found_total", "Tokens of them that were known.", now.tokens_found);
             to.counter("kvcache_tokens_stored_total", "Tokens committed.", now.tokens_stored);

@@ -18,6 +18,8 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace observer {
     switch (kind) {
     case event_kind::matched:
         return "matched";
+    case event_kind::spliced:
+        return "spliced";
     case event_kind::stored:
         return "stored";
     case event_kind::published:
