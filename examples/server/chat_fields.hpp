@@ -15,8 +15,9 @@
 
 namespace server::detail {
 
-// Returns the text of a string, or of a list of parts of type text.
-inline std::string content_of(field_reader& fields, const std::string& name, const sent_json& content) {
+// Returns the text of a string, or of a list of parts of type text. Adds the parts that are marked as chunks.
+inline std::string content_of(field_reader& fields, const std::string& name, const sent_json& content,
+                              std::size_t message, std::vector<marked_part>& marked) {
     if (content.is_string())
         return content.get<std::string>();
     std::string made;
@@ -26,9 +27,14 @@ inline std::string content_of(field_reader& fields, const std::string& name, con
     }
     for (const sent_json& part : content)
         if (part.is_object() && part.value("type", sent_json()) == "text" && part.contains("text") &&
-            part["text"].is_string())
-            made += part["text"].get<std::string>();
-        else
+            part["text"].is_string()) {
+            const auto& text = part["text"].get_ref<const std::string&>();
+            if (part.value("cache", sent_json()) == "chunk" && !text.empty())
+                marked.push_back({message, made.size(), text.size()});
+            else if (part.contains("cache") && part["cache"] != "chunk" && !part["cache"].is_null())
+                fields.refuse(name, "has a part whose cache is not chunk");
+            made += text;
+        } else
             fields.refuse(name, "may hold parts of type text alone");
     return made;
 }
@@ -76,7 +82,7 @@ inline void read_messages(field_reader& fields, question& into) {
             message.more["tool_calls"] = kvcache::json(each["tool_calls"]);
         }
         if (each.contains("content") && !each["content"].is_null())
-            message.content = content_of(fields, name + ".content", each["content"]);
+            message.content = content_of(fields, name + ".content", each["content"], into.messages.size(), into.marked);
         else if (message.role != "assistant")
             return fields.refuse(name + ".content", "is missing");
         into.messages.push_back(std::move(message));

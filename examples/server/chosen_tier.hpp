@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "../support/tier_flag.hpp"
 #include "../support/tier_secret.hpp"
@@ -48,6 +49,9 @@ public:
     }
     [[nodiscard]] std::size_t count_prefix_hits(std::span<const kvcache::sha256_digest> names) {
         return std::visit([&](auto& tier) { return kvcache::tier::count_prefix_hits(tier, names); }, of_);
+    }
+    [[nodiscard]] std::vector<bool> present(std::span<const kvcache::sha256_digest> names) {
+        return std::visit([&](auto& tier) { return kvcache::tier::present(tier, names); }, of_);
     }
     template <class Use>
     [[nodiscard]] kvcache::result<std::size_t> read_run(std::span<const kvcache::sha256_digest> names, Use&& use) {

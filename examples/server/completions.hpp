@@ -49,12 +49,14 @@ public:
         for (std::size_t i = 0; i < (chat ? 1 : what->prompts.size()); ++i)
             all.push_back(std::make_shared<exchange>(at_, what, i, *tenant));
         kvcache::result<void> begun = all.front()->join(key, watch);
-        const auto ask_all = [&](const std::stop_token& stop) {
+        const auto prepare_all = [&](const std::stop_token& stop) {
             for (std::size_t i = 0; begun && i < all.size(); ++i)
-                begun = all[i]->ask(stop);
+                begun = all[i]->prepare(stop);
         };
-        if (begun && !at_.prepare.run(bytes, watch, ask_all))
+        if (begun && !at_.prepare.run(bytes, watch, prepare_all))
             begun = given_up();
+        for (std::size_t i = 0; begun && i < all.size(); ++i)
+            begun = all[i]->start(watch);
         if (!begun) {
             for (const auto& each : all)
                 each->abandon();

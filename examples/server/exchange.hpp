@@ -14,12 +14,14 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "../support/local_time.hpp"
 #include "chat_fields.hpp"
 #include "host.hpp"
+#include "marked_parts.hpp"
 #include "preparation.hpp"
 #include "question.hpp"
 
@@ -53,9 +55,9 @@ public:
         return {};
     }
 
-    /// Submits the question to the engine. A request that joined no conversation reuses pages that are cached, and
-    /// nothing else. Errors: an invalid question; a full queue; cancelled, once `stop` is requested.
-    [[nodiscard]] kvcache::result<void> ask(const std::stop_token& stop) {
+    /// Makes the question a request to the engine. A request that joined no conversation reuses pages that are cached,
+    /// and nothing else. Errors: an invalid question; cancelled, once `stop` is requested.
+    [[nodiscard]] kvcache::result<void> prepare(const std::stop_token& stop) {
         if (auto begun = asked_->chat ? begin_chat(stop) : begin_completion(stop); !begun)
             return begun;
         if (stop.stop_requested())
@@ -79,7 +81,7 @@ public:
         for (std::size_t i = 0; i < asked_->choices; ++i)
             texts_.emplace_back(at_.words, prompt_, asked_->stop);
         const auto self = shared_from_this();
-        kvcache::engine_request<store> request{
+        kvcache::engine_request<store>& request = request_.emplace(kvcache::engine_request<store>{
             .prompt = prompt_,
             .tenant = tenant_,
             .client = asked_->client,
@@ -93,10 +95,22 @@ public:
             .score_prompt = asked_->echo && asked_->log_probabilities,
             .deadline = began_ + std::chrono::seconds(at_.with.timeout_s),
             .on_token = [self](const kvcache::generated_token& token) { return self->on_token(token); },
-            .on_finish = [self](kvcache::engine_outcome<store>&& end) { self->done(std::move(end)); }};
+            .on_finish = [self](kvcache::engine_outcome<store>&& end) { self->done(std::move(end)); }});
         if (turn_ && turn_->sequence.size() > 0 && mode() != kvcache::reuse_mode::baseline)
             request.known = std::move(turn_->sequence);
-        auto id = at_.engine().submit(std::move(request));
+        return {};
+    }
+
+    /// Submits the request, after the marked parts of its messages are chunks. Errors: a full queue; cancelled.
+    /// Requires: it was prepared.
+    [[nodiscard]] kvcache::result<void> start(const request_watch& watch) {
+        if (!parts_.empty())
+            if (auto warm = std::make_shared<part_warmer>(at_, tenant_, asked_->client)
+                                ->run(std::exchange(parts_, {}), *request_->deadline, watch);
+                !warm)
+                return warm;
+        auto id = at_.engine().submit(std::move(*request_));
+        request_.reset();
         if (!id)
             return id.error();
         id_ = *id;
@@ -208,6 +222,23 @@ public:
 private:
     using table = kvcache::session_table<conversation>;
 
+    // Cuts the messages at their marked parts, and encodes these.
+    [[nodiscard]] kvcache::result<void> cut(kvcache::chat_options& how) {
+        if (asked_->marked.empty() || mode() != kvcache::reuse_mode::chunks)
+            return {};
+        for (const marked_part& part : asked_->marked) {
+            auto ids = at_.words.encode(
+                std::string_view(asked_->messages[part.message].content).substr(part.first, part.bytes),
+                {.add_special_tokens = false, .parse_special = false, .stop = how.stop});
+            if (!ids)
+                return ids.error();
+            if (ids->size() >= kvcache::index::chunk{}.least && ids->size() <= at_.context())
+                parts_.push_back(std::move(*ids));
+        }
+        how.cut = cut_at_marks(asked_->messages, asked_->marked);
+        return {};
+    }
+
     [[nodiscard]] kvcache::result<void> begin_chat(const std::stop_token& stop) {
         if (!at_.form)
             return kvcache::error{kvcache::error_code::malformed, "messages",
@@ -222,6 +253,8 @@ private:
         for (auto& [name, value] : asked_->variables.items())
             how.variables[name] = std::move(value);
         detail::convert_arguments(asked_->messages, at_.parsed_arguments);
+        if (auto encoded = cut(how); !encoded)
+            return encoded;
         auto begun = with.begin(std::exchange(asked_->messages, {}), asked_->max_tokens.value_or(1), how);
         if (!begun)
             return begun.error();
@@ -277,6 +310,8 @@ private:
     std::size_t which_;      // of the prompts
     kvcache::tenant tenant_; // outlives what belongs to it
     std::vector<kvcache::token_id> prompt_;
+    std::vector<std::vector<kvcache::token_id>> parts_; // marked
+    std::optional<kvcache::engine_request<store>> request_;
     std::size_t known_before_ = 0;
     std::optional<table::hold> held_;
     std::optional<kvcache::chat_turn<store>> turn_;

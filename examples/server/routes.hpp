@@ -141,11 +141,14 @@ private:
             std::make_shared<exchange>(at_, std::make_shared<question>(std::move(*asked)), 0, std::move(*tenant));
         kvcache::result<void> begun;
         prepared(in, out, [&](const std::stop_token& stop) {
-            if (begun = talk->ask(stop); !begun)
+            if (begun = talk->prepare(stop); !begun)
                 refuse(out, problem_of(begun.error()));
         });
         if (out.status != 200)
             return;
+        const request_watch watch(in.client, std::chrono::seconds(at_.with.timeout_s));
+        if (begun = talk->start(watch); !begun)
+            return refuse(out, problem_of(begun.error()));
         serve(*talk, in.client);
         const std::size_t chunk = talk->asked().bare && !talk->failure() ? talk->keep_as_chunk() : 0;
         talk->finish();
@@ -272,6 +275,7 @@ private:
         to.counter("kvcache_accepted_tokens", "Of them, those that were right.", now.accepted);
         const auto tier = kvcache::tier_stats_of(at_.cache);
         to.counter("kvcache_tier_loaded_tokens", "Tokens that were read from the tier.", tier.loaded_tokens);
+        to.counter("kvcache_tier_loaded_chunks", "Documents that were found in the tier.", tier.loaded_chunks);
         to.counter("kvcache_tier_stored_pages", "Pages that the tier has written.", tier.stored);
         to.counter("kvcache_tier_failures", "Reads and writes that failed.", tier.store_failures);
         to.counter("kvcache_tier_refused_pages", "Pages in the tier that were damaged, forged or foreign.",

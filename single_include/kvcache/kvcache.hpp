@@ -21947,7 +21947,10 @@ template <tier_state Tier>
     } else {
         std::vector<bool> there(names.size());
         for (std::size_t i = 0; i < names.size(); ++i)
-            there[i] = tier.contains(names[i]);
+            if constexpr (run_tier_state<Tier>) // contains() may send no request
+                there[i] = tier.count_prefix_hits(names.subspan(i, 1)) == 1;
+            else
+                there[i] = tier.contains(names[i]);
         return there;
     }
 }

@@ -644,6 +644,23 @@ def chunks(at):
         status, got = at.post("/v1/completions", prompt="x", max_tokens=1, cache=wrong)
         check(status == 400 and got["error"]["code"] == field, (wrong, got))
     check(at.gauge("kvcache:approximate_tokens_total") > 0 and at.gauge("kvcache:approximate_requests_total") >= 5, "they are counted")
+    # Marked parts of messages are chunks too: those that are new are computed by themselves first.
+    parts = ["The miller has seven cats, and each of them sleeps in a sack of its own, near the stove. " * 3, texts[1]]
+    part = lambda text, **more: {"type": "text", "text": text, "cache": "chunk", **more}
+    for order, question in ((1, 0), "Which one?"), ((0, 1), "How many?"):
+        content = [{"type": "text", "text": "Read: "}, *(part(parts[i]) for i in order), {"type": "text", "text": question}]
+        got = at.post("/v1/chat/completions", messages=[{"role": "user", "content": content}], max_tokens=4, temperature=0,
+                      cache={"mode": "chunks", "recompute": "head:4"})[1]
+        counts = got["usage"]["kvcache"]
+        check(counts["recomputed_tokens"] == 8 and counts["approximate_tokens"] == sum(len(tokens(each)) for each in parts) - 8, (order, counts))
+    plain = [{"role": "user", "content": "Read: " + parts[0] + "How many?"}]
+    marked = [{"role": "user", "content": [{"type": "text", "text": "Read: "}, part(parts[0]), {"type": "text", "text": "How many?"}]}]
+    how = dict(temperature=0, max_tokens=6, logprobs=True, cache={"mode": "prefix"})
+    check(at.post("/v1/chat/completions", messages=plain, **how)[1]["choices"] == at.post("/v1/chat/completions", messages=marked, **how)[1]["choices"],
+          "in other modes a mark changes nothing")
+    for wrong in (part("x", cache="page"), part("x", cache=True), part(None)):
+        status, got = at.post("/v1/chat/completions", messages=[{"role": "user", "content": [wrong]}], max_tokens=1)
+        check(status == 400 and got["error"]["code"] == "messages[0].content", (wrong, got))
     # A turn that was approximate is no past of the next one.
     talk = [{"role": "user", "content": texts[0]}]
     how = dict(temperature=0, max_tokens=12, user="reader")

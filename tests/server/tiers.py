@@ -166,6 +166,40 @@ def one_server(directory, known):
     redis.kill()
 
 
+def documents(tier):
+    """Documents that one server warmed are placed by others, in orders that nobody saw, and not computed."""
+    dice = random.Random(3)
+    texts = [" ".join(dice.choices(WORDS, k=60)) + "." for _ in range(8)]
+
+    def ask(at, order, start):
+        tokens = lambda text: at.post("/tokenize", content=text, add_special_tokens=False)[1]["tokens"]
+        parts = [tokens(texts[i]) for i in order]
+        prompt = tokens(start) + sum(parts, []) + tokens("Where is Tom?")
+        reply = at.post("/v1/completions", prompt=prompt, max_tokens=8, temperature=0, logprobs=2,
+                        cache={"mode": "chunks", "recompute": "head:4"})[1]
+        counts, all_of_them = reply["usage"]["kvcache"], sum(map(len, parts))
+        check(counts["recomputed_tokens"] == 4 * len(order), counts)
+        check(counts["approximate_tokens"] == all_of_them - 4 * len(order), counts)
+        check(counts["prefilled_tokens"] + counts["exact_tokens"] == len(prompt) - all_of_them, counts)
+        return reply["choices"]
+
+    first, order = running.Server(SERVER, MODEL, "--tier", tier), [3, 1, 4, 0, 5, 7, 2, 6]
+    for text in texts:
+        status, warm = first.post("/v1/warm", text=text, cache={"mode": "chunks"})
+        check(status == 200 and warm["chunk_tokens"] == warm["token_count"], warm)
+    said = ask(first, order, "Read this.")
+    first.stop()  # all is written then
+    second = running.Server(SERVER, MODEL, "--tier", tier)
+    check(ask(second, order, "Read this.") == said, "the same bits after a restart")
+    third = running.Server(SERVER, MODEL, "--tier", tier)  # while the second one runs
+    for start in "Look.", "Ella.", "Tom.":
+        dice.shuffle(order)
+        check(ask(third, order, start) == ask(second, order, start), "the same bits in another process")
+    check(third.gauge("kvcache_tier_loaded_chunks") == 8, "they came from the tier")
+    second.stop()
+    third.stop()
+
+
 def cluster(directory, known):
     nodes = [Redis(directory, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port",
                    str(free_port())) for _ in range(3)]
@@ -395,6 +429,7 @@ def main():
     try:
         known = words_without_a_tier()
         restarts(directory, known)
+        documents(f"lmdb:{directory / 'documents'}")
         full_disk(directory, known)
         damaged_files(directory, known)
         links(directory)
@@ -403,6 +438,9 @@ def main():
             print("SKIPPED: there is no redis-server")
             return
         one_server(directory, known)
+        redis = Redis(directory)
+        documents(f"redis:127.0.0.1:{redis.port}")
+        redis.kill()
         cluster(directory, known)
         secrets(directory, known)
         full_and_late(directory, known)

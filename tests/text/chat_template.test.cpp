@@ -109,6 +109,27 @@ TEST_CASE("a chat's control tokens come from its template only") {
     CHECK(words.decode(*encoded, {}) == rendered->text());
 }
 
+TEST_CASE("a message that is cut is encoded part by part, and the rendering has no cut") {
+    const auto words = open(goldens / "qwen");
+    const auto chat = parse(read(goldens / "chats.json")["templates"]["chatml"].get<std::string>());
+    const std::string cut = "\xee\x80\x80", before = "Read th", part = "is one, and no other", after = "s. Why?";
+    const std::vector<kv::chat_message> plain{{"user", before + part + after}};
+    const std::vector<kv::chat_message> with_cuts{{"user", before + cut + part + cut + after}};
+    const auto whole = chat.render(plain, {}), parts = chat.render(with_cuts, {.cut = cut});
+    REQUIRE(whole);
+    REQUIRE(parts);
+    CHECK(parts->text() == whole->text());
+    const auto one = words.encode(whole->segments, false), cuts = words.encode(parts->segments, false);
+    REQUIRE(one);
+    REQUIRE(cuts);
+    CHECK(*one != *cuts);
+    CHECK(words.decode(*cuts, {}) == words.decode(*one, {}));
+    const auto alone = words.encode(part, {.add_special_tokens = false});
+    REQUIRE(alone);
+    CHECK(std::search(cuts->begin(), cuts->end(), alone->begin(), alone->end()) != cuts->end());
+    CHECK(chat.render(plain, {.cut = cut})->segments == whole->segments);
+}
+
 TEST_CASE("tool definitions reach the template, in the order of their keys, as user text") {
     const auto chat = parse("{% if tools %}{{ tools | tojson }}{% endif %}{{ tools is none }}");
     const auto none = kv::json::array();

@@ -158,7 +158,7 @@ private:
                     return std::nullopt;
             at += n;
             if (n < each.text.size())
-                rest.push_back({each.text.substr(n), each.is_control});
+                rest.push_back({each.text.substr(n), each.is_control, n == 0 && each.after_cut});
         }
         return at == text_.size() ? std::optional(std::move(rest)) : std::nullopt;
     }

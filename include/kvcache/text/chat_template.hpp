@@ -45,6 +45,8 @@ struct chat_options {
     json tools = nullptr;            ///< Tool definitions, a list of objects; null: none.
     json variables = json::object(); ///< Further variables of the template: "enable_thinking", "documents".
     stop_token stop = {};            ///< Ends the rendering early, with error_code::cancelled.
+    /// A text at which messages are cut (text_segment::after_cut); it is left out. Empty: they are not cut.
+    std::string cut = {};
 };
 
 /// A rendered chat, in segments by origin.

@@ -72,6 +72,7 @@ struct tagged_text;
 struct text_segment {
     std::string text = {};
     bool is_control = false; ///< The text may become control tokens.
+    bool after_cut = false;  ///< It is encoded as a text of its own: no token spans its beginning.
 
     friend bool operator==(const text_segment&, const text_segment&) = default;
 };
@@ -115,7 +116,8 @@ public:
     KVCACHE_ONCE [[nodiscard]] result<std::vector<token_id>> encode(std::string_view text,
                                                                     const encode_options& options) const;
     /// Returns the tokens of a rendered template. Text of the template may become control tokens; user text never
-    /// does. The segments contain the tokens that the template writes (`<s>`), so pass add_special_tokens = false.
+    /// does. The segments contain the tokens that the template writes (`<s>`), so pass add_special_tokens = false; that
+    /// is required where a segment is after a cut.
     /// `stop` as in encode_options.
     KVCACHE_ONCE [[nodiscard]] result<std::vector<token_id>>
     encode(std::span<const text_segment> segments, bool add_special_tokens, const stop_token& stop = {}) const;

@@ -97,15 +97,27 @@ KVCACHE_LAZY [[nodiscard]] inline text::jinja::value chat_message_of(const json&
     return made;
 }
 
-KVCACHE_LAZY [[nodiscard]] inline rendered_chat segments_of(const text::tagged_text& rendered,
+/// `cut`: see chat_options.
+KVCACHE_LAZY [[nodiscard]] inline rendered_chat segments_of(const text::tagged_text& rendered, const std::string& cut,
                                                             text::jinja::budget& spent) {
     rendered_chat out;
+    bool after_cut = false;
+    const auto add = [&](std::string text, bool control) {
+        if (!text.empty())
+            out.segments.push_back({std::move(text), control, std::exchange(after_cut, false)});
+    };
     for (std::size_t i = 0, end = 0; i < rendered.bytes.size(); i = end) {
         const bool plain = rendered.marked() && rendered.plain[i] != '\0';
         end = rendered.marked() ? rendered.plain.find(plain ? '\0' : '\1', i) : std::string::npos;
         end = std::min(end, rendered.bytes.size());
         spent.text(2 * sizeof(text_segment) + end - i);
-        out.segments.push_back({rendered.bytes.substr(i, end - i), !plain});
+        std::size_t at = i;
+        for (std::size_t next = 0; plain && !cut.empty() && (next = rendered.bytes.find(cut, at)) < end;
+             at = next + cut.size()) {
+            add(rendered.bytes.substr(at, next - at), false);
+            after_cut = true;
+        }
+        add(rendered.bytes.substr(at, end - at), !plain);
     }
     return out;
 }
@@ -157,7 +169,8 @@ struct chat_template::state {
         names["add_generation_prompt"] = options.add_generation_prompt;
         try {
             budget spent(size, options.stop);
-            return kvcache::detail::segments_of(interpreter(std::move(names), options.now, spent).run(body), spent);
+            return kvcache::detail::segments_of(interpreter(std::move(names), options.now, spent).run(body),
+                                                options.cut, spent);
         } catch (const failure& f) {
             return f.reason;
         }

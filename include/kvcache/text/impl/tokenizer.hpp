@@ -253,10 +253,22 @@ KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(std::string_view te
 
 KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(std::span<const text_segment> segments,
                                                              bool add_special_tokens, const stop_token& stop) const {
+    std::vector<token_id> all;
     text::tagged_text marked;
-    for (const text_segment& s : segments)
+    for (const text_segment& s : segments) {
+        if (s.after_cut && !marked.bytes.empty()) {
+            expects(!add_special_tokens, "a text that is cut begins and ends with the tokens that its segments say");
+            auto part = encode(std::exchange(marked, {}), false, stop);
+            if (!part)
+                return part;
+            all.insert(all.end(), part->begin(), part->end());
+        }
         marked.append(s.text, !s.is_control);
-    return encode(marked, add_special_tokens, stop);
+    }
+    auto last = encode(marked, add_special_tokens, stop);
+    if (last && !all.empty())
+        last->insert(last->begin(), all.begin(), all.end());
+    return last;
 }
 
 KVCACHE_BODY std::string tokenizer::decode(std::span<const token_id> tokens, const decode_options& options) const {

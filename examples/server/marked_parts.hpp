@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/chunk/chunk_reuse.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/session/engine_request.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host.hpp"
+#include "preparation.hpp"
+#include "question.hpp"
+
+namespace server {
+
+/// Cuts messages at their marked parts, so that the tokens of a part do not depend on what stands around it. Returns
+/// the text at which they are cut (chat_options::cut), which occurs in no message.
+[[nodiscard]] inline std::string cut_at_marks(std::vector<kvcache::chat_message>& messages,
+                                              const std::vector<marked_part>& marked) {
+    std::string cut;
+    for (unsigned code = 0x80; code <= 0xbf; ++code) { // U+E000 to U+E03F, for private use
+        cut = {'\xee', '\x80', static_cast<char>(code)};
+        if (std::ranges::none_of(messages,
+                                 [&](const auto& each) { return each.content.find(cut) != std::string::npos; }))
+            break;
+    }
+    for (auto part = marked.rbegin(); part != marked.rend(); ++part) { // positions before it stay
+        std::string& content = messages[part->message].content;
+        content.insert(part->first + part->bytes, cut);
+        content.insert(part->first, cut);
+    }
+    return cut;
+}
+
+/// The marked parts of a request: those that no cached chunk has are computed, each by itself, and registered, before
+/// the request is. Its client waits.
+class part_warmer : public std::enable_shared_from_this<part_warmer> {
+public:
+    part_warmer(host& at, kvcache::tenant tenant, std::uint64_t client)
+        : at_(at), tenant_(std::move(tenant)), client_(client) {}
+
+    /// Errors: those of the engine; cancelled.
+    [[nodiscard]] kvcache::result<void> run(std::vector<std::vector<kvcache::token_id>> parts,
+                                            std::chrono::steady_clock::time_point deadline,
+                                            const request_watch& watch) {
+        std::ranges::sort(parts);
+        const auto twice = std::ranges::unique(parts);
+        parts.erase(twice.begin(), twice.end());
+        for (auto& part : parts)
+            if (!known(part))
+                if (auto asked = ask(std::move(part), deadline); !asked) {
+                    cancel();
+                    return asked;
+                }
+        std::unique_lock guard(lock_);
+        while (!changed_.wait_for(guard, std::chrono::milliseconds(50), [&] { return ended_ == ids_.size(); })) {
+            guard.unlock();
+            const bool ends = watch();
+            guard.lock();
+            if (ends) {
+                guard.unlock();
+                cancel();
+                return kvcache::error{kvcache::error_code::cancelled, "request", "the request was cancelled"};
+            }
+        }
+        return failure_ ? kvcache::result<void>(*failure_) : kvcache::result<void>();
+    }
+
+private:
+    [[nodiscard]] bool known(const std::vector<kvcache::token_id>& part) {
+        const auto none = at_.cache.open(tenant_);
+        auto asked = part;
+        asked.push_back(part.front()); // the last token is never reused
+        kvcache::chunk_reuse<store> chunks(at_.cache);
+        return chunks.match(none, asked).map().tokens(kvcache::reuse_kind::approximate) >=
+               chunks.splice_position(part.size());
+    }
+
+    [[nodiscard]] kvcache::result<void> ask(std::vector<kvcache::token_id> part,
+                                            std::chrono::steady_clock::time_point deadline) {
+        kvcache::engine_request<store> request{
+            .prompt = std::move(part),
+            .tenant = tenant_,
+            .client = client_,
+            .stop = {.max_tokens = 0},
+            .deadline = deadline,
+            .on_finish = [self = shared_from_this()](auto&& end) { self->ended(std::forward<decltype(end)>(end)); }};
+        auto id = at_.engine().submit(std::move(request));
+        if (!id)
+            return id.error();
+        const std::lock_guard guard(lock_);
+        ids_.push_back(*id);
+        return {};
+    }
+
+    void cancel() {
+        const std::lock_guard guard(lock_);
+        for (const auto id : ids_)
+            at_.engine().cancel(id);
+    }
+
+    // Called by the computing thread.
+    void ended(kvcache::engine_outcome<store>&& end) {
+        const auto sequence =
+            end.answers.empty() || end.failure ? std::nullopt : std::exchange(end.answers[0].sequence, std::nullopt);
+        if (sequence && sequence->exact() == sequence->size() && sequence->size() > 0)
+            (void)kvcache::chunk_reuse<store>(at_.cache).add(*sequence, 0, sequence->size());
+        const std::lock_guard guard(lock_);
+        ++ended_;
+        if (end.failure && !failure_)
+            failure_ = end.failure;
+        changed_.notify_one();
+    }
+
+    host& at_;
+    kvcache::tenant tenant_;
+    std::uint64_t client_;
+    std::mutex lock_;
+    std::condition_variable changed_;
+    std::vector<kvcache::request_id> ids_;
+    std::size_t ended_ = 0;
+    std::optional<kvcache::error> failure_;
+};
+
+} // namespace server
