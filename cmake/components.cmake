@@ -30,6 +30,7 @@ set(kvcache_core_paths  # all that needs Eigen and xsimd
   attention/
   cache/any_cache.hpp
   cache/any_codec.hpp
+  cache/any_kv_codec.hpp
   codec/
   core/tensor.hpp
   formats/

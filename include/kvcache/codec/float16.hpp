@@ -14,11 +14,12 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 namespace detail {
 
-/// Coder of a tile in 16-bit floats, in the tile's own order: keys (head_dim, 16), values (16, padded_head_dim).
-template <class Number>
-class float16_coder {
+/// Coder of a tile in floats of 16 or 32 bits, in the tile's own order: keys (head_dim, 16), values (16,
+/// padded_head_dim).
+template <weight_format Number>
+class float_coder {
 public:
-    float16_coder(kv_kind side, std::size_t head_dim) : numbers_(tile_numbers(side, head_dim)) {}
+    float_coder(kv_kind side, std::size_t head_dim) : numbers_(tile_numbers(side, head_dim)) {}
 
     [[nodiscard]] std::size_t tokens() const noexcept { return tile_tokens; }
     [[nodiscard]] std::size_t bytes() const noexcept { return numbers_ * sizeof(Number); }
@@ -39,7 +40,8 @@ public:
     }
 
     /// Returns the operand that describes the encoded tile.
-    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept {
+    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept
+        requires(!std::is_same_v<Number, float>) {
         return {.format = std::is_same_v<Number, half> ? quant_format::f16 : quant_format::bf16,
                 .codes = from,
                 .bytes = bytes()};
@@ -56,7 +58,7 @@ private:
 struct f16 {
     using role = codec_role;
     [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
-        return detail::float16_coder<half>(side, shape.head_dim);
+        return detail::float_coder<half>(side, shape.head_dim);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
 };
@@ -68,7 +70,7 @@ static_assert(codec_policy<f16>);
 struct bf16 {
     using role = codec_role;
     [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
-        return detail::float16_coder<bfloat16>(side, shape.head_dim);
+        return detail::float_coder<bfloat16>(side, shape.head_dim);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
 };
