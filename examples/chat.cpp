@@ -7,12 +7,15 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "support/bars.hpp"
+#include "support/codec_flag.hpp"
 #include "support/conversation.hpp"
 #include "support/flags.hpp"
 #include "support/model_directory.hpp"
+#include "support/saved_context.hpp"
 #include "support/script.hpp"
 #include <CLI/CLI.hpp>
 #include <unistd.h>
@@ -23,21 +26,26 @@ using support::report;
 using support::turn_report;
 
 struct flags : support::generation_flags {
-    std::string model, replay, system, svg;
+    std::string model, replay, system, svg, codec = "f32", save, load;
     std::size_t memory = 1024;
     bool demo = false, no_cache = false;
 };
 
+template <class Codec>
 struct host {
+    using conversation = support::conversation<Codec>;
+    using cache = typename conversation::cache;
+
     const support::speaker& speaker;
     kvcache::identity id;
     kvcache::page_shape shape;
     kvcache::cache_limits limit;
+    Codec codec;
 
     // Returns a new cache, on the heap because a cache is not movable.
-    [[nodiscard]] std::unique_ptr<support::conversation::cache> open() const {
-        return std::unique_ptr<support::conversation::cache>(
-            new support::conversation::cache(kvcache::make_cache({.shape = shape, .limit = limit, .id = id})));
+    [[nodiscard]] std::unique_ptr<cache> open() const {
+        return std::unique_ptr<cache>(
+            new cache(kvcache::make_cache({.shape = shape, .limit = limit, .id = id}, codec)));
     }
 };
 
@@ -51,9 +59,10 @@ void say_cost(const turn_report& turn) {
 }
 
 // Chats with a person, or with the lines of a file, until the input ends.
-int talk(const host& at, const support::script& lines, bool scripted, bool reuse) {
-    auto store = at.open();
-    support::conversation chat(at.speaker, lines.system);
+template <class Codec>
+int converse(const host<Codec>& at, std::unique_ptr<typename host<Codec>::cache>& store,
+             typename host<Codec>::conversation& chat, const support::script& lines, const flags& f) {
+    const bool scripted = !f.replay.empty(), reuse = !f.no_cache;
     const bool person = !scripted && isatty(STDIN_FILENO) != 0;
     if (person)
         std::cout << "(/clear forgets, /stats tells of the cache, /quit ends)\n";
@@ -95,12 +104,29 @@ int talk(const host& at, const support::script& lines, bool scripted, bool reuse
     }
 }
 
+// The same, after the conversation of a file, and saved to a file at the end.
+template <class Codec>
+int talk(const host<Codec>& at, const support::script& lines, const flags& f) {
+    auto store = at.open();
+    typename host<Codec>::conversation chat(at.speaker, lines.system);
+    if (!f.load.empty())
+        if (auto loaded = chat.load(*store, f.load); !loaded)
+            return report("chat", support::in_file("--load", f.load, loaded.error()));
+    const int status = converse(at, store, chat, lines, f);
+    if (!f.save.empty())
+        if (auto saved = chat.save(*store, f.save); !saved)
+            return report("chat", support::in_file("--save", f.save, saved.error()));
+    return status;
+}
+
 // Plays a script `times` times and keeps the best times. Each run has a new cache; without reuse, each turn has one.
-kvcache::result<std::vector<turn_report>> play(const host& at, const support::script& lines, bool reuse, int times) {
+template <class Codec>
+kvcache::result<std::vector<turn_report>> play(const host<Codec>& at, const support::script& lines, bool reuse,
+                                               int times) {
     std::vector<turn_report> best;
     for (int time = 0; time < times; ++time) {
         auto store = at.open();
-        support::conversation chat(at.speaker, lines.system);
+        typename host<Codec>::conversation chat(at.speaker, lines.system);
         for (std::size_t i = 0; i < lines.turns.size(); ++i) {
             if (!reuse)
                 store = at.open();
@@ -118,7 +144,8 @@ kvcache::result<std::vector<turn_report>> play(const host& at, const support::sc
     return best;
 }
 
-int demo(const host& at, const support::script& lines, const std::string& svg, const std::string& command) {
+template <class Codec>
+int demo(const host<Codec>& at, const support::script& lines, const std::string& svg, const std::string& command) {
     constexpr int times = 3;
     std::printf("The same conversation twice: with its past in the cache, and computed anew every turn.\n\n");
     const auto warm = play(at, lines, true, times);
@@ -183,8 +210,14 @@ int run(const flags& f, const std::string& command) {
                                    .max_batch_tokens = f.max_batch_tokens};
     kvcache::identity id = loaded->model.id(loaded->weights);
     id.tokenizer = words->digest();
-    const host at{speaker, id, loaded->model.shape(f.page), {.bytes = f.memory << 20}};
-    return f.demo ? demo(at, lines, f.svg, command) : talk(at, lines, !f.replay.empty(), !f.no_cache);
+    const kvcache::page_shape shape = loaded->model.shape(f.page);
+    return support::with_codec(
+        f.codec, shape,
+        [&](const auto& codec) {
+            const host<std::decay_t<decltype(codec)>> at{speaker, id, shape, {.bytes = f.memory << 20}, codec};
+            return f.demo ? demo(at, lines, f.svg, command) : talk(at, lines, f);
+        },
+        [](const kvcache::error& fault) { return report("chat", fault); });
 }
 
 } // namespace
@@ -197,13 +230,21 @@ int main(int argc, char** argv) {
         ->required()
         ->check(CLI::ExistingPath);
     app.add_option("--replay", f.replay, "Play a file: {\"system\", \"turns\"} in JSON, or a turn a line");
-    app.add_flag("--demo", f.demo,
-                 "Play it (or the model's conversation.json) with and without reuse, and compare bits");
+    auto* demo = app.add_flag("--demo", f.demo,
+                              "Play it (or the model's conversation.json) with and without reuse, and compare bits");
     app.add_option("--svg", f.svg, "With --demo: write a picture");
-    app.add_option("--system", f.system, "System prompt");
+    auto* system = app.add_option("--system", f.system, "System prompt");
     support::add_flags(app, f);
+    support::add_codec_flag(app, f.codec);
     app.add_option("--memory", f.memory, "MiB for pages")->check(support::whole(1, 1u << 20))->capture_default_str();
-    app.add_flag("--no-cache", f.no_cache, "Compute the whole past anew every turn");
+    auto* no_cache = app.add_flag("--no-cache", f.no_cache, "Compute the whole past anew every turn");
+    app.add_option("--save", f.save, "Write the conversation and its pages to a file at the end")
+        ->excludes(demo)
+        ->excludes(no_cache);
+    app.add_option("--load", f.load, "Go on with the conversation of a file")
+        ->excludes(demo)
+        ->excludes(no_cache)
+        ->excludes(system);
     return support::guarded("chat", app, argc, argv, [&] {
         std::string command = "chat";
         for (int i = 1; i < argc; ++i)

@@ -10,10 +10,15 @@
 #include <iostream>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "server/chosen_tier.hpp"
+#include "support/codec_flag.hpp"
 #include "support/flags.hpp"
 #include "support/model_directory.hpp"
+#include "support/saved_context.hpp"
 #include "support/tier_flag.hpp"
 #include "support/tier_secret.hpp"
 #include <CLI/CLI.hpp>
@@ -21,7 +26,7 @@
 namespace {
 
 struct flags : support::generation_flags {
-    std::string model, logits, tier, tier_secret_file;
+    std::string model, logits, tier, tier_secret_file, codec = "f32", save, load;
     std::optional<std::string> prompt, ids, warm, warm_ids;
     bool no_cache = false, json = false, ignore_eos = false;
     std::size_t beams = 0, best = 1;
@@ -96,28 +101,156 @@ int say_beams(kvcache::pipeline<Cache, kvcache::transformer>& pipeline, const fl
     return 0;
 }
 
-// Runs `say(cache)` with the cache that the flags select.
-template <class Say>
-int with_cache(const flags& f, const kvcache::identity& id, const kvcache::page_shape& shape,
+// Runs `say(cache, from_tier)` with the cache that the flags select, over pages of a codec.
+template <class Codec, class Say>
+int with_cache(const flags& f, const kvcache::identity& id, const kvcache::page_shape& shape, const Codec& codec,
                kvcache::cache_limits limit, Say say) {
-    auto secret = support::read_tier_secret(f.tier_secret_file);
-    if (!secret)
-        return support::report("generate", secret.error());
-    return support::with_tier("generate", f.tier, [&](const auto& tier) {
-        if (const auto choice = support::read_tier("--tier", f.tier); secret->empty())
-            if (const auto warning = support::needs_secret(*choice))
-                std::cerr << "generate: warning: " << *warning << '\n';
-        auto cache =
-            kvcache::make_cache({.shape = shape, .limit = limit, .id = id}, tier, kvcache::hash::xxh3{*secret});
-        if constexpr (requires { cache.tier().damage(); })
-            if (const auto& damage = cache.tier().damage())
-                std::cerr << "generate: warning: " << damage->message << '\n';
-        if (auto open = cache.tier().status(); !open)
-            return support::report("generate", open.error());
-        const int code = say(cache, [&] { return kvcache::tier_stats_of(cache).loaded_tokens; });
-        if (auto written = cache.tier().flush(); !written && code == 0)
-            return support::report("generate", written.error());
-        return code;
+    const auto tier = server::read_chosen_tier(f.tier, f.tier_secret_file);
+    if (!tier)
+        return support::report("generate", tier.error());
+    auto cache = kvcache::make_cache({.shape = shape, .limit = limit, .id = id}, codec, *tier,
+                                     kvcache::hash::xxh3{tier->secret});
+    if (const auto damage = cache.tier().damage())
+        std::cerr << "generate: warning: " << damage->message << '\n';
+    if (auto open = cache.tier().status(); !open)
+        return support::report("generate", open.error());
+    const int code = say(cache, [&] { return kvcache::tier_stats_of(cache).loaded_tokens; });
+    if (auto written = cache.tier().flush(); !written && code == 0)
+        return support::report("generate", written.error());
+    return code;
+}
+
+// What is asked, in tokens.
+struct question {
+    const kvcache::transformer& model;
+    const std::optional<kvcache::tokenizer>& words;
+    kvcache::identity id;
+    kvcache::page_shape shape;
+    tokens prompt, warm;
+    double load_time = 0.0;
+};
+
+// Bytes for the pages of the context, the prompt, the answer and the warm-up text; a run without the cache needs a
+// second copy of both, and each beam has pages of its own.
+template <class Codec>
+std::size_t page_memory(const flags& f, const question& of, const Codec& codec) {
+    const std::size_t longest = of.prompt.size() + std::min(f.max_tokens, of.model.max_positions()); // no overflow
+    const std::size_t rows = 2 * longest + of.warm.size() + f.beams * (longest - of.prompt.size() + f.page);
+    const std::size_t page_bytes = codec.open(of.shape).page_bytes();
+    return (rows / f.page + 4) * page_bytes + (f.load.empty() ? 0 : support::context_bytes(f.load, page_bytes)) +
+           support::residual_bytes(codec, of.shape, f.max_batch_tokens + (f.beams + 1) * f.page);
+}
+
+// An answer, and the state of its draws before it.
+template <class Cache>
+struct said {
+    kvcache::answer<Cache> made;
+    kvcache::sampler sampling;
+    std::uint64_t before = 0;
+};
+
+// Goes on after the context of a file: with an answer to the prompt, or without a prompt with the answer of the file.
+template <class Cache, class Say>
+kvcache::result<said<Cache>> go_on(Cache& cache, kvcache::pipeline<Cache, kvcache::transformer>& pipeline,
+                                   const flags& f, const question& of, kvcache::sampler sampling,
+                                   const kvcache::stop_criteria& stop, kvcache::logits_mode wanted, Say say) {
+    auto loaded = support::load_context(cache, pipeline, f.load, of.prompt, wanted);
+    if (!loaded)
+        return support::in_file("--load", f.load, loaded.error());
+    const auto& ends = loaded->state.pending;
+    std::uint64_t before = 0;
+    if (of.prompt.empty()) {
+        if (!ends.empty() && std::ranges::find(stop.stop_tokens, ends.back()) != stop.stop_tokens.end())
+            return kvcache::error{kvcache::error_code::out_of_range, "--load",
+                                  "--load: the answer in " + f.load + " has ended; --prompt or --ids goes on after it"};
+        sampling = loaded->state.sampling;
+        before = loaded->state.next;
+        if (auto valid = sampling.check(of.model.vocabulary()); !valid)
+            return support::in_file("--load", f.load, valid.error());
+    }
+    said<Cache> made{{std::move(loaded->begun)}, sampling, before};
+    auto& prompt = made.made.prompt;
+    const auto stopped = kvcache::decode_loop(
+        pipeline, prompt.sequence, prompt.logits.bottomRows(1),
+        kvcache::decode_state(made.sampling, stop, prompt.sequence.tokens(), pipeline.max_positions(), before),
+        made.made.ids, say);
+    if (!stopped)
+        return stopped.error();
+    made.made.stopped = *stopped;
+    return made;
+}
+
+template <class Codec>
+int answer(const flags& f, const question& of, const Codec& codec) {
+    std::ofstream rows_out;
+    if (!f.logits.empty()) {
+        rows_out.open(f.logits, std::ios::binary);
+        if (!rows_out)
+            return support::report("generate", unwritable(f.logits));
+    }
+    kvcache::thread_pool pool(f.threads);
+    const kvcache::cache_limits limit{.bytes = page_memory(f, of, codec)};
+    return with_cache(f, of.id, of.shape, codec, limit, [&](auto& cache, auto from_tier) {
+        using cache_type = std::remove_reference_t<decltype(cache)>;
+        kvcache::pipeline pipeline(cache, of.model, pool, f.max_batch_tokens);
+        if (!of.warm.empty() && !f.no_cache)
+            if (auto warmed = pipeline.prefill(of.warm, kvcache::logits_mode::none); !warmed)
+                return support::report("generate", warmed.error());
+
+        const kvcache::sampler sampling{.temperature = f.temperature, .seed = f.seed};
+        const kvcache::stop_criteria stop{f.max_tokens, f.ignore_eos ? tokens{} : of.model.config().eos};
+        if (f.beams > 0)
+            return say_beams(pipeline, f, of.prompt, stop, of.words);
+        const auto wanted = f.logits.empty() ? kvcache::logits_mode::last : kvcache::logits_mode::all;
+        double first_token = 0.0;
+        const support::stopwatch request;
+        const auto on_token = [&](kvcache::token_id, std::span<const float>) {
+            if (first_token == 0.0)
+                first_token = request.milliseconds();
+            return true;
+        };
+        const auto whole = [&]() -> kvcache::result<said<cache_type>> {
+            if (!f.load.empty())
+                return go_on(cache, pipeline, f, of, sampling, stop, wanted, on_token);
+            auto one = f.no_cache ? generate_without_cache(cache, of.model, pool, f, of.prompt, sampling, stop)
+                                  : kvcache::generate(pipeline, of.prompt, sampling, stop, on_token, wanted);
+            if (!one)
+                return one.error();
+            return said<cache_type>{std::move(*one), sampling};
+        }();
+        if (!whole)
+            return support::report("generate", whole.error());
+        const kvcache::answer<cache_type>& made = whole->made;
+        const double total = request.milliseconds();
+        if (!f.logits.empty()) {
+            const kvcache::matrix& rows_made = made.prompt.logits;
+            rows_out.write(reinterpret_cast<const char*>(rows_made.data()),
+                           static_cast<std::streamsize>(rows_made.size() * static_cast<Eigen::Index>(sizeof(float))));
+            if (!rows_out.flush())
+                return support::report("generate", unwritable(f.logits));
+        }
+        if (!f.save.empty())
+            if (auto saved = support::save_context(cache, made, whole->sampling, whole->before, f.save); !saved)
+                return support::report("generate", support::in_file("--save", f.save, saved.error()));
+
+        const std::string text = of.words ? of.words->decode(made.ids, {.skip_special = true}) : std::string();
+        if (!f.json) {
+            std::cout << text << '\n';
+            return 0;
+        }
+        kvcache::json out{{"prompt_tokens", of.prompt.size()},
+                          {"reused", made.prompt.reused},
+                          {"prefilled", made.prompt.prefilled},
+                          {"from_tier", from_tier()},
+                          {"ids", kvcache::json::array()},
+                          {"text", text},
+                          {"load_ms", of.load_time},
+                          {"ttft_ms", f.no_cache ? total : first_token},
+                          {"total_ms", total}};
+        for (const kvcache::token_id id : made.ids)
+            out["ids"].push_back(kvcache::index_of(id));
+        std::cout << out.dump() << '\n';
+        return 0;
     });
 }
 
@@ -126,93 +259,30 @@ int run(const flags& f) {
     const auto loaded = support::open_model(f.model, f.packed_cache, f.int8);
     if (!loaded)
         return support::report("generate", loaded.error());
-    const double load_time = loading.milliseconds();
-    const kvcache::transformer& model = loaded->model;
-
     std::optional<kvcache::tokenizer> words;
     if (auto opened = kvcache::tokenizer::open(f.model))
         words = std::move(*opened);
     else if (f.prompt || f.warm)
         return support::report("generate", opened.error());
+    question of{loaded->model, words, loaded->model.id(loaded->weights), loaded->model.shape(f.page), {}, {}, {}};
+    of.load_time = loading.milliseconds();
+    if (words)
+        of.id.tokenizer = words->digest();
     const auto encode = [&](const char* flag, const std::optional<std::string>& text,
-                            const std::optional<std::string>& ids) -> kvcache::result<tokens> {
+                            const std::optional<std::string>& ids, bool begins) -> kvcache::result<tokens> {
         if (ids)
             return support::read_ids(flag, *ids);
-        return text ? words->encode(*text, {}) : tokens{};
+        return text ? words->encode(*text, {.add_special_tokens = begins}) : tokens{};
     };
-    const auto prompt = encode("--ids", f.prompt, f.ids);
-    const auto warm = encode("--warm-ids", f.warm, f.warm_ids);
+    auto prompt = encode("--ids", f.prompt, f.ids, f.load.empty());
+    auto warm = encode("--warm-ids", f.warm, f.warm_ids, true);
     if (!prompt || !warm)
         return support::report("generate", prompt ? warm.error() : prompt.error());
-    std::ofstream rows_out;
-    if (!f.logits.empty()) {
-        rows_out.open(f.logits, std::ios::binary);
-        if (!rows_out)
-            return support::report("generate", unwritable(f.logits));
-    }
-
-    // Capacity for the prompt, the answer and the warm-up text; a run without the cache needs a second copy of both.
-    const auto shape = model.shape(f.page);
-    const std::size_t page_bytes = kvcache::codec::f32{}.open(shape).page_bytes();
-    const std::size_t longest = prompt->size() + std::min(f.max_tokens, model.max_positions()); // no overflow
-    const std::size_t rows = 2 * longest + warm->size() + f.beams * (longest - prompt->size() + f.page);
-    const std::size_t pages = rows / f.page + 4;
-    kvcache::identity identity = model.id(loaded->weights);
-    if (words)
-        identity.tokenizer = words->digest();
-    kvcache::thread_pool pool(f.threads);
-    return with_cache(f, identity, shape, {.bytes = pages * page_bytes}, [&](auto& cache, auto from_tier) {
-        kvcache::pipeline pipeline(cache, model, pool, f.max_batch_tokens);
-        if (!warm->empty() && !f.no_cache)
-            if (auto said = pipeline.prefill(*warm, kvcache::logits_mode::none); !said)
-                return support::report("generate", said.error());
-
-        const kvcache::sampler sampling{.temperature = f.temperature, .seed = f.seed};
-        const kvcache::stop_criteria stop{f.max_tokens, f.ignore_eos ? tokens{} : model.config().eos};
-        if (f.beams > 0)
-            return say_beams(pipeline, f, *prompt, stop, words);
-        const auto wanted = f.logits.empty() ? kvcache::logits_mode::last : kvcache::logits_mode::all;
-        double first_token = 0.0;
-        const support::stopwatch request;
-        auto made = f.no_cache ? generate_without_cache(cache, model, pool, f, *prompt, sampling, stop)
-                               : kvcache::generate(
-                                     pipeline, *prompt, sampling, stop,
-                                     [&](kvcache::token_id, std::span<const float>) {
-                                         if (first_token == 0.0)
-                                             first_token = request.milliseconds();
-                                         return true;
-                                     },
-                                     wanted);
-        if (!made)
-            return support::report("generate", made.error());
-        const double total = request.milliseconds();
-        if (!f.logits.empty()) {
-            const kvcache::matrix& rows_made = made->prompt.logits;
-            rows_out.write(reinterpret_cast<const char*>(rows_made.data()),
-                           static_cast<std::streamsize>(rows_made.size() * static_cast<Eigen::Index>(sizeof(float))));
-            if (!rows_out.flush())
-                return support::report("generate", unwritable(f.logits));
-        }
-
-        const std::string text = words ? words->decode(made->ids, {.skip_special = true}) : std::string();
-        if (!f.json) {
-            std::cout << text << '\n';
-            return 0;
-        }
-        kvcache::json out{{"prompt_tokens", prompt->size()},
-                          {"reused", made->prompt.reused},
-                          {"prefilled", made->prompt.prefilled},
-                          {"from_tier", from_tier()},
-                          {"ids", kvcache::json::array()},
-                          {"text", text},
-                          {"load_ms", load_time},
-                          {"ttft_ms", f.no_cache ? total : first_token},
-                          {"total_ms", total}};
-        for (const kvcache::token_id id : made->ids)
-            out["ids"].push_back(kvcache::index_of(id));
-        std::cout << out.dump() << '\n';
-        return 0;
-    });
+    of.prompt = std::move(*prompt);
+    of.warm = std::move(*warm);
+    return support::with_codec(
+        f.codec, of.shape, [&](const auto& codec) { return answer(f, of, codec); },
+        [](const kvcache::error& fault) { return support::report("generate", fault); });
 }
 
 } // namespace
@@ -230,6 +300,7 @@ int main(int argc, char** argv) {
     auto* warm = app.add_option("--warm", f.warm, "Text to run first, so that the cache knows it");
     app.add_option("--warm-ids", f.warm_ids, "The same as tokens")->excludes(warm);
     support::add_flags(app, f);
+    support::add_codec_flag(app, f.codec);
     support::add_tier_flag(app, f.tier);
     support::add_tier_secret_flag(app, f.tier_secret_file);
     auto* no_cache = app.add_flag("--no-cache", f.no_cache, "Run the whole past again for every token");
@@ -244,11 +315,18 @@ int main(int argc, char** argv) {
                    "An answer's score is its log-probability over its length to this")
         ->check(CLI::Range(-10.0, 10.0))
         ->needs(beams);
+    app.add_option("--save", f.save, "Write the context after the answer to a file, for --load")
+        ->excludes(no_cache)
+        ->excludes(beams);
+    app.add_option("--load", f.load,
+                   "Go on after a saved context: with --prompt or --ids, or without either with its answer")
+        ->excludes(no_cache)
+        ->excludes(beams);
     app.add_flag("--json", f.json, "One JSON object on standard output");
     return support::guarded("generate", app, argc, argv, [&] {
-        if (!f.prompt && !f.ids)
+        if (!f.prompt && !f.ids && f.load.empty())
             return support::report("generate",
-                                   {kvcache::error_code::not_found, "--prompt", "--prompt or --ids is needed"});
+                                   {kvcache::error_code::not_found, "--prompt", "--prompt, --ids or --load is needed"});
         return run(f);
     });
 }

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <kvcache/kvcache.hpp>
+#include <kvcache/session/snapshot.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/stream_decoder.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "model_directory.hpp"
+#include "saved_chat.hpp"
 
 namespace support {
 
@@ -41,14 +44,17 @@ struct turn_report {
 };
 
 /// The messages of a conversation; it generates the next answer.
+template <class Codec>
 class conversation {
 public:
-    using cache = kvcache::cache<kvcache::codec::f32>;
+    using cache = kvcache::cache<Codec>;
+    using cache_pipeline = kvcache::pipeline<cache, kvcache::transformer>;
 
     conversation(const speaker& with, std::string_view system) : with_(with), system_(system) { clear(); }
 
     /// Removes all messages but the system prompt.
     void clear() {
+        past_ = {};
         messages_.clear();
         if (!system_.empty())
             messages_.push_back({.role = "system", .content = system_});
@@ -69,7 +75,36 @@ public:
         return turn;
     }
 
+    /// Writes the messages to a file, and the pages of the last turn. Errors: those of the pipeline; io.
+    kvcache::result<void> save(cache& store, const std::filesystem::path& file) const {
+        if (past_.tokens.empty())
+            return save_chat(store, store.open(), {}, messages_, file);
+        cache_pipeline pipeline(store, with_.model, with_.threads, with_.max_batch_tokens);
+        auto whole = pipeline.prefill(past_.tokens, kvcache::logits_mode::none);
+        if (!whole)
+            return whole.error();
+        return save_chat(store, whole->sequence, past_.state, messages_, file);
+    }
+
+    /// Replaces the messages by those of a file, and adds its pages to the cache. Errors: those of load_chat; nothing
+    /// has changed then.
+    kvcache::result<void> load(cache& store, const std::filesystem::path& file) {
+        auto loaded = load_chat(store, file);
+        if (!loaded)
+            return loaded.error();
+        const auto tokens = loaded->context.sequence.tokens();
+        past_ = {{tokens.begin(), tokens.end()}, std::move(loaded->context.state)};
+        messages_ = std::move(loaded->messages);
+        return {};
+    }
+
 private:
+    // The tokens of the last turn that have run, and the state of its answer.
+    struct past {
+        std::vector<kvcache::token_id> tokens = {};
+        kvcache::generation_state state = {};
+    };
+
     template <class OnText>
     kvcache::result<turn_report> answer(const stopwatch& clock, cache& store, OnText on_text) {
         const auto rendered = with_.form.render(messages_, kvcache::chat_options{});
@@ -81,7 +116,7 @@ private:
         turn_report report;
         kvcache::digest_builder bits;
         kvcache::stream_decoder text(with_.words, {.skip_special = true});
-        kvcache::pipeline pipeline(store, with_.model, with_.threads, with_.max_batch_tokens);
+        cache_pipeline pipeline(store, with_.model, with_.threads, with_.max_batch_tokens);
         const kvcache::stop_criteria stop{with_.max_tokens, with_.model.config().eos};
         auto made = kvcache::generate(pipeline, *prompt, with_.sampling, stop,
                                       [&](kvcache::token_id token, std::span<const float> logits) {
@@ -102,6 +137,10 @@ private:
         report.reused = made->prompt.reused;
         report.prefilled = made->prompt.prefilled;
         report.logits = bits.finish();
+        const auto tokens = made->prompt.sequence.tokens();
+        past_ = {{tokens.begin(), tokens.end()}, {with_.sampling, made->ids.size(), {}}};
+        if (!made->ids.empty())
+            past_.state.pending.push_back(made->ids.back());
         report.ids = std::move(made->ids);
         return report;
     }
@@ -109,6 +148,7 @@ private:
     const speaker& with_;
     std::string system_;
     std::vector<kvcache::chat_message> messages_;
+    past past_;
 };
 
 } // namespace support

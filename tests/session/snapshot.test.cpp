@@ -210,13 +210,16 @@ TEST_CASE("an answer continues with the tokens it would have had") {
     stream.seekg(0);
     auto back = kv::load_snapshot(to.store, stream, 1 << 30);
     REQUIRE(back);
-    tokens said = begun->ids;
+    tokens said = begun->ids, later;
+    const kv::stop_criteria rest{.max_tokens = 15};
     auto next = to.pipeline.extend(back->sequence, back->state.pending);
     REQUIRE(next);
-    while (said.size() < 24) {
-        said.push_back(back->state.sampling.draw(kv::row_of(std::as_const(*next), 0), said.size()));
-        next = to.pipeline.extend(back->sequence, std::span(said).last(1));
-    }
+    const auto stopped = kv::decode_loop(to.pipeline, back->sequence, std::move(*next),
+                                         kv::decode_state(back->state.sampling, rest, back->sequence.tokens(),
+                                                          to.pipeline.max_positions(), back->state.next),
+                                         later, say);
+    CHECK((stopped && !*stopped));
+    said.insert(said.end(), later.begin(), later.end());
     CHECK(said == want->ids);
 }
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -31,6 +32,13 @@ public:
         if (sampling.penalises())
             counts_ = token_counts(prompt);
     }
+    /// Of an answer under way, of which `drawn` tokens were drawn before: the next draw is the one that would have
+    /// followed. They do not count towards the maximum, and are tokens of the prompt for penalties.
+    decode_state(const sampler& sampling, const stop_criteria& stop, std::span<const token_id> prompt,
+                 std::size_t positions, std::uint64_t drawn)
+        : decode_state(sampling, stop, prompt, positions) {
+        before_ = drawn;
+    }
 
     /// Returns whether no further token is to be drawn.
     [[nodiscard]] bool over() const noexcept { return stopped_ || drawn_ >= most_; }
@@ -42,7 +50,7 @@ public:
     KVCACHE_LAZY [[nodiscard]] result<token_id> next(std::span<const float> logits) {
         if (auto finite = detail::check_finite(logits); !finite)
             return finite.error();
-        const token_id token = sampling_.draw(logits, drawn_++, counts_);
+        const token_id token = sampling_.draw(logits, before_ + drawn_++, counts_);
         if (sampling_.penalises())
             counts_.add(token);
         stopped_ = ranges::find(stop_.stop_tokens, token) != stop_.stop_tokens.end();
@@ -54,6 +62,7 @@ private:
     const stop_criteria& stop_;
     std::size_t most_;
     std::size_t drawn_ = 0;
+    std::uint64_t before_ = 0; // draws of the same answer before these
     bool stopped_ = false;
     token_counts counts_;
 };
