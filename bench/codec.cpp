@@ -171,7 +171,7 @@ public:
         bench::quality_sum self;
         for (const auto& window : windows) {
             exact.push_back(bench::logits_of_window(loaded.model, threads, kv::codec::f32{}, window, page_tokens));
-            self.add(exact.back(), exact.back(), window);
+            self.add(exact.back(), exact.back(), std::span(window).subspan(1));
         }
         const auto base = self.mean();
         const bench::question_set asked(directory, words, of_.questions);
@@ -185,7 +185,8 @@ public:
                 return;
             bench::quality_sum sum;
             for (std::size_t i = 0; i < windows.size(); ++i)
-                sum.add(exact[i], bench::logits_of_window(model, threads, codec, windows[i], page_tokens), windows[i]);
+                sum.add(exact[i], bench::logits_of_window(model, threads, codec, windows[i], page_tokens),
+                        std::span(windows[i]).subspan(1));
             const auto made = sum.mean();
             std::printf("%-34s perplexity %9.4f (%+.3f %%)  KL %.3g  same token %.2f %%\n", name.c_str(),
                         made.perplexity, 100.0 * (made.perplexity / base.perplexity - 1.0), made.divergence,

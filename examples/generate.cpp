@@ -6,6 +6,7 @@
 #include <kvcache/session/beam_search.hpp>
 
 #include <cstdint>
+#include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -18,6 +19,7 @@
 #include "support/codec_flag.hpp"
 #include "support/flags.hpp"
 #include "support/model_directory.hpp"
+#include "support/perplexity.hpp"
 #include "support/saved_context.hpp"
 #include "support/tier_flag.hpp"
 #include "support/tier_secret.hpp"
@@ -26,10 +28,10 @@
 namespace {
 
 struct flags : support::generation_flags {
-    std::string model, logits, tier, tier_secret_file, codec = "f32", save, load;
+    std::string model, logits, tier, tier_secret_file, codec = "f32", save, load, perplexity;
     std::optional<std::string> prompt, ids, warm, warm_ids;
     bool no_cache = false, json = false, ignore_eos = false;
-    std::size_t beams = 0, best = 1;
+    std::size_t beams = 0, best = 1, window = 0, stride = 0;
     double length_penalty = 1.0;
 };
 
@@ -254,6 +256,62 @@ int answer(const flags& f, const question& of, const Codec& codec) {
     });
 }
 
+// Prints the perplexity of a text with pages of a codec, and its price: that with float32 pages.
+template <class Codec>
+int say_perplexity(const flags& f, const question& of, const Codec& codec) {
+    const auto text = kvcache::read_file(f.perplexity, std::size_t{1} << 30);
+    if (!text)
+        return support::report("generate", support::in_file("--perplexity", f.perplexity, text.error()));
+    const auto ids = of.words->encode(*text, {});
+    if (!ids)
+        return support::report("generate", support::in_file("--perplexity", f.perplexity, ids.error()));
+    const std::size_t window = f.window != 0 ? f.window : std::min<std::size_t>(of.model.max_positions(), 2048);
+    const support::perplexity_options with{window, f.stride != 0 ? f.stride : window, f.page, f.max_batch_tokens};
+    if (window > of.model.max_positions() || with.stride > window)
+        return support::report("generate",
+                               {kvcache::error_code::out_of_range, "--window",
+                                "--window is at most the model's " + std::to_string(of.model.max_positions()) +
+                                    " positions, and --stride at most the window"});
+    kvcache::thread_pool pool(f.threads);
+    support::progress_bar bar("windows");
+    const auto made = support::perplexity_of(of.model, pool, codec, *ids, with,
+                                             [&](std::size_t done, std::size_t all) { bar(done, all); });
+    if (!made)
+        return support::report("generate", support::in_file("--perplexity", f.perplexity, made.error()));
+    const double per_token = static_cast<double>(codec.open(of.shape).page_bytes()) / f.page;
+    const double per_token_f32 = static_cast<double>(kvcache::codec::f32{}.open(of.shape).page_bytes()) / f.page;
+    if (f.json) {
+        std::cout << kvcache::json{{"codec", f.codec},
+                                   {"perplexity", made->with.perplexity},
+                                   {"perplexity_f32", made->exact},
+                                   {"kl", made->with.divergence},
+                                   {"same_token", made->with.agreement},
+                                   {"bytes_per_token", per_token},
+                                   {"bytes_per_token_f32", per_token_f32},
+                                   {"tokens", ids->size()},
+                                   {"predicted", made->predicted},
+                                   {"windows", made->windows},
+                                   {"window", window},
+                                   {"stride", with.stride}}
+                         .dump()
+                  << '\n';
+        return 0;
+    }
+    const auto line = [](const std::string& codec_name, double perplexity, double bytes) {
+        std::printf("%-28s perplexity %10.4f  %10.1f bytes a token\n", codec_name.c_str(), perplexity, bytes);
+    };
+    line("f32", made->exact, per_token_f32);
+    if (f.codec != "f32") {
+        line(f.codec, made->with.perplexity, per_token);
+        std::printf("price of %s: %+.3f %% perplexity, KL %.3g nats a token, same likeliest token %.2f %%\n",
+                    f.codec.c_str(), 100.0 * (made->with.perplexity / made->exact - 1.0), made->with.divergence,
+                    100.0 * made->with.agreement);
+    }
+    std::printf("%zu of %zu tokens predicted, in %zu windows of %zu tokens with stride %zu\n", made->predicted,
+                ids->size(), made->windows, window, with.stride);
+    return 0;
+}
+
 int run(const flags& f) {
     const support::stopwatch loading;
     const auto loaded = support::open_model(f.model, f.packed_cache, f.int8);
@@ -262,7 +320,7 @@ int run(const flags& f) {
     std::optional<kvcache::tokenizer> words;
     if (auto opened = kvcache::tokenizer::open(f.model))
         words = std::move(*opened);
-    else if (f.prompt || f.warm)
+    else if (f.prompt || f.warm || !f.perplexity.empty())
         return support::report("generate", opened.error());
     question of{loaded->model, words, loaded->model.id(loaded->weights), loaded->model.shape(f.page), {}, {}, {}};
     of.load_time = loading.milliseconds();
@@ -281,7 +339,8 @@ int run(const flags& f) {
     of.prompt = std::move(*prompt);
     of.warm = std::move(*warm);
     return support::with_codec(
-        f.codec, of.shape, [&](const auto& codec) { return answer(f, of, codec); },
+        f.codec, of.shape,
+        [&](const auto& codec) { return f.perplexity.empty() ? answer(f, of, codec) : say_perplexity(f, of, codec); },
         [](const kvcache::error& fault) { return support::report("generate", fault); });
 }
 
@@ -322,11 +381,21 @@ int main(int argc, char** argv) {
                    "Go on after a saved context: with --prompt or --ids, or without either with its answer")
         ->excludes(no_cache)
         ->excludes(beams);
+    auto* perplexity = app.add_option("--perplexity", f.perplexity,
+                                      "Say the perplexity of a text file with the codec and with f32 instead");
+    for (auto* other : {prompt, ids, warm, logits, no_cache, beams, app.get_option("--save"), app.get_option("--load")})
+        perplexity->excludes(other);
+    app.add_option("--window", f.window, "Tokens of each window of that text (2048, or the model's positions)")
+        ->check(support::whole(2, 1u << 24))
+        ->needs(perplexity);
+    app.add_option("--stride", f.stride, "Tokens from one window to the next (the window: they do not overlap)")
+        ->check(support::whole(1, 1u << 24))
+        ->needs(perplexity);
     app.add_flag("--json", f.json, "One JSON object on standard output");
     return support::guarded("generate", app, argc, argv, [&] {
-        if (!f.prompt && !f.ids && f.load.empty())
-            return support::report("generate",
-                                   {kvcache::error_code::not_found, "--prompt", "--prompt, --ids or --load is needed"});
+        if (!f.prompt && !f.ids && f.load.empty() && f.perplexity.empty())
+            return support::report("generate", {kvcache::error_code::not_found, "--prompt",
+                                                "--prompt, --ids, --load or --perplexity is needed"});
         return run(f);
     });
 }

@@ -94,7 +94,7 @@ def refused(directory, other):
     context.write_bytes(good)
     assert "excludes" in says("--model", model, "--load", str(context), "--no-cache")
     assert "the answer in" not in run(generate, "--model", model, "--load", str(context), "--prompt", " Yes.")
-    assert "--prompt, --ids or --load is needed" in says("--model", model)
+    assert "--prompt, --ids, --load or --perplexity is needed" in says("--model", model)
     ended = ["--model", model, "--load", str(context)]
     turn = "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n"
     run(generate, "--model", model, "--prompt", turn % "Thank you!", "--max-tokens", "100", "--save", str(context))
