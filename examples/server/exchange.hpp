@@ -86,7 +86,7 @@ public:
             .tenant = tenant_,
             .client = asked_->client,
             .mode = mode(),
-            .recompute = asked_->recompute.value_or(at_.recompute).over(at_.cache.shape()),
+            .recompute = asked_->recompute.value_or(at_.recompute),
             .sampling = asked_->sampling,
             .stop = std::move(ends),
             .choices = asked_->choices,

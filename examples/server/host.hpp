@@ -128,7 +128,7 @@ public:
     ready_memory memory;
     store cache;
     kvcache::reuse_mode mode;                     ///< Of requests that do not say.
-    support::recompute_choice recompute;          ///< Likewise.
+    kvcache::any_recompute recompute;             ///< Likewise.
     kvcache::tenant shared = cache.open_tenant(); ///< Of what belongs to no key and no salt.
     kvcache::session_table<conversation> sessions;
     latencies times;
@@ -148,7 +148,7 @@ private:
                                     kvcache::hash::xxh3{tier.secret}, kvcache::locking::mutex{}, tier,
                                     kvcache::storage::heap{&memory, true}, kvcache::index::chunk{})),
           mode(*support::read_mode(with.mode)),
-          recompute(*support::read_recompute(with.recompute)),
+          recompute(*kvcache::any_recompute::named(with.recompute)),
           // Idle conversations hold at most three quarters of the pages.
           sessions({.sessions = with.sessions, .bytes = (with.cache_mib << 20) / 4 * 3}),
           threads_(with.threads),

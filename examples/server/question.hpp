@@ -3,6 +3,7 @@
 
 #include <kvcache/core/id.hpp>
 #include <kvcache/formats/json.hpp>
+#include <kvcache/session/any_recompute.hpp>
 #include <kvcache/session/reuse_mode.hpp>
 #include <kvcache/session/sampler.hpp>
 #include <kvcache/text/chat_template.hpp>
@@ -12,8 +13,6 @@
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "../support/reuse_flags.hpp"
 
 namespace server {
 
@@ -46,8 +45,8 @@ struct question {
     std::vector<std::string> stop = {};
     std::size_t choices = 1;
     std::optional<std::size_t> log_probabilities = {};
-    std::optional<kvcache::reuse_mode> mode = {};            ///< What is reused; empty: as --mode says.
-    std::optional<support::recompute_choice> recompute = {}; ///< In mode `chunks`; empty: as --recompute says.
+    std::optional<kvcache::reuse_mode> mode = {};         ///< What is reused; empty: as --mode says.
+    std::optional<kvcache::any_recompute> recompute = {}; ///< In mode `chunks`; empty: as --recompute says.
     bool bare = false; ///< The prompt's text is encoded without the tokens that begin a text.
     bool ignore_eos = false;
     bool stream = false;

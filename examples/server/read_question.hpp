@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "../support/reuse_flags.hpp"
 #include "chat_fields.hpp"
 #include "field_reader.hpp"
 #include "question.hpp"
@@ -113,33 +114,39 @@ inline void read_log_probabilities(field_reader& fields, question& into) {
         fields.refuse("top_logprobs", "needs logprobs");
 }
 
-// What a request reuses: {"mode": "chunks", "recompute": "head", "rows": 16}, or "recompute": "head:16".
+// What a request reuses: {"mode": "chunks", "recompute": "head", "rows": 16}, or "recompute": "head:16"; for blend and
+// gradual "percent" in place of "rows".
 inline void read_cache(field_reader& fields, question& into) {
     const sent_json* asked = fields.find("cache");
     if (asked == nullptr)
         return;
     if (!asked->is_object())
-        return fields.refuse("cache", "must be an object with mode, recompute and rows");
+        return fields.refuse("cache", "must be an object with mode, recompute, rows and percent");
     field_reader inner(*asked);
     std::string mode, recompute;
-    std::size_t rows = 0;
+    std::size_t rows = 0, percent = 0;
     inner.text("mode", mode);
     inner.text("recompute", recompute);
     inner.number("rows", rows, 1, 65536);
+    inner.number("percent", percent, 1, 100);
     if (inner.problem())
         return fields.refuse("cache." + inner.problem()->field,
                              inner.problem()->message.substr(inner.problem()->field.size() + 1));
     for (const auto& [name, value] : asked->items())
-        if (name != "mode" && name != "recompute" && name != "rows")
+        if (name != "mode" && name != "recompute" && name != "rows" && name != "percent")
             return fields.refuse("cache." + name.substr(0, 64), "is not supported");
     if (asked->contains("mode") && !(into.mode = support::read_mode(mode)))
         return fields.refuse("cache.mode", "is baseline, prefix or chunks");
     if (rows > 0 && recompute != "head" && recompute != "boundary")
         return fields.refuse("cache.rows", "is for recompute head or boundary");
+    if (percent > 0 && recompute != "blend" && recompute != "gradual")
+        return fields.refuse("cache.percent", "is for recompute blend or gradual");
     if (asked->contains("recompute")) {
-        auto read = support::read_recompute(rows > 0 ? recompute + ":" + std::to_string(rows) : recompute);
+        if (const std::size_t number = rows + percent; number > 0)
+            recompute += ":" + std::to_string(number);
+        auto read = kvcache::any_recompute::named(recompute);
         if (!read)
-            return fields.refuse("cache.recompute", "is none, head, boundary or full");
+            return fields.refuse("cache.recompute", "is none, head, boundary, blend, gradual or full");
         into.recompute = *read;
     }
 }

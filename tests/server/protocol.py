@@ -635,12 +635,15 @@ def chunks(at):
         cold, counts, _ = ask(start, "baseline")
         check(exact == cold and counts == {"mode": "baseline", "approximate": False, "kv_reuse_ratio": 0, "exact_tokens": 0,
                                            "approximate_tokens": 0, "recomputed_tokens": 0, "prefilled_tokens": length}, counts)
+    for recompute, percent in ("blend", 20), ("gradual", 10):
+        counts = ask(f"Consider {recompute}.", "chunks", recompute=recompute, percent=percent)[1]
+        check(counts["recomputed_tokens"] == documents * percent // 100, (recompute, counts))
     full = ask("Again.", "chunks", recompute="full")
     check(full[0] == ask("Again.", "baseline")[0] and not full[1]["approximate"], "what runs again is exact")
     check(ask("Once more.", "chunks", salt="other")[1]["approximate_tokens"] == 0, "a stranger's chunks are no one else's")
     for wrong, field in (({"mode": "some"}, "cache.mode"), ({"mode": 1}, "cache.mode"), ({"recompute": "heads"}, "cache.recompute"),
                          ({"recompute": "head:0"}, "cache.recompute"), ({"rows": 4}, "cache.rows"), ({"rows": 0, "recompute": "head"}, "cache.rows"),
-                         ({"modes": "prefix"}, "cache.modes"), ("chunks", "cache")):
+                         ({"percent": 4}, "cache.percent"), ({"percent": 101, "recompute": "blend"}, "cache.percent"), ({"modes": "prefix"}, "cache.modes"), ("chunks", "cache")):
         status, got = at.post("/v1/completions", prompt="x", max_tokens=1, cache=wrong)
         check(status == 400 and got["error"]["code"] == field, (wrong, got))
     check(at.gauge("kvcache:approximate_tokens_total") > 0 and at.gauge("kvcache:approximate_requests_total") >= 5, "they are counted")

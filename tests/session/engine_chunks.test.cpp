@@ -34,11 +34,12 @@ const kv::recompute::chunk_head head{.rows = 4, .page_aligned = false};
 
 template <class Codec>
 struct host {
-    using cache = kv::cache<kv::index::chunk, kv::recompute::chunk_head, Codec>;
+    using cache = kv::cache<kv::index::chunk, kv::any_recompute, Codec>;
 
-    explicit host(std::size_t rows = 64, std::size_t pages = 300)
-        : store(kv::make_cache({small::model().shape(16), {.pages = pages}}, kv::index::chunk{.least = 8},
-                               kv::recompute::chunk_head(head), Codec{})),
+    explicit host(std::size_t rows = 64, std::size_t pages = 300, kv::any_recompute policy = head)
+        : recompute(policy),
+          store(kv::make_cache({small::model().shape(16), {.pages = pages}}, kv::index::chunk{.least = 8},
+                               kv::any_recompute(policy), Codec{})),
           chunks(store, small::model(), pool, {.split = {.size = 64, .least = 8}, .store = false}),
           plain(store, small::model(), pool, rows),
           engine(store, small::model(), plain, {.max_batch_tokens = rows}) {
@@ -51,9 +52,7 @@ struct host {
         kv::engine_request<cache> request{
             .prompt = prompt, .mode = mode, .stop = {.max_tokens = 12}, .choices = choices};
         if (mode == kv::reuse_mode::chunks)
-            request.recompute = [this](std::span<const kv::reused_span> runs, std::vector<std::size_t>& again) {
-                head.open(store.shape()).select(runs, again);
-            };
+            request.recompute = recompute;
         request.on_finish = [this, name](kv::engine_outcome<cache>&& end) {
             for (auto& answer : end.answers)
                 if (answer.sequence) {
@@ -71,6 +70,7 @@ struct host {
     }
 
     kv::thread_pool pool;
+    kv::any_recompute recompute;
     cache store;
     kv::chunk_pipeline<cache, kv::transformer> chunks;
     kv::pipeline<cache, kv::transformer> plain;
@@ -87,31 +87,37 @@ TEMPLATE_LIST_TEST_CASE("an engine places chunks as a chunk pipeline does, howev
     const std::vector<tokens> prompts{joined({gap, a, c, gap, b, question}), joined({c, question}),
                                       joined({gap, b, a, c, gap}), joined({a, b, c, question, some(100, 9)}),
                                       joined({question, gap})};
-    for (const std::size_t rows : {2u, 5u, 64u, 256u}) {
-        host<TestType> h(rows);
-        for (std::size_t i = 0; i < prompts.size(); ++i)
-            h.ask(static_cast<int>(i), prompts[i], kv::reuse_mode::chunks, i == 0 ? 3 : 1);
-        h.run();
-        for (std::size_t i = 0; i < prompts.size(); ++i) {
-            host<TestType> alone;
-            const auto expected =
-                kv::generate(alone.chunks, prompts[i], kv::reuse_mode::chunks, kv::sampler{}, {.max_tokens = 12},
-                             [](kv::token_id, std::span<const float>) { return true; });
-            REQUIRE(expected.has_value());
-            const auto& got = h.ended.at(static_cast<int>(i));
-            INFO("rows " << rows << ", prompt " << i);
-            CHECK_FALSE(got.failure);
-            for (const auto& answer : got.answers)
-                CHECK(answer.ids == expected->ids);
-            CHECK(got.approximate == expected->counts.approximate);
-            CHECK(got.recomputed == expected->counts.recomputed);
-            // Together they share prefixes that are not there for one alone.
-            CHECK(got.reused >= expected->counts.exact);
-            CHECK(got.reused + got.prefilled == expected->counts.exact + expected->counts.prefilled);
-            CHECK(h.exact.at(static_cast<int>(i)) == expected->prompt.sequence.exact());
-        }
-        CHECK(h.engine.stats().approximate > 0);
+    const auto [name, rows] = GENERATE(table<std::string, std::size_t>({{"head:4", 2},
+                                                                        {"head:4", 5},
+                                                                        {"head:4", 256},
+                                                                        {"blend:20", 64},
+                                                                        {"blend:20", 3},
+                                                                        {"gradual:10", 64},
+                                                                        {"none", 64}}));
+    const auto policy = *kv::any_recompute::named(name);
+    host<TestType> h(rows, 300, policy);
+    for (std::size_t i = 0; i < prompts.size(); ++i)
+        h.ask(static_cast<int>(i), prompts[i], kv::reuse_mode::chunks, i == 0 ? 3 : 1);
+    h.run();
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+        host<TestType> alone(rows, 300, policy);
+        const auto expected =
+            kv::generate(alone.chunks, prompts[i], kv::reuse_mode::chunks, kv::sampler{}, {.max_tokens = 12},
+                         [](kv::token_id, std::span<const float>) { return true; });
+        REQUIRE(expected.has_value());
+        const auto& got = h.ended.at(static_cast<int>(i));
+        INFO(name << ", rows " << rows << ", prompt " << i);
+        CHECK_FALSE(got.failure);
+        for (const auto& answer : got.answers)
+            CHECK(answer.ids == expected->ids);
+        CHECK(got.approximate == expected->counts.approximate);
+        CHECK(got.recomputed == expected->counts.recomputed);
+        // Together they share prefixes that are not there for one alone.
+        CHECK(got.reused >= expected->counts.exact);
+        CHECK(got.reused + got.prefilled == expected->counts.exact + expected->counts.prefilled);
+        CHECK(h.exact.at(static_cast<int>(i)) == expected->prompt.sequence.exact());
     }
+    CHECK(h.engine.stats().approximate > 0);
 }
 
 TEMPLATE_LIST_TEST_CASE("chunk requests change no bit of exact ones in the same batches", "", codecs) {

@@ -365,10 +365,11 @@ public:
 
     /// Reserves `rows` rows of which some are spliced in from cached chunks: the rows of the approximate spans of
     /// `found`, except the positions in `recomputed`, which ascend. The caller writes the other rows through the lease.
+    /// `counts`: whether the observer is told; not of a lease that is only looked at.
     /// Errors: as the cache's reserve. Requires: the sequence is exact, is a prefix of the prompt given to match, and
     /// ends at a splice_position.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, const match_type& found,
-                                        std::span<const std::size_t> recomputed) {
+                                        std::span<const std::size_t> recomputed, bool counts = true) {
         const std::lock_guard guard(core_.lock());
         sequence_state& state = to.state_in(core_);
         require(!state.lease.open, "a sequence has one lease at a time");
@@ -380,7 +381,8 @@ public:
             splice(state, spliced, found.pins().state_in(core_).pinned_sources)) {
             const auto kept = static_cast<std::size_t>(
                 ranges::count_if(state.lease.spliced, [](const spliced_row& one) { return one.kept; }));
-            pages().emit({event_kind::spliced, kept, rows, state.pinned_sources.size()});
+            if (counts)
+                pages().emit({event_kind::spliced, kept, rows, state.pinned_sources.size()});
             return lease(core_, state);
         }
         return core_.sequences().refuse(state, rows, needed, core_.codec().page_bytes());

@@ -4,7 +4,7 @@
 #include <kvcache/cache/config.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/session/engine_splice.hpp>
+#include <kvcache/session/any_recompute.hpp>
 #include <kvcache/session/generate.hpp>
 #include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/reuse_mode.hpp>
@@ -81,8 +81,10 @@ struct engine_request {
     /// The parts of the prompt that may come from the cache. `chunks` needs a cache that knows chunks. With
     /// score_prompt every mode is `baseline`.
     reuse_mode mode = reuse_mode::prefix;
-    select_recomputed recompute = {}; ///< In mode `chunks`: which reused tokens run again; empty: none.
-    sampler sampling = {};            ///< Answer c draws with choice + c.
+    /// In mode `chunks`: which reused tokens run again. A policy that selects by deviation runs all tokens of the
+    /// chunks through the first layers in one step, which the other requests wait for.
+    any_recompute recompute = {};
+    sampler sampling = {}; ///< Answer c draws with choice + c.
     stop_criteria stop = {};
     std::size_t choices = 1;
     std::size_t draft = 0; ///< Maximum tokens drafted by prompt lookup; drafts do not change the result.

@@ -12,6 +12,7 @@
 #include <kvcache/session/engine_request.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/reuse_mode.hpp>
+#include <kvcache/session/selective_prefill.hpp>
 #include <kvcache/session/tier_prefetch.hpp>
 
 #include <algorithm>
@@ -26,6 +27,16 @@
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// What an engine owns to select tokens of chunks by deviation; nothing over a cache without chunks.
+template <class Cache, class Model>
+struct selective_prefill_of {
+    using type = std::nullptr_t;
+};
+template <knows_chunks Cache, class Model>
+struct selective_prefill_of<Cache, Model> {
+    using type = std::unique_ptr<selective_prefill<Cache, Model>>;
+};
 
 /// The running requests, and the batch of each forward pass. Not thread-safe.
 template <class Cache, class Model>
@@ -155,6 +166,13 @@ private:
         return turns_;
     }
 
+    // Selects the tokens of chunks that run again, for policies that compare them; made when it is first needed.
+    [[nodiscard]] auto& selective() requires knows_chunks<Cache> {
+        if (!selective_)
+            selective_ = std::make_unique<selective_prefill<Cache, Model>>(model_, pipeline_.threads(), rows_);
+        return *selective_;
+    }
+
     // Takes the next rows of a prompt, at most `most`. Returns whether they are its last ones. Errors: no pages for its
     // chunks.
     [[nodiscard]] result<bool> take_rows(slot& one, std::size_t most) {
@@ -166,8 +184,12 @@ private:
                     one.rows = std::min(one.rows, one.splice.first() - one.held());
                     return false;
                 }
-                if (auto placed = one.splice.place(*one.sequence, one.tokens); !placed)
+                if (auto placed = one.splice.place(
+                        *one.sequence, one.tokens, [&]() -> auto& { return selective(); });
+                    !placed)
                     return placed.error();
+                if (!one.splice.placed()) // more exact tokens run first
+                    return take_rows(one, most);
                 one.rows = std::min(most, one.splice.rows().size());
                 return one.rows == one.splice.rows().size();
             }
@@ -357,6 +379,7 @@ private:
     std::size_t turn_ = 0;
     served_rows served_;
     std::vector<job*> turns_;
+    typename selective_prefill_of<Cache, Model>::type selective_;
 };
 
 } // namespace detail

@@ -4,22 +4,16 @@
 #include <kvcache/chunk/chunk_reuse.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/recompute/concept.hpp>
+#include <kvcache/session/any_recompute.hpp>
 
 #include <algorithm>
 #include <cstddef>
-#include <functional>
 #include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Appends the positions of reused tokens that run again, ascending, as chunk_recompute_state::select does.
-using select_recomputed = std::function<void(std::span<const reused_span>, std::vector<std::size_t>&)>;
-
-namespace detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// The chunks that an answer of an engine takes from the cache. They are found after its exact prefix, and placed once
 /// the tokens before the first kept one have run; then the other rows run, over several steps if need be.
@@ -29,20 +23,23 @@ public:
     /// Finds chunks for the tokens after `prefix`, and cuts it where a spliced lease can begin. Nothing happens if
     /// there are none, or all of their tokens run again.
     void find(Cache& cache, typename Cache::sequence& prefix, std::span<const token_id> tokens,
-              const select_recomputed& select) {
+              const any_recompute& policy) {
         chunk_reuse<Cache> chunks(cache);
         auto found = chunks.match(prefix, tokens);
-        std::vector<std::size_t> again;
-        if (select && !found.map().runs.empty())
-            select(found.map().runs, again);
-        const std::size_t kept = found.map().first_kept(again);
+        const auto& runs = found.map().runs;
+        if (runs.empty())
+            return;
+        policy_.emplace(policy.open(cache.shape()));
+        judged_ = !policy_->judges();
+        again_.clear();
+        if (judged_)
+            policy_->select(runs, again_);
+        const std::size_t kept = judged_ ? found.map().first_kept(again_) : runs.front().first;
         if (kept == found.map().end())
             return;
         first_ = chunks.splice_position(kept);
         if (first_ < prefix.size())
             prefix.truncate(first_);
-        again_ = std::move(again);
-        approximate_ = found.map().tokens(reuse_kind::approximate) - again_.size();
         found_.emplace(std::move(found));
         chunks_.emplace(std::move(chunks));
     }
@@ -54,11 +51,29 @@ public:
     /// Whether the lease is open.
     [[nodiscard]] bool placed() const noexcept { return lease_.has_value(); }
 
-    /// Opens the lease, if it is not. Errors: out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the
-    /// sequence ends at first().
-    [[nodiscard]] result<void> place(typename Cache::sequence& sequence, std::span<const token_id> tokens) {
+    /// Opens the lease, if it is not. A policy that selects by deviation selects first, by `prefill` (a
+    /// selective_prefill); the lease may then begin later than first() said, or all chunks run again: see active and
+    /// first. Errors: out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the sequence ends at
+    /// first().
+    template <class Prefill>
+    [[nodiscard]] result<void> place(typename Cache::sequence& sequence, std::span<const token_id> tokens,
+                                     Prefill&& prefill) {
         if (placed())
             return {};
+        if (!judged_) {
+            again_.clear();
+            if (auto chosen = prefill().select(*policy_, *chunks_, sequence, tokens, *found_, again_); !chosen)
+                return chosen;
+            judged_ = true;
+            const std::size_t kept = found_->map().first_kept(again_);
+            if (kept == found_->map().end()) {
+                reset();
+                return {};
+            }
+            first_ = chunks_->splice_position(kept);
+            if (first_ > sequence.size())
+                return {};
+        }
         auto lease = chunks_->reserve(sequence, tokens.size() - first_, *found_, again_);
         if (!lease)
             return lease.error();
@@ -89,8 +104,10 @@ public:
         return true;
     }
 
-    /// Tokens that are kept as they were computed elsewhere, and reused tokens that run again.
-    [[nodiscard]] std::size_t approximate() const noexcept { return approximate_; }
+    /// Tokens that are kept as they were computed elsewhere, and reused tokens that run again. Requires: placed.
+    [[nodiscard]] std::size_t approximate() const noexcept {
+        return found_->map().tokens(reuse_kind::approximate) - again_.size();
+    }
     [[nodiscard]] std::size_t recomputed() const noexcept { return again_.size(); }
 
     /// Gives up chunks and lease.
@@ -101,7 +118,9 @@ public:
     }
 
 private:
-    std::size_t first_ = 0, approximate_ = 0;
+    std::size_t first_ = 0;
+    std::optional<any_recompute::state> policy_;
+    bool judged_ = true; // again_ is selected
     std::vector<std::size_t> again_;
     std::optional<chunk_reuse<Cache>> chunks_;
     std::optional<typename chunk_reuse<Cache>::match_type> found_;

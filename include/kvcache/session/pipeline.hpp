@@ -72,6 +72,7 @@ public:
         : cache_(cache),
           model_(model),
           max_batch_tokens_(max_batch_tokens),
+          threads_(threads),
           pass_(model.template make_forward_pass<lease>(threads)) {
         expects(max_batch_tokens > 0, "a forward pass has at least one row");
     }
@@ -131,6 +132,8 @@ public:
         return {};
     }
 
+    /// The threads that it runs on.
+    [[nodiscard]] thread_pool& threads() const noexcept { return threads_; }
     /// Positions the model can tell apart.
     [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
 
@@ -223,6 +226,7 @@ private:
     Cache& cache_;
     const Model& model_;
     std::size_t max_batch_tokens_;
+    thread_pool& threads_;
     decltype(std::declval<const Model&>().template make_forward_pass<lease>(std::declval<thread_pool&>())) pass_;
     std::vector<lease> leases_; // of the call that runs
     std::vector<batch_slice<lease>> parts_;
