@@ -25,7 +25,7 @@ namespace {
 using support::report;
 using support::turn_report;
 
-struct flags : support::generation_flags {
+struct flags : support::generation_flags, support::document_flags {
     std::string model, replay, system, svg, codec = "f32", save, load;
     std::size_t memory = 1024;
     bool demo = false, no_cache = false;
@@ -45,7 +45,8 @@ struct host {
     // Returns a new cache, on the heap because a cache is not movable.
     [[nodiscard]] std::unique_ptr<cache> open() const {
         return std::unique_ptr<cache>(
-            new cache(kvcache::make_cache({.shape = shape, .limit = limit, .id = id}, codec)));
+            new cache(kvcache::make_cache({.shape = shape, .limit = limit, .id = id}, codec, kvcache::index::chunk{},
+                                          *kvcache::any_recompute::named(speaker.reuse.recompute))));
     }
 };
 
@@ -56,13 +57,16 @@ void on_text(const std::string& piece) {
 void say_cost(const turn_report& turn) {
     std::printf("\n[%zu tokens: %zu reused, %zu prefilled; first token after %.1f ms]\n", turn.prompt, turn.reused,
                 turn.prefilled, turn.first_token_ms);
+    if (turn.approximate > 0)
+        std::printf("[approximate: %zu of the reused tokens were computed after other tokens]\n", turn.approximate);
 }
 
 // Chats with a person, or with the lines of a file, until the input ends.
 template <class Codec>
 int converse(const host<Codec>& at, std::unique_ptr<typename host<Codec>::cache>& store,
              typename host<Codec>::conversation& chat, const support::script& lines, const flags& f) {
-    const bool scripted = !f.replay.empty(), reuse = !f.no_cache;
+    const bool scripted = !f.replay.empty();
+    const bool reuse = !f.no_cache && f.how() != kvcache::reuse_mode::baseline;
     const bool person = !scripted && isatty(STDIN_FILENO) != 0;
     if (person)
         std::cout << "(/clear forgets, /stats tells of the cache, /quit ends)\n";
@@ -200,6 +204,9 @@ int run(const flags& f, const std::string& command) {
             lines.system = std::move(read->system);
     }
 
+    auto documents = support::read_texts(f.documents);
+    if (!documents)
+        return report("chat", documents.error());
     kvcache::thread_pool threads(f.threads);
     const support::speaker speaker{.model = loaded->model,
                                    .words = *words,
@@ -207,7 +214,9 @@ int run(const flags& f, const std::string& command) {
                                    .threads = threads,
                                    .sampling = {.temperature = f.temperature, .seed = f.seed},
                                    .max_tokens = f.max_tokens,
-                                   .max_batch_tokens = f.max_batch_tokens};
+                                   .max_batch_tokens = f.max_batch_tokens,
+                                   .reuse = f,
+                                   .documents = std::move(*documents)};
     kvcache::identity id = loaded->model.id(loaded->weights);
     id.tokenizer = words->digest();
     const kvcache::page_shape shape = loaded->model.shape(f.page);
@@ -236,6 +245,7 @@ int main(int argc, char** argv) {
     auto* system = app.add_option("--system", f.system, "System prompt");
     support::add_flags(app, f);
     support::add_codec_flag(app, f.codec);
+    support::add_document_flags(app, f);
     app.add_option("--memory", f.memory, "MiB for pages")->check(support::whole(1, 1u << 20))->capture_default_str();
     auto* no_cache = app.add_flag("--no-cache", f.no_cache, "Compute the whole past anew every turn");
     app.add_option("--save", f.save, "Write the conversation and its pages to a file at the end")
@@ -244,7 +254,9 @@ int main(int argc, char** argv) {
     app.add_option("--load", f.load, "Go on with the conversation of a file")
         ->excludes(demo)
         ->excludes(no_cache)
-        ->excludes(system);
+        ->excludes(system)
+        ->excludes("--document");
+    demo->excludes("--mode");
     return support::guarded("chat", app, argc, argv, [&] {
         std::string command = "chat";
         for (int i = 1; i < argc; ++i)

@@ -2,8 +2,12 @@
 // Continues a prompt with any Hugging Face model directory or GGUF file.
 // test: --model tests/data/checkpoints/llama-gqa-tied --ids 1,2,3 --max-tokens 4 --json
 #include <kvcache/formats/json.hpp>
+#include <kvcache/index/chunk.hpp>
 #include <kvcache/kvcache.hpp>
+#include <kvcache/session/any_recompute.hpp>
 #include <kvcache/session/beam_search.hpp>
+#include <kvcache/session/chunk_generate.hpp>
+#include <kvcache/session/chunk_pipeline.hpp>
 
 #include <cstdint>
 #include <cstdio>
@@ -17,6 +21,7 @@
 
 #include "server/chosen_tier.hpp"
 #include "support/codec_flag.hpp"
+#include "support/documents.hpp"
 #include "support/flags.hpp"
 #include "support/model_directory.hpp"
 #include "support/perplexity.hpp"
@@ -27,7 +32,7 @@
 
 namespace {
 
-struct flags : support::generation_flags {
+struct flags : support::generation_flags, support::document_flags {
     std::string model, logits, tier, tier_secret_file, codec = "f32", save, load, perplexity;
     std::optional<std::string> prompt, ids, warm, warm_ids;
     bool no_cache = false, json = false, ignore_eos = false;
@@ -110,8 +115,9 @@ int with_cache(const flags& f, const kvcache::identity& id, const kvcache::page_
     const auto tier = server::read_chosen_tier(f.tier, f.tier_secret_file);
     if (!tier)
         return support::report("generate", tier.error());
-    auto cache = kvcache::make_cache({.shape = shape, .limit = limit, .id = id}, codec, *tier,
-                                     kvcache::hash::xxh3{tier->secret});
+    auto cache =
+        kvcache::make_cache({.shape = shape, .limit = limit, .id = id}, codec, *tier, kvcache::hash::xxh3{tier->secret},
+                            kvcache::index::chunk{}, *kvcache::any_recompute::named(f.recompute));
     if (const auto damage = cache.tier().damage())
         std::cerr << "generate: warning: " << damage->message << '\n';
     if (auto open = cache.tier().status(); !open)
@@ -129,6 +135,7 @@ struct question {
     kvcache::identity id;
     kvcache::page_shape shape;
     tokens prompt, warm;
+    std::vector<tokens> documents; // the prompt begins with them
     double load_time = 0.0;
 };
 
@@ -137,7 +144,11 @@ struct question {
 template <class Codec>
 std::size_t page_memory(const flags& f, const question& of, const Codec& codec) {
     const std::size_t longest = of.prompt.size() + std::min(f.max_tokens, of.model.max_positions()); // no overflow
-    const std::size_t rows = 2 * longest + of.warm.size() + f.beams * (longest - of.prompt.size() + f.page);
+    std::size_t alone = of.warm.size(); // rows that are computed before
+    for (const tokens& one : of.documents)
+        alone +=
+            one.size() + f.page + (f.chunk_size > 0 ? one.size() / f.chunk_size * (f.sinks + f.overlap + f.page) : 0);
+    const std::size_t rows = 2 * longest + alone + f.beams * (longest - of.prompt.size() + f.page);
     const std::size_t page_bytes = codec.open(of.shape).page_bytes();
     return (rows / f.page + 4) * page_bytes + (f.load.empty() ? 0 : support::context_bytes(f.load, page_bytes)) +
            support::residual_bytes(codec, of.shape, f.max_batch_tokens + (f.beams + 1) * f.page);
@@ -182,6 +193,41 @@ kvcache::result<said<Cache>> go_on(Cache& cache, kvcache::pipeline<Cache, kvcach
     return made;
 }
 
+// Answers in mode `baseline` or `chunks`, and says what was reused.
+template <class Cache, class FromTier>
+int answer_in_mode(Cache& cache, kvcache::thread_pool& pool, const flags& f, const question& of, FromTier from_tier) {
+    const auto split = of.words ? support::chunking_of(f, *of.words) : kvcache::index::chunking{};
+    kvcache::chunk_pipeline<Cache, kvcache::transformer> pipeline(
+        cache, of.model, pool, {.split = split, .store = false, .max_batch_tokens = f.max_batch_tokens});
+    if (auto warmed = support::warm_documents(cache, pipeline, f, split, of.documents); !warmed)
+        return support::report("generate", warmed.error());
+    const auto made =
+        kvcache::generate(pipeline, of.prompt, f.how(), kvcache::sampler{.temperature = f.temperature, .seed = f.seed},
+                          {f.max_tokens, f.ignore_eos ? tokens{} : of.model.config().eos},
+                          [](kvcache::token_id, std::span<const float>) { return true; });
+    if (!made)
+        return support::report("generate", made.error());
+    const std::string text = of.words ? of.words->decode(made->ids, {.skip_special = true}) : std::string();
+    if (!f.json) {
+        std::cout << text << '\n';
+        return 0;
+    }
+    kvcache::json out{{"prompt_tokens", of.prompt.size()},
+                      {"reused", made->counts.exact + made->counts.approximate},
+                      {"prefilled", made->counts.prefilled + made->counts.recomputed},
+                      {"from_tier", from_tier()},
+                      {"ids", kvcache::json::array()},
+                      {"text", text},
+                      {"load_ms", of.load_time},
+                      {"ttft_ms", 1e3 * made->first_token},
+                      {"total_ms", 1e3 * made->total}};
+    support::add_counts(out, f, made->counts);
+    for (const kvcache::token_id id : made->ids)
+        out["ids"].push_back(kvcache::index_of(id));
+    std::cout << out.dump() << '\n';
+    return 0;
+}
+
 template <class Codec>
 int answer(const flags& f, const question& of, const Codec& codec) {
     std::ofstream rows_out;
@@ -194,6 +240,8 @@ int answer(const flags& f, const question& of, const Codec& codec) {
     const kvcache::cache_limits limit{.bytes = page_memory(f, of, codec)};
     return with_cache(f, of.id, of.shape, codec, limit, [&](auto& cache, auto from_tier) {
         using cache_type = std::remove_reference_t<decltype(cache)>;
+        if (f.how() != kvcache::reuse_mode::prefix)
+            return answer_in_mode(cache, pool, f, of, from_tier);
         kvcache::pipeline pipeline(cache, of.model, pool, f.max_batch_tokens);
         if (!of.warm.empty() && !f.no_cache)
             if (auto warmed = pipeline.prefill(of.warm, kvcache::logits_mode::none); !warmed)
@@ -249,6 +297,10 @@ int answer(const flags& f, const question& of, const Codec& codec) {
                           {"load_ms", of.load_time},
                           {"ttft_ms", f.no_cache ? total : first_token},
                           {"total_ms", total}};
+        support::add_counts(out, f,
+                            {.prompt = made.prompt.reused + made.prompt.prefilled,
+                             .exact = made.prompt.reused,
+                             .prefilled = made.prompt.prefilled});
         for (const kvcache::token_id id : made.ids)
             out["ids"].push_back(kvcache::index_of(id));
         std::cout << out.dump() << '\n';
@@ -320,7 +372,7 @@ int run(const flags& f) {
     std::optional<kvcache::tokenizer> words;
     if (auto opened = kvcache::tokenizer::open(f.model))
         words = std::move(*opened);
-    else if (f.prompt || f.warm || !f.perplexity.empty())
+    else if (f.prompt || f.warm || !f.perplexity.empty() || !f.documents.empty())
         return support::report("generate", opened.error());
     question of{loaded->model, words, loaded->model.id(loaded->weights), loaded->model.shape(f.page), {}, {}, {}};
     of.load_time = loading.milliseconds();
@@ -332,10 +384,21 @@ int run(const flags& f) {
             return support::read_ids(flag, *ids);
         return text ? words->encode(*text, {.add_special_tokens = begins}) : tokens{};
     };
-    auto prompt = encode("--ids", f.prompt, f.ids, f.load.empty());
+    auto prompt = encode("--ids", f.prompt, f.ids, f.load.empty() && f.documents.empty());
     auto warm = encode("--warm-ids", f.warm, f.warm_ids, true);
     if (!prompt || !warm)
         return support::report("generate", prompt ? warm.error() : prompt.error());
+    if (!f.documents.empty()) { // what begins a text, the documents, the prompt
+        auto begin = encode("--ids", "", {}, true);
+        auto read = support::read_documents(f, *words);
+        if (!begin || !read)
+            return support::report("generate", begin ? read.error() : begin.error());
+        of.documents = std::move(*read);
+        for (const tokens& one : of.documents)
+            begin->insert(begin->end(), one.begin(), one.end());
+        begin->insert(begin->end(), prompt->begin(), prompt->end());
+        prompt = std::move(begin);
+    }
     of.prompt = std::move(*prompt);
     of.warm = std::move(*warm);
     return support::with_codec(
@@ -360,6 +423,7 @@ int main(int argc, char** argv) {
     app.add_option("--warm-ids", f.warm_ids, "The same as tokens")->excludes(warm);
     support::add_flags(app, f);
     support::add_codec_flag(app, f.codec);
+    support::add_document_flags(app, f);
     support::add_tier_flag(app, f.tier);
     support::add_tier_secret_flag(app, f.tier_secret_file);
     auto* no_cache = app.add_flag("--no-cache", f.no_cache, "Run the whole past again for every token");
@@ -396,6 +460,15 @@ int main(int argc, char** argv) {
         if (!f.prompt && !f.ids && f.load.empty() && f.perplexity.empty())
             return support::report("generate", {kvcache::error_code::not_found, "--prompt",
                                                 "--prompt, --ids, --load or --perplexity is needed"});
+        if (f.how() != kvcache::reuse_mode::prefix &&
+            (f.no_cache || f.beams > 0 || !f.logits.empty() || !f.save.empty() || !f.load.empty() ||
+             !f.perplexity.empty() || f.warm || f.warm_ids))
+            return support::report("generate", {kvcache::error_code::unsupported, "--mode",
+                                                "--mode baseline and chunks take --prompt, --ids and --document; other "
+                                                "ways to run are for prefix"});
+        if (!f.documents.empty() && (!f.load.empty() || !f.perplexity.empty()))
+            return support::report("generate", {kvcache::error_code::unsupported, "--document",
+                                                "--document does not go with --load or --perplexity"});
         return run(f);
     });
 }

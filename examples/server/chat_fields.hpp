@@ -17,7 +17,7 @@ namespace server::detail {
 
 // Returns the text of a string, or of a list of parts of type text. Adds the parts that are marked as chunks.
 inline std::string content_of(field_reader& fields, const std::string& name, const sent_json& content,
-                              std::size_t message, std::vector<marked_part>& marked) {
+                              std::size_t message, std::vector<support::marked_part>& marked) {
     if (content.is_string())
         return content.get<std::string>();
     std::string made;

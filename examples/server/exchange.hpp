@@ -226,7 +226,7 @@ private:
     [[nodiscard]] kvcache::result<void> cut(kvcache::chat_options& how) {
         if (asked_->marked.empty() || mode() != kvcache::reuse_mode::chunks)
             return {};
-        for (const marked_part& part : asked_->marked) {
+        for (const support::marked_part& part : asked_->marked) {
             auto ids = at_.words.encode(
                 std::string_view(asked_->messages[part.message].content).substr(part.first, part.bytes),
                 {.add_special_tokens = false, .parse_special = false, .stop = how.stop});
@@ -235,7 +235,7 @@ private:
             if (ids->size() >= kvcache::index::chunk{}.least && ids->size() <= at_.context())
                 parts_.push_back(std::move(*ids));
         }
-        how.cut = cut_at_marks(asked_->messages, asked_->marked);
+        how.cut = support::cut_at_marks(asked_->messages, asked_->marked);
         return {};
     }
 

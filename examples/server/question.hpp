@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "../support/marked_text.hpp"
+
 namespace server {
 
 /// A prompt, as a text or as token ids.
@@ -22,17 +24,11 @@ struct text_or_ids {
     std::vector<kvcache::token_id> ids = {}; ///< Instead of the text, unless empty.
 };
 
-/// A part of a message that is to be reused as a chunk.
-struct marked_part {
-    std::size_t message = 0;
-    std::size_t first = 0, bytes = 0; ///< In the content of the message.
-};
-
 /// A request, read from its body.
 struct question {
     bool chat = true;
     std::vector<kvcache::chat_message> messages = {};  ///< Of a chat.
-    std::vector<marked_part> marked = {};              ///< Of a chat, in the order of its messages.
+    std::vector<support::marked_part> marked = {};     ///< Of a chat, in the order of its messages.
     kvcache::json tools = {};                          ///< Of a chat, for its template; null if there are none.
     kvcache::json variables = kvcache::json::object(); ///< Of a chat, for its template.
     std::vector<text_or_ids> prompts = {};             ///< Of a completion.

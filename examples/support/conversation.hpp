@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/index/chunk.hpp>
 #include <kvcache/kvcache.hpp>
+#include <kvcache/session/any_recompute.hpp>
+#include <kvcache/session/chunk_generate.hpp>
+#include <kvcache/session/chunk_pipeline.hpp>
 #include <kvcache/session/snapshot.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/stream_decoder.hpp>
@@ -16,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "documents.hpp"
+#include "marked_text.hpp"
 #include "model_directory.hpp"
 #include "saved_chat.hpp"
 
@@ -30,6 +36,8 @@ struct speaker {
     kvcache::sampler sampling = {};
     std::size_t max_tokens = 128;
     std::size_t max_batch_tokens = 256;
+    document_flags reuse = {};
+    std::vector<std::string> documents = {}; ///< Texts that the first message begins with.
 };
 
 /// The result of a turn.
@@ -38,6 +46,7 @@ struct turn_report {
     std::size_t prompt = 0; ///< Tokens of the prompt.
     std::size_t reused = 0;
     std::size_t prefilled = 0;
+    std::size_t approximate = 0;             ///< Of those reused: they were computed after other tokens.
     double first_token_ms = 0.0;             ///< From the request, template and tokenizer included, to the first token.
     kvcache::digest logits = {};             ///< Digest of the bits of all logits that a token was drawn from.
     std::vector<kvcache::token_id> ids = {}; ///< Tokens of the answer.
@@ -47,7 +56,7 @@ struct turn_report {
 template <class Codec>
 class conversation {
 public:
-    using cache = kvcache::cache<Codec>;
+    using cache = kvcache::cache<Codec, kvcache::index::chunk, kvcache::any_recompute>;
     using cache_pipeline = kvcache::pipeline<cache, kvcache::transformer>;
 
     conversation(const speaker& with, std::string_view system) : with_(with), system_(system) { clear(); }
@@ -55,6 +64,7 @@ public:
     /// Removes all messages but the system prompt.
     void clear() {
         past_ = {};
+        marked_.clear();
         messages_.clear();
         if (!system_.empty())
             messages_.push_back({.role = "system", .content = system_});
@@ -66,12 +76,22 @@ public:
     template <class OnText>
     kvcache::result<turn_report> say(const std::string& text, cache& store, OnText on_text) {
         const stopwatch clock;
-        messages_.push_back({.role = "user", .content = text});
+        const bool first = marked_.empty() && !with_.documents.empty();
+        messages_.push_back({.role = "user"});
+        std::string& content = messages_.back().content;
+        for (std::size_t i = 0; first && i < with_.documents.size(); ++i) {
+            marked_.push_back({messages_.size() - 1, content.size(), with_.documents[i].size()});
+            content += with_.documents[i];
+        }
+        content += text;
         auto turn = answer(clock, store, on_text);
-        if (turn)
+        if (turn) {
             messages_.push_back({.role = "assistant", .content = turn->text});
-        else
+        } else {
             messages_.pop_back();
+            if (first)
+                marked_.clear();
+        }
         return turn;
     }
 
@@ -107,7 +127,12 @@ private:
 
     template <class OnText>
     kvcache::result<turn_report> answer(const stopwatch& clock, cache& store, OnText on_text) {
-        const auto rendered = with_.form.render(messages_, kvcache::chat_options{});
+        const bool chunks = with_.reuse.how() == kvcache::reuse_mode::chunks;
+        kvcache::chat_options how;
+        auto messages = messages_;
+        if (chunks && !marked_.empty())
+            how.cut = cut_at_marks(messages, marked_);
+        const auto rendered = with_.form.render(messages, how);
         if (!rendered)
             return rendered.error();
         const auto prompt = with_.words.encode(rendered->segments, false);
@@ -116,38 +141,72 @@ private:
         turn_report report;
         kvcache::digest_builder bits;
         kvcache::stream_decoder text(with_.words, {.skip_special = true});
-        cache_pipeline pipeline(store, with_.model, with_.threads, with_.max_batch_tokens);
         const kvcache::stop_criteria stop{with_.max_tokens, with_.model.config().eos};
-        auto made = kvcache::generate(pipeline, *prompt, with_.sampling, stop,
-                                      [&](kvcache::token_id token, std::span<const float> logits) {
-                                          if (report.first_token_ms == 0.0)
-                                              report.first_token_ms = clock.milliseconds();
-                                          bits.bytes(std::as_bytes(logits));
-                                          const std::string piece = text.push(token);
-                                          report.text += piece;
-                                          on_text(piece);
-                                          return true;
-                                      });
+        const auto on_token = [&](kvcache::token_id token, std::span<const float> logits) {
+            if (report.first_token_ms == 0.0)
+                report.first_token_ms = clock.milliseconds();
+            bits.bytes(std::as_bytes(logits));
+            const std::string piece = text.push(token);
+            report.text += piece;
+            on_text(piece);
+            return true;
+        };
+        report.prompt = prompt->size();
+        auto finish = [&](auto& made) {
+            const std::string rest = text.flush();
+            report.text += rest;
+            on_text(rest);
+            report.logits = bits.finish();
+            const auto tokens = made.prompt.sequence.tokens();
+            past_ = {{tokens.begin(), tokens.end()}, {with_.sampling, made.ids.size(), {}}};
+            if (!made.ids.empty())
+                past_.state.pending.push_back(made.ids.back());
+            report.ids = std::move(made.ids);
+            return std::move(report);
+        };
+        if (chunks) {
+            auto made = answer_with_chunks(store, *prompt, stop, on_token);
+            if (!made)
+                return made.error();
+            report.reused = made->counts.exact + made->counts.approximate;
+            report.prefilled = made->counts.prefilled + made->counts.recomputed;
+            report.approximate = made->counts.approximate;
+            return finish(*made);
+        }
+        cache_pipeline pipeline(store, with_.model, with_.threads, with_.max_batch_tokens);
+        auto made = kvcache::generate(pipeline, *prompt, with_.sampling, stop, on_token);
         if (!made)
             return made.error();
-        const std::string rest = text.flush();
-        report.text += rest;
-        on_text(rest);
-        report.prompt = prompt->size();
         report.reused = made->prompt.reused;
         report.prefilled = made->prompt.prefilled;
-        report.logits = bits.finish();
-        const auto tokens = made->prompt.sequence.tokens();
-        past_ = {{tokens.begin(), tokens.end()}, {with_.sampling, made->ids.size(), {}}};
-        if (!made->ids.empty())
-            past_.state.pending.push_back(made->ids.back());
-        report.ids = std::move(made->ids);
-        return report;
+        return finish(*made);
+    }
+
+    // Answers with documents that are computed by themselves first, unless the cache knows them.
+    template <class Say>
+    kvcache::result<kvcache::spliced_answer<cache>> answer_with_chunks(cache& store,
+                                                                       std::span<const kvcache::token_id> prompt,
+                                                                       const kvcache::stop_criteria& stop, Say say) {
+        const auto split = chunking_of(with_.reuse, with_.words);
+        kvcache::chunk_pipeline<cache, kvcache::transformer> pipeline(
+            store, with_.model, with_.threads,
+            {.split = split, .store = false, .max_batch_tokens = with_.max_batch_tokens});
+        std::vector<std::vector<kvcache::token_id>> documents;
+        for (const std::string& text : with_.documents) {
+            auto ids = with_.words.encode(text, {.add_special_tokens = false, .parse_special = false});
+            if (!ids)
+                return ids.error();
+            documents.push_back(std::move(*ids));
+        }
+        if (auto warmed = warm_documents(store, pipeline, with_.reuse, split, documents); !warmed)
+            return warmed.error();
+        return kvcache::generate(pipeline, prompt, kvcache::reuse_mode::chunks, with_.sampling, stop, say);
     }
 
     const speaker& with_;
     std::string system_;
     std::vector<kvcache::chat_message> messages_;
+    std::vector<marked_part> marked_; // documents
     past past_;
 };
 

@@ -12389,11 +12389,12 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 namespace detail {
 
-/// Coder of a tile in 16-bit floats, in the tile's own order: keys (head_dim, 16), values (16, padded_head_dim).
-template <class Number>
-class float16_coder {
+/// Coder of a tile in floats of 16 or 32 bits, in the tile's own order: keys (head_dim, 16), values (16,
+/// padded_head_dim).
+template <weight_format Number>
+class float_coder {
 public:
-    float16_coder(kv_kind side, std::size_t head_dim) : numbers_(tile_numbers(side, head_dim)) {}
+    float_coder(kv_kind side, std::size_t head_dim) : numbers_(tile_numbers(side, head_dim)) {}
 
     [[nodiscard]] std::size_t tokens() const noexcept { return tile_tokens; }
     [[nodiscard]] std::size_t bytes() const noexcept { return numbers_ * sizeof(Number); }
@@ -12414,7 +12415,8 @@ public:
     }
 
     /// Returns the operand that describes the encoded tile.
-    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept {
+    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept
+        requires(!std::is_same_v<Number, float>) {
         return {.format = std::is_same_v<Number, half> ? quant_format::f16 : quant_format::bf16,
                 .codes = from,
                 .bytes = bytes()};
@@ -12431,7 +12433,7 @@ private:
 struct f16 {
     using role = codec_role;
     [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
-        return detail::float16_coder<half>(side, shape.head_dim);
+        return detail::float_coder<half>(side, shape.head_dim);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
 };
@@ -12443,7 +12445,7 @@ static_assert(codec_policy<f16>);
 struct bf16 {
     using role = codec_role;
     [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
-        return detail::float16_coder<bfloat16>(side, shape.head_dim);
+        return detail::float_coder<bfloat16>(side, shape.head_dim);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
 };
@@ -20581,6 +20583,13 @@ public:
         if (sampling.penalises())
             counts_ = token_counts(prompt);
     }
+    /// Of an answer under way, of which `drawn` tokens were drawn before: the next draw is the one that would have
+    /// followed. They do not count towards the maximum, and are tokens of the prompt for penalties.
+    decode_state(const sampler& sampling, const stop_criteria& stop, std::span<const token_id> prompt,
+                 std::size_t positions, std::uint64_t drawn)
+        : decode_state(sampling, stop, prompt, positions) {
+        before_ = drawn;
+    }
 
     /// Returns whether no further token is to be drawn.
     [[nodiscard]] bool over() const noexcept { return stopped_ || drawn_ >= most_; }
@@ -20592,7 +20601,7 @@ public:
     KVCACHE_LAZY [[nodiscard]] result<token_id> next(std::span<const float> logits) {
         if (auto finite = detail::check_finite(logits); !finite)
             return finite.error();
-        const token_id token = sampling_.draw(logits, drawn_++, counts_);
+        const token_id token = sampling_.draw(logits, before_ + drawn_++, counts_);
         if (sampling_.penalises())
             counts_.add(token);
         stopped_ = ranges::find(stop_.stop_tokens, token) != stop_.stop_tokens.end();
@@ -20604,6 +20613,7 @@ private:
     const stop_criteria& stop_;
     std::size_t most_;
     std::size_t drawn_ = 0;
+    std::uint64_t before_ = 0; // draws of the same answer before these
     bool stopped_ = false;
     token_counts counts_;
 };
@@ -20748,6 +20758,7 @@ public:
         : cache_(cache),
           model_(model),
           max_batch_tokens_(max_batch_tokens),
+          threads_(threads),
           pass_(model.template make_forward_pass<lease>(threads)) {
         expects(max_batch_tokens > 0, "a forward pass has at least one row");
     }
@@ -20807,6 +20818,8 @@ public:
         return {};
     }
 
+    /// The threads that it runs on.
+    [[nodiscard]] thread_pool& threads() const noexcept { return threads_; }
     /// Positions the model can tell apart.
     [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
 
@@ -20899,6 +20912,7 @@ private:
     Cache& cache_;
     const Model& model_;
     std::size_t max_batch_tokens_;
+    thread_pool& threads_;
     decltype(std::declval<const Model&>().template make_forward_pass<lease>(std::declval<thread_pool&>())) pass_;
     std::vector<lease> leases_; // of the call that runs
     std::vector<batch_slice<lease>> parts_;
@@ -22555,10 +22569,11 @@ public:
 
     /// Reserves `rows` rows of which some are spliced in from cached chunks: the rows of the approximate spans of
     /// `found`, except the positions in `recomputed`, which ascend. The caller writes the other rows through the lease.
+    /// `counts`: whether the observer is told; not of a lease that is only looked at.
     /// Errors: as the cache's reserve. Requires: the sequence is exact, is a prefix of the prompt given to match, and
     /// ends at a splice_position.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, const match_type& found,
-                                        std::span<const std::size_t> recomputed) {
+                                        std::span<const std::size_t> recomputed, bool counts = true) {
         const std::lock_guard guard(core_.lock());
         sequence_state& state = to.state_in(core_);
         require(!state.lease.open, "a sequence has one lease at a time");
@@ -22570,7 +22585,8 @@ public:
             splice(state, spliced, found.pins().state_in(core_).pinned_sources)) {
             const auto kept = static_cast<std::size_t>(
                 ranges::count_if(state.lease.spliced, [](const spliced_row& one) { return one.kept; }));
-            pages().emit({event_kind::spliced, kept, rows, state.pinned_sources.size()});
+            if (counts)
+                pages().emit({event_kind::spliced, kept, rows, state.pinned_sources.size()});
             return lease(core_, state);
         }
         return core_.sequences().refuse(state, rows, needed, core_.codec().page_bytes());
@@ -22744,14 +22760,16 @@ struct reuse_counts {
 
 }} // namespace kvcache
 
-// ---- kvcache/session/chunk_pipeline.hpp ---------------------------------------------------------------------------
+// ---- kvcache/session/selective_prefill.hpp ------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Forward passes over selected rows of a lease; the rows between them are kept. Rows run in ascending order, at most
 /// `max_batch_tokens` per pass. Each row sees the rows before it.
-template <class Lease, class Model>
+template <knows_chunks Cache, class Model>
 class selective_prefill {
+    using Lease = typename Cache::lease;
+
 public:
     selective_prefill(const Model& model, thread_pool& threads, std::size_t max_batch_tokens)
         : model_(model), max_batch_tokens_(max_batch_tokens), pass_(model.template make_forward_pass<Lease>(threads)) {}
@@ -22780,6 +22798,32 @@ public:
             if (last)
                 pass_.logits(logits);
         }
+    }
+
+    /// Selects the tokens of chunks that run again, as a recompute policy says. A policy that selects by deviation runs
+    /// all tokens after `prefix` through its first layers. Errors: as chunk_reuse::reserve. Requires: `prefix` is an
+    /// exact sequence that ends at the splice_position of the first chunk.
+    template <class Policy>
+    [[nodiscard]] result<void> select(const Policy& policy, chunk_reuse<Cache>& chunks,
+                                      typename Cache::sequence& prefix, std::span<const token_id> tokens,
+                                      const typename chunk_reuse<Cache>::match_type& found,
+                                      std::vector<std::size_t>& again) {
+        const auto& runs = found.map().runs;
+        if constexpr (deviation_recompute_state<Policy>) {
+            bool judges = true;
+            if constexpr (requires { policy.judges(); })
+                judges = policy.judges();
+            if (judges && !can_judge)
+                return error{error_code::unsupported, "recompute", "the model does not show its keys and values"};
+            if constexpr (can_judge)
+                if (judges)
+                    return select_by_deviation(policy, chunks, prefix, tokens, found, again);
+        }
+        if constexpr (chunk_recompute_state<Policy>)
+            policy.select(runs, again);
+        else if constexpr (!deviation_recompute_state<Policy>)
+            recompute::full{}.open({}).select(runs, again); // a policy of exact prefixes recomputes every reused token
+        return {};
     }
 
     /// Returns the deviations, in one layer, of the kept rows of `known` that are computed here: the squared distance
@@ -22818,6 +22862,51 @@ public:
     }
 
 private:
+    using pass_type =
+        decltype(std::declval<const Model&>().template make_forward_pass<Lease>(std::declval<thread_pool&>()));
+    static constexpr bool can_judge = requires(pass_type pass, layer_id layer) {
+        pass.project(layer);
+        pass.keys(std::size_t{});
+    };
+
+    [[nodiscard]] const rope* rotation() const noexcept {
+        if constexpr (requires { model_.rotation(); })
+            return &model_.rotation();
+        else
+            return nullptr;
+    }
+
+    template <class Policy>
+    [[nodiscard]] result<void> select_by_deviation(const Policy& policy, chunk_reuse<Cache>& chunks,
+                                                   typename Cache::sequence& prefix, std::span<const token_id> tokens,
+                                                   const typename chunk_reuse<Cache>::match_type& found,
+                                                   std::vector<std::size_t>& again) {
+        // The deviation of reused tokens, `deeper` layers after the check layer: of all reused tokens while `again` is
+        // empty, otherwise of those in it. The first call fills `known`.
+        std::vector<spliced_row> known;
+        const auto judge = [&](std::size_t deeper) -> result<std::vector<float>> {
+            auto lease = chunks.reserve(prefix, tokens.size() - prefix.size(), found, again, false);
+            if (!lease)
+                return lease.error();
+            if (known.empty())
+                known.assign(lease->opened().spliced().begin(), lease->opened().spliced().end());
+            return deviations(*lease, tokens.subspan(lease->first()), known, policy.check_layer() + deeper,
+                              policy.compared(), rotation());
+        };
+        auto off = judge(0); // with every reused token kept, for now
+        if (!off)
+            return off.error();
+        policy.select(found.map().runs, *off, again);
+        if constexpr (filtering_recompute_state<Policy>)
+            for (std::size_t i = 0; i < policy.filters() && !again.empty(); ++i) {
+                off = judge(i + 1);
+                if (!off)
+                    return off.error();
+                policy.filter(i, found.map().runs, *off, again);
+            }
+        return {};
+    }
+
     void begin(const Lease& lease, std::span<const token_id> tokens, std::size_t at, std::size_t most,
                logits_mode wanted) {
         const std::size_t count = std::min(most, rows_.size() - at);
@@ -22873,13 +22962,19 @@ private:
 
     const Model& model_;
     std::size_t max_batch_tokens_;
-    decltype(std::declval<const Model&>().template make_forward_pass<Lease>(std::declval<thread_pool&>())) pass_;
+    pass_type pass_;
     std::size_t layer_rows_ = 0;
     batch_slice<Lease> part_;
     std::vector<std::size_t> rows_, limits_;
     std::vector<token_id> ids_;
     std::vector<float> scratch_, turn_, fresh_;
 };
+
+}} // namespace kvcache
+
+// ---- kvcache/session/chunk_pipeline.hpp ---------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// A prompt that has run, with parts of it reused from any position.
 template <class Cache>
@@ -23020,7 +23115,8 @@ private:
         if (auto ran = extend(made, tokens, from); !ran)
             return ran;
         std::vector<std::size_t> again;
-        if (auto chosen = choose(made, tokens, found, again); !chosen)
+        if (auto chosen = prefilling_.select(cache_.core().recompute(), chunks_, made.sequence, tokens, found, again);
+            !chosen)
             return chosen;
         made.counts.recomputed = again.size();
         made.counts.approximate = map.tokens(reuse_kind::approximate) - again.size();
@@ -23039,51 +23135,6 @@ private:
         return {};
     }
 
-    // Collects from the recompute policy the tokens to recompute.
-    [[nodiscard]] result<void> choose(spliced_prompt<Cache>& made, std::span<const token_id> tokens,
-                                      const typename chunk_reuse<Cache>::match_type& found,
-                                      std::vector<std::size_t>& again) {
-        const auto& policy = cache_.core().recompute();
-        using state = std::remove_cvref_t<decltype(policy)>;
-        if constexpr (deviation_recompute_state<state>) {
-            std::vector<spliced_row> known;
-            auto off = judge(made, tokens, found, again, 0, known); // with every reused token kept, for now
-            if (!off)
-                return off.error();
-            policy.select(found.map().runs, *off, again);
-            if constexpr (filtering_recompute_state<state>)
-                for (std::size_t i = 0; i < policy.filters() && !again.empty(); ++i) {
-                    off = judge(made, tokens, found, again, i + 1, known);
-                    if (!off)
-                        return off.error();
-                    policy.filter(i, found.map().runs, *off, again);
-                }
-        } else if constexpr (chunk_recompute_state<state>) {
-            policy.select(found.map().runs, again);
-        } else {
-            for (const reused_span& run : found.map().runs) // a policy of exact prefixes recomputes every reused token
-                for (std::size_t i = 0; i < run.count; ++i)
-                    again.push_back(run.first + i);
-        }
-        return {};
-    }
-
-    // Returns the deviation of reused tokens, `deeper` layers after the policy's check layer. With an empty `again`
-    // it covers all reused tokens, otherwise only those in `again`. The first call fills `known`.
-    [[nodiscard]] result<std::vector<float>> judge(spliced_prompt<Cache>& made, std::span<const token_id> tokens,
-                                                   const typename chunk_reuse<Cache>::match_type& found,
-                                                   std::span<const std::size_t> again, std::size_t deeper,
-                                                   std::vector<spliced_row>& known) {
-        auto lease = chunks_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
-        if (!lease)
-            return lease.error();
-        if (known.empty())
-            known.assign(lease->opened().spliced().begin(), lease->opened().spliced().end());
-        const auto& policy = cache_.core().recompute();
-        return prefilling_.deviations(*lease, tokens.subspan(lease->first()), known, policy.check_layer() + deeper,
-                                      policy.compared(), &model_.rotation());
-    }
-
     void store(const typename Cache::sequence& from, std::size_t tokens) {
         for (const index::token_run& chunk : how_.split.split(from.tokens()))
             if (chunk.first + chunk.count <= tokens)
@@ -23095,7 +23146,7 @@ private:
     const Model& model_;
     options how_;
     pipeline<Cache, Model> exact_;
-    selective_prefill<typename Cache::lease, Model> prefilling_;
+    selective_prefill<Cache, Model> prefilling_;
 };
 
 }} // namespace kvcache
@@ -23381,113 +23432,140 @@ private:
 
 }}} // namespace kvcache::detail
 
-// ---- kvcache/session/engine_splice.hpp ----------------------------------------------------------------------------
+// ---- kvcache/session/any_recompute.hpp ----------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Appends the positions of reused tokens that run again, ascending, as chunk_recompute_state::select does.
-using select_recomputed = std::function<void(std::span<const reused_span>, std::vector<std::size_t>&)>;
+/// A recompute policy that is chosen at run time, for requests that choose their own. The default is recompute::none.
+class any_recompute {
+    using choice = std::variant<recompute::none, recompute::chunk_head, recompute::chunk_boundary, recompute::blend,
+                                recompute::gradual_blend, recompute::full>;
 
-namespace detail {
-
-/// The chunks that an answer of an engine takes from the cache. They are found after its exact prefix, and placed once
-/// the tokens before the first kept one have run; then the other rows run, over several steps if need be.
-template <class Cache>
-class engine_splice {
 public:
-    /// Finds chunks for the tokens after `prefix`, and cuts it where a spliced lease can begin. Nothing happens if
-    /// there are none, or all of their tokens run again.
-    void find(Cache& cache, typename Cache::sequence& prefix, std::span<const token_id> tokens,
-              const select_recomputed& select) {
-        chunk_reuse<Cache> chunks(cache);
-        auto found = chunks.match(prefix, tokens);
-        std::vector<std::size_t> again;
-        if (select && !found.map().runs.empty())
-            select(found.map().runs, again);
-        const std::size_t kept = found.map().first_kept(again);
-        if (kept == found.map().end())
-            return;
-        first_ = chunks.splice_position(kept);
-        if (first_ < prefix.size())
-            prefix.truncate(first_);
-        again_ = std::move(again);
-        approximate_ = found.map().tokens(reuse_kind::approximate) - again_.size();
-        found_.emplace(std::move(found));
-        chunks_.emplace(std::move(chunks));
+    using role = recompute_role;
+
+    any_recompute() = default;
+    template <class Policy>
+        requires std::constructible_from<choice, Policy> any_recompute(Policy policy) // NOLINT: a policy is one
+            : which_(std::move(policy)) {}
+
+        /// Reads a policy: none, full, head:ROWS or boundary:ROWS (the first or last rows of a chunk, 16 if not given),
+        /// blend:PERCENT or gradual:PERCENT (of the tokens of all chunks, 15 if not given). Errors: malformed.
+        [[nodiscard]] static result<any_recompute> named(std::string_view text);
+
+        class state;
+        [[nodiscard]] state open(page_shape shape) const;
+
+    private:
+        choice which_ = {};
+};
+
+/// Selects as the chosen policy does. Whether that needs deviations is known at run time: see `judges`.
+class any_recompute::state : public recompute::exact_prefix::state {
+    template <class Policy>
+    using opened = decltype(std::declval<const Policy&>().open(page_shape{}));
+    using choice =
+        std::variant<opened<recompute::none>, opened<recompute::chunk_head>, opened<recompute::chunk_boundary>,
+                     opened<recompute::blend>, opened<recompute::gradual_blend>, opened<recompute::full>>;
+
+    template <class F>
+    decltype(auto) ask(F&& f) const {
+        return std::visit(std::forward<F>(f), of_);
     }
 
-    /// Whether chunks are to be placed, or their lease is open.
-    [[nodiscard]] bool active() const noexcept { return found_.has_value(); }
-    /// The position at which the spliced lease begins.
-    [[nodiscard]] std::size_t first() const noexcept { return first_; }
-    /// Whether the lease is open.
-    [[nodiscard]] bool placed() const noexcept { return lease_.has_value(); }
+public:
+    template <class State>
+        requires std::constructible_from<choice, State>
+    explicit state(State of) : of_(std::move(of)) {}
 
-    /// Opens the lease, if it is not. Errors: out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the
-    /// sequence ends at first().
-    [[nodiscard]] result<void> place(typename Cache::sequence& sequence, std::span<const token_id> tokens) {
-        if (placed())
-            return {};
-        auto lease = chunks_->reserve(sequence, tokens.size() - first_, *found_, again_);
-        if (!lease)
-            return lease.error();
-        rows_.clear();
-        ids_.clear();
-        for (std::size_t row = 0; row < tokens.size() - first_; ++row)
-            if (!lease->opened().keeps(row)) {
-                rows_.push_back(row);
-                ids_.push_back(tokens[first_ + row]);
-            }
-        next_ = 0;
-        lease_.emplace(std::move(*lease)); // last: what was thrown before has rolled it back
-        return {};
+    /// Whether it selects by deviation. Only then may the functions on deviations be called, and else only the others.
+    [[nodiscard]] bool judges() const {
+        return ask([]<class S>(const S&) { return deviation_recompute_state<S>; });
     }
 
-    [[nodiscard]] typename Cache::lease& lease() noexcept { return *lease_; }
-    /// The rows of the lease that have not run, and their tokens.
-    [[nodiscard]] std::span<const std::size_t> rows() const noexcept { return std::span(rows_).subspan(next_); }
-    [[nodiscard]] std::span<const token_id> ids() const noexcept { return std::span(ids_).subspan(next_); }
-
-    /// Notes that rows have run. Returns whether all have: the lease is committed then.
-    [[nodiscard]] bool ran(std::size_t rows, std::span<const token_id> tokens) {
-        next_ += rows;
-        if (next_ < rows_.size())
-            return false;
-        lease_->commit(tokens.subspan(first_));
-        reset();
-        return true;
+    void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
+        ask([&]<class S>(const S& own) {
+            if constexpr (chunk_recompute_state<S>)
+                own.select(runs, positions);
+        });
     }
 
-    /// Tokens that are kept as they were computed elsewhere, and reused tokens that run again.
-    [[nodiscard]] std::size_t approximate() const noexcept { return approximate_; }
-    [[nodiscard]] std::size_t recomputed() const noexcept { return again_.size(); }
-
-    /// Gives up chunks and lease.
-    void reset() noexcept {
-        lease_.reset();
-        found_.reset();
-        chunks_.reset();
+    void select(std::span<const reused_span> runs, std::span<const float> deviations,
+                std::vector<std::size_t>& positions) const {
+        ask([&]<class S>(const S& own) {
+            if constexpr (deviation_recompute_state<S>)
+                own.select(runs, deviations, positions);
+        });
+    }
+    [[nodiscard]] deviation_metric compared() const {
+        return ask([]<class S>(const S& own) {
+            if constexpr (deviation_recompute_state<S>)
+                return own.compared();
+            else
+                return deviation_metric::keys;
+        });
+    }
+    [[nodiscard]] std::size_t check_layer() const {
+        return ask([]<class S>(const S& own) -> std::size_t {
+            if constexpr (deviation_recompute_state<S>)
+                return own.check_layer();
+            else
+                return 0;
+        });
+    }
+    [[nodiscard]] std::size_t filters() const {
+        return ask([]<class S>(const S& own) -> std::size_t {
+            if constexpr (filtering_recompute_state<S>)
+                return own.filters();
+            else
+                return 0;
+        });
+    }
+    void filter(std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
+                std::vector<std::size_t>& positions) const {
+        ask([&]<class S>(const S& own) {
+            if constexpr (filtering_recompute_state<S>)
+                own.filter(number, runs, deviations, positions);
+        });
     }
 
 private:
-    std::size_t first_ = 0, approximate_ = 0;
-    std::vector<std::size_t> again_;
-    std::optional<chunk_reuse<Cache>> chunks_;
-    std::optional<typename chunk_reuse<Cache>::match_type> found_;
-    std::optional<typename Cache::lease> lease_;
-    std::vector<std::size_t> rows_; // of the lease, that run
-    std::vector<token_id> ids_;
-    std::size_t next_ = 0;
+    choice of_;
 };
 
-/// In its place over a cache without chunks.
-struct no_splice {
-    static constexpr bool active() noexcept { return false; }
-    static constexpr bool placed() noexcept { return false; }
-    static constexpr void reset() noexcept {}
-};
+inline any_recompute::state any_recompute::open(page_shape shape) const {
+    return std::visit([&](const auto& policy) { return state(policy.open(shape)); }, which_);
+}
 
-} // namespace detail
+inline result<any_recompute> any_recompute::named(std::string_view text) {
+    const std::size_t colon = text.find(':');
+    const std::string_view name = text.substr(0, colon);
+    std::size_t number = name == "blend" || name == "gradual" ? 15 : 16;
+    bool reads = true;
+    if (colon != text.npos) {
+        const char* const end = text.data() + text.size();
+        const auto read = std::from_chars(text.data() + colon + 1, end, number);
+        reads = read.ec == std::errc() && read.ptr == end && number > 0 && number <= 65536;
+    }
+    const double fraction = static_cast<double>(number) / 100.0;
+    if (colon == text.npos && name == "none")
+        return any_recompute();
+    if (colon == text.npos && name == "full")
+        return any_recompute(recompute::full{});
+    if (reads && name == "head")
+        return any_recompute(recompute::chunk_head{.rows = number, .page_aligned = false});
+    if (reads && name == "boundary")
+        return any_recompute(recompute::chunk_boundary{.rows = number});
+    if (reads && number <= 100 && name == "blend")
+        return any_recompute(recompute::blend{.fraction = fraction});
+    if (reads && number <= 100 && name == "gradual")
+        return any_recompute(recompute::gradual_blend{.fraction = fraction});
+    return error{error_code::malformed, "recompute",
+                 "recompute is none, head:ROWS, boundary:ROWS, blend:PERCENT, gradual:PERCENT or full"};
+}
+
+static_assert(recompute_policy<any_recompute> && filtering_recompute_state<any_recompute::state> &&
+              chunk_recompute_state<any_recompute::state>);
 
 }} // namespace kvcache
 
@@ -23557,8 +23635,10 @@ struct engine_request {
     /// The parts of the prompt that may come from the cache. `chunks` needs a cache that knows chunks. With
     /// score_prompt every mode is `baseline`.
     reuse_mode mode = reuse_mode::prefix;
-    select_recomputed recompute = {}; ///< In mode `chunks`: which reused tokens run again; empty: none.
-    sampler sampling = {};            ///< Answer c draws with choice + c.
+    /// In mode `chunks`: which reused tokens run again. A policy that selects by deviation runs all tokens of the
+    /// chunks through the first layers in one step, which the other requests wait for.
+    any_recompute recompute = {};
+    sampler sampling = {}; ///< Answer c draws with choice + c.
     stop_criteria stop = {};
     std::size_t choices = 1;
     std::size_t draft = 0; ///< Maximum tokens drafted by prompt lookup; drafts do not change the result.
@@ -23596,6 +23676,136 @@ struct engine_stats {
     std::size_t drafted = 0;
     std::size_t accepted = 0;
 };
+
+}} // namespace kvcache
+
+// ---- kvcache/session/engine_splice.hpp ----------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// The chunks that an answer of an engine takes from the cache. They are found after its exact prefix, and placed once
+/// the tokens before the first kept one have run; then the other rows run, over several steps if need be.
+template <class Cache>
+class engine_splice {
+public:
+    /// Finds chunks for the tokens after `prefix`, and cuts it where a spliced lease can begin. Nothing happens if
+    /// there are none, or all of their tokens run again.
+    void find(Cache& cache, typename Cache::sequence& prefix, std::span<const token_id> tokens,
+              const any_recompute& policy) {
+        chunk_reuse<Cache> chunks(cache);
+        auto found = chunks.match(prefix, tokens);
+        const auto& runs = found.map().runs;
+        if (runs.empty())
+            return;
+        policy_.emplace(policy.open(cache.shape()));
+        judged_ = !policy_->judges();
+        again_.clear();
+        if (judged_)
+            policy_->select(runs, again_);
+        const std::size_t kept = judged_ ? found.map().first_kept(again_) : runs.front().first;
+        if (kept == found.map().end())
+            return;
+        first_ = chunks.splice_position(kept);
+        if (first_ < prefix.size())
+            prefix.truncate(first_);
+        found_.emplace(std::move(found));
+        chunks_.emplace(std::move(chunks));
+    }
+
+    /// Whether chunks are to be placed, or their lease is open.
+    [[nodiscard]] bool active() const noexcept { return found_.has_value(); }
+    /// The position at which the spliced lease begins.
+    [[nodiscard]] std::size_t first() const noexcept { return first_; }
+    /// Whether the lease is open.
+    [[nodiscard]] bool placed() const noexcept { return lease_.has_value(); }
+
+    /// Opens the lease, if it is not. A policy that selects by deviation selects first, by `prefill` (a
+    /// selective_prefill); the lease may then begin later than first() said, or all chunks run again: see active and
+    /// first. Errors: out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the sequence ends at
+    /// first().
+    template <class Prefill>
+    [[nodiscard]] result<void> place(typename Cache::sequence& sequence, std::span<const token_id> tokens,
+                                     Prefill&& prefill) {
+        if (placed())
+            return {};
+        if (!judged_) {
+            again_.clear();
+            if (auto chosen = prefill().select(*policy_, *chunks_, sequence, tokens, *found_, again_); !chosen)
+                return chosen;
+            judged_ = true;
+            const std::size_t kept = found_->map().first_kept(again_);
+            if (kept == found_->map().end()) {
+                reset();
+                return {};
+            }
+            first_ = chunks_->splice_position(kept);
+            if (first_ > sequence.size())
+                return {};
+        }
+        auto lease = chunks_->reserve(sequence, tokens.size() - first_, *found_, again_);
+        if (!lease)
+            return lease.error();
+        rows_.clear();
+        ids_.clear();
+        for (std::size_t row = 0; row < tokens.size() - first_; ++row)
+            if (!lease->opened().keeps(row)) {
+                rows_.push_back(row);
+                ids_.push_back(tokens[first_ + row]);
+            }
+        next_ = 0;
+        lease_.emplace(std::move(*lease)); // last: what was thrown before has rolled it back
+        return {};
+    }
+
+    [[nodiscard]] typename Cache::lease& lease() noexcept { return *lease_; }
+    /// The rows of the lease that have not run, and their tokens.
+    [[nodiscard]] std::span<const std::size_t> rows() const noexcept { return std::span(rows_).subspan(next_); }
+    [[nodiscard]] std::span<const token_id> ids() const noexcept { return std::span(ids_).subspan(next_); }
+
+    /// Notes that rows have run. Returns whether all have: the lease is committed then.
+    [[nodiscard]] bool ran(std::size_t rows, std::span<const token_id> tokens) {
+        next_ += rows;
+        if (next_ < rows_.size())
+            return false;
+        lease_->commit(tokens.subspan(first_));
+        reset();
+        return true;
+    }
+
+    /// Tokens that are kept as they were computed elsewhere, and reused tokens that run again. Requires: placed.
+    [[nodiscard]] std::size_t approximate() const noexcept {
+        return found_->map().tokens(reuse_kind::approximate) - again_.size();
+    }
+    [[nodiscard]] std::size_t recomputed() const noexcept { return again_.size(); }
+
+    /// Gives up chunks and lease.
+    void reset() noexcept {
+        lease_.reset();
+        found_.reset();
+        chunks_.reset();
+    }
+
+private:
+    std::size_t first_ = 0;
+    std::optional<any_recompute::state> policy_;
+    bool judged_ = true; // again_ is selected
+    std::vector<std::size_t> again_;
+    std::optional<chunk_reuse<Cache>> chunks_;
+    std::optional<typename chunk_reuse<Cache>::match_type> found_;
+    std::optional<typename Cache::lease> lease_;
+    std::vector<std::size_t> rows_; // of the lease, that run
+    std::vector<token_id> ids_;
+    std::size_t next_ = 0;
+};
+
+/// In its place over a cache without chunks.
+struct no_splice {
+    static constexpr bool active() noexcept { return false; }
+    static constexpr bool placed() noexcept { return false; }
+    static constexpr void reset() noexcept {}
+};
+
+} // namespace detail
 
 }} // namespace kvcache
 
@@ -23971,6 +24181,16 @@ private:
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
+/// What an engine owns to select tokens of chunks by deviation; nothing over a cache without chunks.
+template <class Cache, class Model>
+struct selective_prefill_of {
+    using type = std::nullptr_t;
+};
+template <knows_chunks Cache, class Model>
+struct selective_prefill_of<Cache, Model> {
+    using type = std::unique_ptr<selective_prefill<Cache, Model>>;
+};
+
 /// The running requests, and the batch of each forward pass. Not thread-safe.
 template <class Cache, class Model>
 class engine_schedule {
@@ -24099,6 +24319,13 @@ private:
         return turns_;
     }
 
+    // Selects the tokens of chunks that run again, for policies that compare them; made when it is first needed.
+    [[nodiscard]] auto& selective() requires knows_chunks<Cache> {
+        if (!selective_)
+            selective_ = std::make_unique<selective_prefill<Cache, Model>>(model_, pipeline_.threads(), rows_);
+        return *selective_;
+    }
+
     // Takes the next rows of a prompt, at most `most`. Returns whether they are its last ones. Errors: no pages for its
     // chunks.
     [[nodiscard]] result<bool> take_rows(slot& one, std::size_t most) {
@@ -24110,8 +24337,12 @@ private:
                     one.rows = std::min(one.rows, one.splice.first() - one.held());
                     return false;
                 }
-                if (auto placed = one.splice.place(*one.sequence, one.tokens); !placed)
+                if (auto placed = one.splice.place(
+                        *one.sequence, one.tokens, [&]() -> auto& { return selective(); });
+                    !placed)
                     return placed.error();
+                if (!one.splice.placed()) // more exact tokens run first
+                    return take_rows(one, most);
                 one.rows = std::min(most, one.splice.rows().size());
                 return one.rows == one.splice.rows().size();
             }
@@ -24301,6 +24532,7 @@ private:
     std::size_t turn_ = 0;
     served_rows served_;
     std::vector<job*> turns_;
+    typename selective_prefill_of<Cache, Model>::type selective_;
 };
 
 } // namespace detail
