@@ -2,8 +2,9 @@
 //
 // The throughput and latency of tiers: records written and read, compared with the same bytes read from files in the
 // page cache and with redis-benchmark; the time to the first token of a long prompt after a restart, compared with a
-// cold start; the pause of a running generation while another request's prompt is read; and the most that overlapping
-// reads with computation could save.
+// cold start; the pause of a running generation while another request's prompt is read; the most that overlapping
+// reads with computation could save; and, with a model and a text, what lossless codes make of its records, and how
+// long records take to come from each tier plain and compressed.
 
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/core/digest.hpp>
@@ -35,6 +36,7 @@
 
 #include "../examples/support/guarded.hpp"
 #include "support/machine.hpp"
+#include "tiers/codes.hpp"
 #include "tiers/pauses.hpp"
 #include "tiers/redis_process.hpp"
 #include <CLI/CLI.hpp>
@@ -49,6 +51,7 @@ using bytes = std::vector<std::byte>;
 
 struct flags {
     std::vector<std::string> parts{"rates", "restart", "pauses", "overlap"};
+    std::string model, text; // of the parts codes and compressed
     std::vector<std::size_t> sizes{65536, 368640, 1 << 20, 4 << 20};
     std::string directory = "tiers-bench", json;
     std::size_t mib = 256, rounds = 5, prompt = 2000, layers = 30, threads = 1, parallel_reads = 0;
@@ -101,6 +104,10 @@ struct values {
                 std::memcpy(&one[i], &word, 8);
             }
         }
+    }
+    explicit values(const std::vector<bytes>& records) : content(records) {
+        for (std::uint64_t n = 0; n < records.size(); ++n)
+            names.push_back(kv::sha256_builder().number(n).finish());
     }
     [[nodiscard]] double gigabytes() const {
         return 1e-9 * static_cast<double>(content.size()) * static_cast<double>(content[0].size());
@@ -169,6 +176,29 @@ row rates(const char* name, const Policy& policy, const values& all, std::size_t
     made.get_gbps = median(got);
     made.baseline_gbps = median(beside);
     return made;
+}
+
+// Measures how long the records of a text take to come from a tier, plain and compressed alternately. The rates are of
+// plain bytes.
+template <class Policy, class Fresh>
+void compare(const char* name, const std::string& codec, Fresh fresh, const values& all, std::size_t rounds) {
+    const auto one = fresh("plain");
+    const kv::tier::compressed<Policy> two{.inner = fresh("compressed")};
+    auto plain = one.open();
+    auto small = two.open();
+    require(plain.status() && small.status(), "a tier does not open");
+    std::vector<bytes> to(all.names.size(), bytes(all.content[0].size()));
+    const double put_plain = put(plain, all), put_small = put(small, all);
+    std::vector<double> plain_rates, small_rates;
+    for (std::size_t i = 0; i < rounds; ++i) {
+        plain_rates.push_back(get(plain, all, to));
+        require(to == all.content, "what was got is not what was put");
+        small_rates.push_back(get(small, all, to));
+        require(to == all.content, "what was got is not what was put");
+    }
+    std::printf("| %s | `%s` | %zu | %zu | %.2f | %.2f | %.2f | %.2f |\n", name, codec.c_str(), plain.counts().bytes,
+                small.counts().bytes, put_plain, put_small, median(plain_rates), median(small_rates));
+    std::fflush(stdout);
 }
 
 kv::model_config shape(std::size_t layers) { // SmolLM2-135M
@@ -312,6 +342,7 @@ int run(const flags& f) {
     const std::filesystem::path files = f.directory + "/files";
     std::filesystem::create_directories(files);
     std::vector<row> rows;
+    std::vector<bench::code_cost> codes;
     const auto add = [&](row made) {
         print(made);
         rows.push_back(std::move(made));
@@ -361,6 +392,29 @@ int run(const flags& f) {
                 "redis", remote, [&] { return remote; }, model, f));
         }
     }
+    if (wanted("codes") || wanted("compressed")) {
+        const auto from = bench::load_model_and_text(f.model, f.text, f.prompt);
+        if (wanted("codes"))
+            codes = bench::code_costs(from, f.rounds);
+        if (wanted("compressed"))
+            bench::for_records(from, [&](const std::string& codec, const std::vector<bytes>& records) {
+                const values all(records);
+                const std::size_t room = 2 * records.size() * records[0].size();
+                const auto on_disk = [&](const char* which) {
+                    const std::string directory = f.directory + "/" + codec + which;
+                    return kv::tier::lmdb<>{.directory = directory, .bytes = room + (1 << 20), .queue_bytes = room};
+                };
+                const auto on_server = [&](const char* which) {
+                    return kv::tier::redis{.port = f.port,
+                                           .prefix = codec + which,
+                                           .ttl = std::chrono::minutes(1),
+                                           .timeout = std::chrono::seconds(5),
+                                           .queue_bytes = room};
+                };
+                compare<kv::tier::lmdb<>>("lmdb", codec, on_disk, all, f.rounds);
+                compare<kv::tier::redis>("redis", codec, on_server, all, f.rounds);
+            });
+    }
     std::filesystem::remove_all(f.directory);
     if (f.json.empty())
         return 0;
@@ -379,6 +433,14 @@ int run(const flags& f) {
                         {"read_ms", r.read_ms},
                         {"pass_ms", r.pass_ms},
                         {"both_ms", r.both_ms}});
+    for (const bench::code_cost& c : codes)
+        list.push_back({{"codec", c.codec},
+                        {"code", c.code},
+                        {"value_bytes", c.record_bytes},
+                        {"times_smaller", c.times_smaller},
+                        {"encode_gbps", c.encode_gbps},
+                        {"decode_gbps", c.decode_gbps},
+                        {"pays_below_gbps", c.pays_below()}});
     std::ofstream out(f.json);
     out << list.dump(1) << '\n';
     out.close();
@@ -388,7 +450,12 @@ int run(const flags& f) {
 int program(int count, char** words) {
     flags f;
     CLI::App app("What tiers carry, and what they save after a restart");
-    app.add_option("--part", f.parts)->delimiter(',')->check(CLI::IsMember(f.parts))->capture_default_str();
+    app.add_option("--part", f.parts)
+        ->delimiter(',')
+        ->check(CLI::IsMember({"rates", "restart", "pauses", "overlap", "codes", "compressed"}))
+        ->capture_default_str();
+    app.add_option("--model", f.model, "Model directory or GGUF file, for the parts codes and compressed");
+    app.add_option("--text", f.text, "Text whose first tokens, as many as --prompt says, are its prompt");
     app.add_option("--sizes", f.sizes, "Bytes of a value")
         ->delimiter(',')
         ->check(CLI::Range(64, 1 << 26))
