@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
 // The error, cost and savings of each codec: squared errors on synthetic sets and on tensors, bits per value, encode
-// and decode rates, the time of attention interleaved with float32 pages, and the loss in model quality; and lossless
-// codes.
+// and decode rates, the time of attention interleaved with float32 pages, and the loss in model quality.
 
 #include <kvcache/cache/any_codec.hpp>
-#include <kvcache/kernel/entropy_code.hpp>
-#include <kvcache/kernel/exponent_code.hpp>
 #include <kvcache/kvcache.hpp>
 #include <kvcache/model/load.hpp>
 #include <kvcache/text/tokenizer.hpp>
@@ -31,7 +28,6 @@
 #include "codec/quality.hpp"
 #include "codec/sets.hpp"
 #include "codec/speed.hpp"
-#include "codec/storage.hpp"
 #include "support/rows.hpp"
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -73,7 +69,7 @@ struct options {
     std::vector<std::string> tensors, models, texts;
     std::string json, filter;
     std::size_t head_dim = 128, window = 4096, windows = 8, questions = 100, cached = 1024, past = 262144;
-    bool no_speed = false, no_errors = false, no_storage = false;
+    bool no_speed = false, no_errors = false;
 };
 
 class report {
@@ -104,20 +100,6 @@ public:
                 row["encode_gbps"] = made.encode_gbps;
                 row["decode_gbps"] = made.decode_gbps;
             });
-    }
-
-    // Measures the lossless codes, for tiers.
-    void storage() {
-        auto sets = bench::synthetic_sets(4096, 128, 0);
-        sets.resize(1);
-        for (const std::string& file : of_.tensors)
-            sets.push_back(bench::tensor_set(file, of_.head_dim));
-        for (const auto& set : sets) {
-            store<kv::exponent_code<kv::bfloat16>>("exponent_code<bfloat16>", set);
-            store<kv::entropy_code<kv::bfloat16>>("entropy_code<bfloat16>", set);
-            store<kv::exponent_code<float>>("exponent_code<float>", set);
-            store<kv::entropy_code<float>>("entropy_code<float>", set);
-        }
     }
 
     // Measures one token's attention over the pages of each codec and of float32, interleaved.
@@ -223,17 +205,6 @@ public:
     }
 
 private:
-    template <class Code>
-    void store(const std::string& name, const bench::number_set& set) {
-        const auto made = bench::store<Code>(set);
-        std::printf("%-34s %-20s %7.3f times smaller, encode %.2f, decode %.2f GB/s\n", name.c_str(), set.name.c_str(),
-                    made.times_smaller, made.encode_gbps, made.decode_gbps);
-        auto& row = rows_.emplace_back(start(name, set.name));
-        row["bits_per_value"] = 8.0 * sizeof(typename Code::number_type) / made.times_smaller;
-        row["times_smaller"] = made.times_smaller;
-        row["encode_gbps"] = made.encode_gbps;
-        row["decode_gbps"] = made.decode_gbps;
-    }
     template <class T>
     [[nodiscard]] static T must(kv::result<T> made) {
         if (!made)
@@ -269,13 +240,10 @@ int program(int count, char** words) {
     app.add_option("--json", given.json, "A file for the rows");
     app.add_flag("--no-speed", given.no_speed, "No attention");
     app.add_flag("--no-errors", given.no_errors, "No sets");
-    app.add_flag("--no-storage", given.no_storage, "No codes that lose nothing");
     CLI11_PARSE(app, count, words);
     report all(given);
     if (!given.no_errors)
         all.errors();
-    if (!given.no_storage)
-        all.storage();
     if (!given.no_speed)
         all.speed();
     if (given.models.size() != given.texts.size())

@@ -1,6 +1,6 @@
 # The headers of each component, below include/kvcache/: a folder (with a slash) or a header, one a line. Where several
 # paths fit a header, the longest one counts. Each header has a component. tools/layers.py reads these lists, too.
-set(kvcache_components cache core json text crypto compress lmdb redis cuda)
+set(kvcache_components cache core json text crypto lmdb redis cuda)
 
 set(kvcache_cache_paths  # the cache alone: xxHash and threads
   cache.hpp
@@ -60,10 +60,6 @@ set(kvcache_text_paths  # PCRE2 and utf8proc
 
 set(kvcache_crypto_paths  # OpenSSL
   hash/sha256.hpp
-)
-
-set(kvcache_compress_paths  # zstd
-  kernel/zstd_code.hpp
 )
 
 set(kvcache_lmdb_paths  # LMDB

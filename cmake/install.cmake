@@ -20,9 +20,6 @@ endif()
 if(KVCACHE_CRYPTO)
   kvcache_install(kvcache_crypto crypto)
 endif()
-if(KVCACHE_COMPRESS)
-  kvcache_install(kvcache_compress compress)
-endif()
 if(KVCACHE_LMDB)
   kvcache_install(kvcache_lmdb lmdb)
 endif()
@@ -41,7 +38,7 @@ install(FILES ${PROJECT_BINARY_DIR}/kvcacheConfig.cmake ${PROJECT_BINARY_DIR}/kv
         DESTINATION ${kvcache_package_dir})
 install(DIRECTORY src DESTINATION ${CMAKE_INSTALL_DATADIR}/kvcache)  # of kvcache::compiled, which is built by who links it
 
-# pkg-config: kvcache-cache, kvcache, kvcache-json, kvcache-text, kvcache-crypto, kvcache-compress, kvcache-lmdb, kvcache-redis, kvcache-cuda.
+# pkg-config: kvcache-cache, kvcache, kvcache-json, kvcache-text, kvcache-crypto, kvcache-lmdb, kvcache-redis, kvcache-cuda.
 function(kvcache_pkgconfig name description requires)
   configure_file(cmake/kvcache.pc.in ${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig)
@@ -60,9 +57,6 @@ if(KVCACHE_TEXT)
 endif()
 if(KVCACHE_CRYPTO)
   kvcache_pkgconfig(kvcache-crypto "kvcache: keyed hashes" "kvcache, libcrypto >= 1.1")
-endif()
-if(KVCACHE_COMPRESS)
-  kvcache_pkgconfig(kvcache-compress "kvcache: numbers kept by zstd" "kvcache, libzstd")
 endif()
 if(KVCACHE_LMDB)
   kvcache_pkgconfig(kvcache-lmdb "kvcache: records on the disk" "kvcache, lmdb")

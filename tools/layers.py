@@ -41,7 +41,6 @@ DEPENDENCIES = {  # what an include opens with: the headers or folders that may 
     "emmintrin.h": ("core/platform/machine.hpp",),
     "arm_neon.h": ("core/platform/machine.hpp",),
     "cuda": ("cuda/",),
-    "zstd.h": ("kernel/zstd_code.hpp",),
     "lmdb.h": ("tier/",),
 }
 SYSTEM = {"fcntl.h", "io.h", "process.h", "unistd.h", "sys/mman.h", "sys/stat.h", "sys/types.h", "sys/file.h"}
@@ -128,7 +127,7 @@ def dependencies(outside: dict[str, list[str]]) -> list[str]:
     return wrong
 
 
-REACH = {"cache": (), "core": ("cache",), "json": ("cache",), "text": ("cache", "json"), "crypto": ("cache",), "compress": ("cache",), "lmdb": ("cache",), "redis": ("cache",),
+REACH = {"cache": (), "core": ("cache",), "json": ("cache",), "text": ("cache", "json"), "crypto": ("cache",), "lmdb": ("cache",), "redis": ("cache",),
          "cuda": ("cache",)}  # besides itself and, for all but the cache, core
 
 

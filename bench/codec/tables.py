@@ -17,11 +17,6 @@ def tables(rows: list[dict]) -> str:
         for codec in [codec for codec in codecs if codec in coded]:
             of = {row["set"]: row["rel_mse"] for row in rows if row["codec"] == codec and row["rel_mse"] is not None}
             out.append(f"| `{codec}` | {bits[codec]:.3f} | " + " | ".join(f"{of[name]:.3g}" for name in sets) + " |")
-    stored = [row for row in rows if "times_smaller" in row]
-    if stored:
-        out.append("\n| loses nothing | set | times smaller | encode GB/s | decode GB/s |\n|---|---|---:|---:|---:|")
-        out += [f"| `{row['codec']}` | {row['set']} | {row['times_smaller']:.3f} | {row['encode_gbps']:.2f} | "
-                f"{row['decode_gbps']:.2f} |" for row in stored]
     places = list(dict.fromkeys(row["set"] for row in rows if row["attention_ratio_f32"] is not None))
     if places:
         out.append("\n| times as fast as f32 | " + " | ".join(places) + " |\n|---|" + "---:|" * len(places))

@@ -1,22 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/kernel/entropy_code.hpp>
-#include <kvcache/kernel/exponent_code.hpp>
 #include <kvcache/tier/compressed.hpp>
-#include <kvcache/tier/run.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
-#include <cstring>
 #include <new>
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <string_view>
-#include <tuple>
-#include <type_traits>
 #include <vector>
 
 #include "../support/machine.hpp"
@@ -43,24 +36,6 @@ struct zstd_frames {
             return false;
         to.resize(size);
         return ZSTD_decompress(to.data(), to.size(), code.data(), code.size()) == size;
-    }
-};
-
-/// A code of numbers, as a code of records.
-template <class Code>
-struct numbers_code {
-    using number = typename Code::number_type;
-    std::string_view label;
-    [[nodiscard]] std::string name() const { return std::string(label); }
-    [[nodiscard]] std::vector<std::byte> encode(std::span<const std::byte> bytes) const {
-        return Code::encode(std::span(reinterpret_cast<const number*>(bytes.data()), bytes.size() / sizeof(number)));
-    }
-    [[nodiscard]] bool decode(std::span<const std::byte> code, std::vector<std::byte>& to) const {
-        const auto count = Code::count(code);
-        if (!count)
-            return false;
-        to.resize(*count * sizeof(number));
-        return Code::decode(code, std::span(reinterpret_cast<number*>(to.data()), *count)).has_value();
     }
 };
 
@@ -116,13 +91,6 @@ template <class Code>
             rows.push_back(row);
         };
         add(zstd_frames{1});
-        if (codec == "f32") {
-            add(numbers_code<kvcache::exponent_code<float>>{"exponent_code"});
-            add(numbers_code<kvcache::entropy_code<float>>{"entropy_code"});
-        } else if (codec == "bf16") {
-            add(numbers_code<kvcache::exponent_code<kvcache::bfloat16>>{"exponent_code"});
-            add(numbers_code<kvcache::entropy_code<kvcache::bfloat16>>{"entropy_code"});
-        }
         add(kvcache::tier::shuffled_huffman{});
     });
     return rows;

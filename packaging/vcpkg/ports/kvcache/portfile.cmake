@@ -11,7 +11,6 @@ vcpkg_cmake_configure(
         -DKVCACHE_TEXT=OFF
         -DKVCACHE_CRYPTO=OFF
         -DKVCACHE_SERVER=OFF
-        -DKVCACHE_COMPRESS=OFF
         -DKVCACHE_LMDB=OFF
         -DKVCACHE_REDIS=OFF
         -DKVCACHE_CUDA=OFF
