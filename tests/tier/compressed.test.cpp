@@ -221,6 +221,14 @@ TEST_CASE("faults of the inner tier are no wrong row and no lost page") {
     CHECK(struck >= 500);
 }
 
+TEST_CASE("nothing is compressed for a tier that holds nothing") {
+    auto cache = made(20, kv::tier::compressed<kv::tier::none, starved>{}); // whose code would fail
+    prefill(cache, some(64, 4));
+    CHECK(kv::tier_stats_of(cache).handed_over == 0);
+    CHECK(kv::tier_stats_of(cache).failed == 0);
+    CHECK(kv::tier_stats_of(cache).asked == 0);
+}
+
 TEST_CASE("the inner tier's budget is of compressed bytes") {
     const std::vector<std::byte> zeros(4096);
     const std::span<const std::byte> pieces[] = {zeros};
