@@ -25,11 +25,11 @@ struct chosen_tier {
     std::variant<kvcache::tier::none
 #if EXAMPLE_HAS_LMDB
                  ,
-                 kvcache::tier::lmdb<>
+                 kvcache::tier::lmdb<>, kvcache::tier::compressed<kvcache::tier::lmdb<>>
 #endif
 #if EXAMPLE_HAS_REDIS
                  ,
-                 kvcache::tier::redis
+                 kvcache::tier::redis, kvcache::tier::compressed<kvcache::tier::redis>
 #endif
                  >
         which = {};
@@ -108,11 +108,11 @@ private:
     using any = std::variant<kvcache::tier::none::state
 #if EXAMPLE_HAS_LMDB
                              ,
-                             kvcache::tier::lmdb<>::state
+                             kvcache::tier::lmdb<>::state, kvcache::tier::compressed<kvcache::tier::lmdb<>>::state
 #endif
 #if EXAMPLE_HAS_REDIS
                              ,
-                             kvcache::tier::redis::state
+                             kvcache::tier::redis::state, kvcache::tier::compressed<kvcache::tier::redis>::state
 #endif
                              >;
     any of_;
@@ -143,17 +143,20 @@ private:
     if (const auto warning = support::needs_secret(*read); warning && secret->empty())
         std::fprintf(stderr, "warning: %s\n", warning->c_str());
     using kind = support::tier_choice::kind;
+    [[maybe_unused]] const auto chosen = [&](auto tier) {
+        if (read->compressed)
+            return chosen_tier{kvcache::tier::compressed<decltype(tier)>{.inner = std::move(tier)}, *secret};
+        return chosen_tier{std::move(tier), *secret};
+    };
 #if EXAMPLE_HAS_LMDB
     if (read->where == kind::lmdb)
-        return chosen_tier{kvcache::tier::lmdb<>{.directory = read->directory}, *secret};
+        return chosen(kvcache::tier::lmdb<>{.directory = read->directory});
 #endif
 #if EXAMPLE_HAS_REDIS
     if (read->where == kind::redis) {
         const char* password = std::getenv("REDISCLI_AUTH");
-        return chosen_tier{kvcache::tier::redis{.host = read->host,
-                                                .port = read->port,
-                                                .password = password != nullptr ? password : std::string()},
-                           *secret};
+        return chosen(kvcache::tier::redis{
+            .host = read->host, .port = read->port, .password = password != nullptr ? password : std::string()});
     }
 #endif
     if (read->where != kind::none)

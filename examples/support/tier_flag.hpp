@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/tier/compressed.hpp>
 #include <kvcache/tier/none.hpp>
 #if EXAMPLE_HAS_LMDB
 #include <kvcache/tier/lmdb.hpp>
@@ -13,6 +14,7 @@
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "flags.hpp"
 #include <CLI/CLI.hpp>
@@ -20,31 +22,36 @@
 namespace support {
 
 /// The value of `--tier`: lmdb:DIRECTORY or redis:HOST:PORT, where HOST is any node of a cluster. An IPv6 address is
-/// in brackets.
+/// in brackets. After "compressed+", records are compressed.
 struct tier_choice {
     enum class kind { none, lmdb, redis } where = kind::none;
     std::string directory = {}; ///< lmdb
     std::string host = {};      ///< redis
     std::uint16_t port = 0;
+    bool compressed = false; ///< Whether records are compressed.
 };
 
 /// Parses the value of `--tier`; "" is no tier. Errors: malformed.
 inline kvcache::result<tier_choice> read_tier(std::string_view flag, std::string_view text) {
     const auto wrong = [&](const char* why) {
         return kvcache::error{kvcache::error_code::malformed, std::string(flag),
-                              std::string(flag) + " takes lmdb:DIRECTORY or redis:HOST:PORT; \"" + std::string(text) +
-                                  "\" " + why};
+                              std::string(flag) +
+                                  " takes lmdb:DIRECTORY or redis:HOST:PORT, both also after compressed+; \"" +
+                                  std::string(text) + "\" " + why};
     };
     if (text.empty())
         return tier_choice{};
-    if (text.starts_with("lmdb:")) {
-        if (text.size() == 5)
+    constexpr std::string_view mark = "compressed+";
+    const bool compressed = text.starts_with(mark);
+    const std::string_view where = compressed ? text.substr(mark.size()) : text;
+    if (where.starts_with("lmdb:")) {
+        if (where.size() == 5)
             return wrong("names no directory");
-        return tier_choice{tier_choice::kind::lmdb, std::string(text.substr(5))};
+        return tier_choice{tier_choice::kind::lmdb, std::string(where.substr(5)), {}, 0, compressed};
     }
-    if (!text.starts_with("redis:"))
+    if (!where.starts_with("redis:"))
         return wrong("is neither");
-    const std::string_view rest = text.substr(6);
+    const std::string_view rest = where.substr(6);
     const std::size_t colon = rest.rfind(':');
     if (colon == std::string_view::npos)
         return wrong("has no port");
@@ -60,7 +67,7 @@ inline kvcache::result<tier_choice> read_tier(std::string_view flag, std::string
         return wrong("names no host");
     if (host.find('/') != std::string_view::npos)
         return wrong("has a slash in its host: it is no URL");
-    return tier_choice{tier_choice::kind::redis, {}, std::string(host), *port};
+    return tier_choice{tier_choice::kind::redis, {}, std::string(host), *port, compressed};
 }
 
 inline CLI::Validator tier_text() {
@@ -76,7 +83,8 @@ inline CLI::Validator tier_text() {
 inline CLI::Option* add_tier_flag(CLI::App& app, std::string& text) {
     return app
         .add_option("--tier", text,
-                    "Where pages stay between runs: lmdb:DIRECTORY or redis:HOST:PORT (its password: REDISCLI_AUTH)")
+                    "Where pages stay between runs: lmdb:DIRECTORY or redis:HOST:PORT (its password: REDISCLI_AUTH), "
+                    "compressed after compressed+")
         ->check(tier_text());
 }
 
@@ -87,12 +95,17 @@ int with_tier(std::string_view program, std::string_view text, Use use) {
     const auto choice = read_tier("--tier", text);
     if (!choice)
         return report(program, choice.error());
+    [[maybe_unused]] const auto chosen = [&](auto tier) {
+        if (choice->compressed)
+            return use(kvcache::tier::compressed<decltype(tier)>{.inner = std::move(tier)});
+        return use(std::move(tier));
+    };
     switch (choice->where) {
     case tier_choice::kind::none:
         return use(kvcache::tier::none{});
     case tier_choice::kind::lmdb:
 #if EXAMPLE_HAS_LMDB
-        return use(kvcache::tier::lmdb<>{.directory = choice->directory});
+        return chosen(kvcache::tier::lmdb<>{.directory = choice->directory});
 #else
         return report(program, {kvcache::error_code::unsupported, "--tier", "--tier: built without LMDB"});
 #endif
@@ -100,7 +113,7 @@ int with_tier(std::string_view program, std::string_view text, Use use) {
 #if EXAMPLE_HAS_REDIS
     {
         const char* password = std::getenv("REDISCLI_AUTH");
-        return use(kvcache::tier::redis{
+        return chosen(kvcache::tier::redis{
             .host = choice->host, .port = choice->port, .password = password != nullptr ? password : std::string()});
     }
 #else

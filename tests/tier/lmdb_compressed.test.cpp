@@ -51,6 +51,7 @@ TEST_CASE("a compressed disk passes the conformance tests, and a restart finds i
         auto again = made(20, disk);
         CHECK(prefill(again, prompt).loaded == 96); // compares every row
         CHECK(kv::tier_stats_of(again).refused == 0);
+        CHECK_FALSE(again.tier().damage());
         CHECK(again.check());
     }
     auto plain = made(20, disk.inner); // the same store without the code

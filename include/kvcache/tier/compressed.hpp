@@ -36,6 +36,12 @@ concept byte_code = std::copyable<C> &&
 
 static_assert(byte_code<shuffled_huffman>);
 
+/// A tier that tells what was wrong with a store that it set aside, such as lmdb.
+template <class S>
+concept tells_damage = requires(const S tier) {
+    tier.damage();
+};
+
 /// Wraps a tier, and compresses its records, which come back bit for bit. The inner tier's limits and counts are of
 /// compressed bytes. Its records have names of their own, made of the record's name and the code's, so compressed and
 /// plain records can share a store. A record that is damaged, or is none of the code, is passed on as it is stored,
@@ -57,6 +63,8 @@ compressed(Inner, Code) -> compressed<Inner, Code>;
 
 template <tier_policy Inner, byte_code Code>
 class compressed<Inner, Code>::state {
+    using inner_state = decltype(std::declval<const Inner&>().open());
+
 public:
     explicit state(const compressed& how) : held_(std::make_unique<held>(how.code)), inner_(how.inner.open()) {}
 
@@ -100,6 +108,9 @@ public:
     [[nodiscard]] bool is_null() const noexcept { return kvcache::is_null(inner_); }
     [[nodiscard]] std::size_t parallel_reads() const noexcept { return max_parallel_reads(inner_); }
 
+    /// Returns the damage of a store that was set aside, where the inner tier tells it.
+    [[nodiscard]] auto damage() const requires tells_damage<inner_state> { return inner_.damage(); }
+
     [[nodiscard]] auto& inner() noexcept { return inner_; }
     [[nodiscard]] const auto& inner() const noexcept { return inner_; }
 
@@ -131,7 +142,7 @@ private:
     }
 
     std::unique_ptr<held> held_;
-    decltype(std::declval<const Inner&>().open()) inner_;
+    inner_state inner_;
 };
 
 static_assert(tier_policy<compressed<>>);
