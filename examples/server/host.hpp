@@ -7,6 +7,7 @@
 #include <kvcache/session/session_table.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -25,6 +26,7 @@
 #include "available_memory.hpp"
 #include "chosen_tier.hpp"
 #include "conversation.hpp"
+#include "draft_model.hpp"
 #include "latencies.hpp"
 #include "options.hpp"
 #include "preparation.hpp"
@@ -59,7 +61,14 @@ public:
             return kvcache::error{kvcache::error_code::out_of_memory, "--cache-mib",
                                   "--cache-mib: " + std::to_string(with.cache_mib) + " MiB are asked for pages, and " +
                                       std::to_string(available) + " MiB of memory are available"};
-        std::unique_ptr<host> made(new host(with, std::move(*loaded), *words, *tier));
+        std::unique_ptr<draft_model> drafts;
+        if (!with.draft_model.empty()) {
+            auto opened = draft_model::open(with, *words);
+            if (!opened)
+                return opened.error();
+            drafts = std::move(*opened);
+        }
+        std::unique_ptr<host> made(new host(with, std::move(*loaded), *words, *tier, std::move(drafts)));
         made->keys = std::move(*keys);
         if (made->context() < 2)
             return kvcache::error{kvcache::error_code::out_of_memory, "--cache-mib",
@@ -105,6 +114,13 @@ public:
         return client;
     }
 
+    /// When the first token of a request is due, after its arrival.
+    [[nodiscard]] std::optional<std::chrono::steady_clock::duration> first_token_target() const {
+        if (with.first_token_target_ms == 0)
+            return std::nullopt;
+        return std::chrono::milliseconds(with.first_token_target_ms);
+    }
+
     /// Tokens that the pages hold. Two pages are left for the copies of partial pages that a turn makes.
     [[nodiscard]] std::size_t cache_tokens() const {
         const std::size_t pages = cache.stats().pages;
@@ -132,10 +148,12 @@ public:
     kvcache::tenant shared = cache.open_tenant(); ///< Of what belongs to no key and no salt.
     kvcache::session_table<conversation> sessions;
     latencies times;
-    preparation prepare; ///< Of large requests.
+    preparation prepare;      ///< Of large requests.
+    kvcache::drafter drafter; ///< Of a smaller model; empty: prompt lookup.
 
 private:
-    host(options o, kvcache::loaded_model loaded, kvcache::tokenizer speaks, const chosen_tier& tier)
+    host(options o, kvcache::loaded_model loaded, kvcache::tokenizer speaks, const chosen_tier& tier,
+         std::unique_ptr<draft_model> drafts)
         : with(std::move(o)),
           name(!with.name.empty() ? with.name : name_of(std::filesystem::canonical(with.model))),
           model(std::move(loaded.model)),
@@ -151,11 +169,16 @@ private:
           recompute(*kvcache::any_recompute::named(with.recompute)),
           // Idle conversations hold at most three quarters of the pages.
           sessions({.sessions = with.sessions, .bytes = (with.cache_mib << 20) / 4 * 3}),
+          drafter(drafts ? drafts->drafter() : kvcache::drafter()),
+          drafts_(std::move(drafts)),
           threads_(with.threads),
           pipeline_(cache, model, threads_, with.max_batch_tokens),
-          engine_(
-              cache, model, pipeline_,
-              {.max_batch_tokens = with.max_batch_tokens, .max_sequences = with.max_sequences, .waiting = with.queue}) {
+          engine_(cache, model, pipeline_,
+                  {.max_batch_tokens = with.max_batch_tokens,
+                   .max_sequences = with.max_sequences,
+                   .client_sequences = with.key_sequences,
+                   .client_tokens_per_second = with.key_tokens_per_second,
+                   .waiting = with.queue}) {
         if (auto read = kvcache::chat_template::open(words, "default")) {
             parsed_arguments = read->takes_parsed_arguments();
             // A date changes the prompt every day: only a template that cannot do without one gets it.
@@ -191,6 +214,7 @@ private:
         return id;
     }
 
+    std::unique_ptr<draft_model> drafts_;
     kvcache::thread_pool threads_;
     kvcache::pipeline<store, kvcache::transformer> pipeline_;
     kvcache::engine<store, kvcache::transformer> engine_;

@@ -40,8 +40,13 @@ struct options {
     std::size_t read_timeout_s =
         30; ///< What a client may take to send a request; a second more for each 64 KiB that arrive.
     std::size_t draft = 0;
-    std::string mode = "prefix";       ///< What is reused where a request does not say.
-    std::string recompute = "head:16"; ///< Which tokens of a chunk run again, likewise.
+    std::string draft_model;               ///< What drafts; empty: prompt lookup.
+    std::size_t draft_cache_mib = 256;     ///< For its pages.
+    std::size_t key_sequences = 0;         ///< Answers of a key at once; 0: no limit of its own.
+    double key_tokens_per_second = 0.0;    ///< Tokens a key may have computed, on average; 0: no limit.
+    std::size_t first_token_target_ms = 0; ///< When a first token is due; 0: never.
+    std::string mode = "prefix";           ///< What is reused where a request does not say.
+    std::string recompute = "head:16";     ///< Which tokens of a chunk run again, likewise.
     std::string overflow = "refuse";
     std::string tier;
     std::string tier_secret_file;
@@ -108,8 +113,27 @@ inline void add_flags(CLI::App& app, options& o) {
                    "Seconds a client may take to send a request, and more for its size")
         ->check(whole(1, 3600))
         ->capture_default_str();
-    app.add_option("--draft", o.draft, "Tokens guessed ahead by prompt lookup")
-        ->check(whole(0, 64))
+    auto* draft = app.add_option("--draft", o.draft, "Tokens guessed ahead at a time; they change no answer")
+                      ->check(whole(0, 64))
+                      ->capture_default_str();
+    auto* draft_model = app.add_option("--draft-model", o.draft_model,
+                                       "A smaller model with the same tokenizer that guesses, not prompt lookup")
+                            ->check(CLI::ExistingPath)
+                            ->needs(draft);
+    app.add_option("--draft-cache-mib", o.draft_cache_mib, "Memory for its pages")
+        ->check(whole(1, 1u << 20))
+        ->needs(draft_model)
+        ->capture_default_str();
+    app.add_option("--key-sequences", o.key_sequences, "Answers that a key may have at once (0: as many as all)")
+        ->check(whole(0, 1024))
+        ->capture_default_str();
+    app.add_option("--key-tokens-per-second", o.key_tokens_per_second,
+                   "Tokens of prompts, without cached ones, and answers of a key, on average (0: no limit)")
+        ->check(CLI::Range(0.0, 1e9))
+        ->capture_default_str();
+    app.add_option("--first-token-target", o.first_token_target_ms,
+                   "Milliseconds after which a first token is due: what is due first goes first (0: never)")
+        ->check(whole(0, 1u << 30))
         ->capture_default_str();
     app.add_option(
            "--overflow", o.overflow,

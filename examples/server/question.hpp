@@ -34,6 +34,7 @@ struct question {
     std::vector<text_or_ids> prompts = {};             ///< Of a completion.
     std::string model = {};
     std::string user = {};
+    int priority = 0;               ///< Of the requests of a client, those with a lower number go first.
     std::uint64_t client = 0;       ///< Who asks: clients get fair shares.
     std::string cache_salt = {};    ///< Requests with different salts reuse nothing of each other.
     kvcache::sampler sampling = {}; ///< With a random seed, unless the request has one.

@@ -202,6 +202,7 @@ inline std::uint64_t read_seed(field_reader& fields) {
     if (!chat && !made.max_tokens)
         made.max_tokens = 16;
     fields.number("n", made.choices, 1, 64);
+    fields.number("priority", made.priority, -1e9, 1e9);
     fields.flag("ignore_eos", made.ignore_eos);
     fields.flag("stream", made.stream);
     fields.flag("kvcache_tokens", made.show_tokens);

@@ -11,7 +11,7 @@
 namespace server {
 
 /// Fields of a chat or a completion that the server reads.
-inline constexpr std::array<std::string_view, 24> common_fields{"model",
+inline constexpr std::array<std::string_view, 25> common_fields{"model",
                                                                 "user",
                                                                 "cache_salt",
                                                                 "cache",
@@ -29,6 +29,7 @@ inline constexpr std::array<std::string_view, 24> common_fields{"model",
                                                                 "max_tokens",
                                                                 "n",
                                                                 "ignore_eos",
+                                                                "priority",
                                                                 "stream",
                                                                 "stream_options",
                                                                 "max_completion_tokens",
@@ -40,9 +41,9 @@ inline constexpr std::array<std::string_view, 4> chat_fields{"messages", "tools"
 inline constexpr std::array<std::string_view, 2> completion_fields{"prompt", "echo"};
 
 /// Fields of OpenAI's and vLLM's APIs that cannot change an answer: accounting, routing and caching.
-inline constexpr std::array<std::string_view, 9> inert_fields{
-    "metadata",   "store",    "service_tier",        "safety_identifier",     "prompt_cache_key",
-    "request_id", "priority", "parallel_tool_calls", "prompt_cache_retention"};
+inline constexpr std::array<std::string_view, 8> inert_fields{
+    "metadata",         "store",      "service_tier",        "safety_identifier",
+    "prompt_cache_key", "request_id", "parallel_tool_calls", "prompt_cache_retention"};
 
 /// The default of an unsupported field, as JSON text. A request may contain the field with this value.
 struct neutral_value {

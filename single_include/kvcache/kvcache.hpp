@@ -23430,6 +23430,38 @@ private:
     std::map<std::uint64_t, std::uint64_t> of_;
 };
 
+/// What clients owe of a limit of tokens a second: those of requests that began, less what has been repaid since. A
+/// client that owes something begins nothing. It saves nothing up, so a limit is kept over any time that is longer than
+/// that of one request. Without a limit (0) no client owes anything.
+class token_debts {
+public:
+    using time = std::chrono::steady_clock::time_point;
+
+    explicit token_debts(double per_second) : per_second_(per_second) {}
+
+    [[nodiscard]] bool owes(std::uint64_t client) const { return of_.find(client) != of_.end(); }
+    void charge(std::uint64_t client, double tokens) {
+        if (per_second_ <= 0.0)
+            return;
+        double& debt = of_[client];
+        debt += tokens;
+        if (debt <= 0.0)
+            of_.erase(client);
+    }
+    /// Repays what the limit allows since the last call.
+    void repay(time now) {
+        const double paid = per_second_ * std::chrono::duration<double>(now - last_).count();
+        last_ = now;
+        for (auto at = of_.begin(); paid > 0.0 && at != of_.end();)
+            at = (at->second -= paid) <= 0.0 ? of_.erase(at) : std::next(at);
+    }
+
+private:
+    double per_second_;
+    time last_ = {};
+    std::map<std::uint64_t, double> of_;
+};
+
 }}} // namespace kvcache::detail
 
 // ---- kvcache/session/any_recompute.hpp ----------------------------------------------------------------------------
@@ -23569,6 +23601,89 @@ static_assert(recompute_policy<any_recompute> && filtering_recompute_state<any_r
 
 }} // namespace kvcache
 
+// ---- kvcache/session/drafter.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// What a drafter is to continue.
+struct draft_question {
+    std::span<const token_id> text; ///< Prompt and answer so far; not empty.
+    std::size_t most = 0;           ///< Maximum tokens to draft.
+    const sampler& sampling;        ///< What draws the answer.
+    std::size_t index = 0;          ///< Index of the next token in the answer.
+};
+
+/// Guesses how a text goes on: appends at most `most` tokens to an empty vector. The engine runs them in one batch with
+/// the answer's last token and keeps those that it would have drawn (Leviathan et al. 2023, with the draws of a seed in
+/// place of a ratio of probabilities), so an answer depends neither on the drafter nor on whether there is one, greedy
+/// or sampled. Called by the thread that steps the engine; must not throw.
+using drafter = std::function<void(const draft_question&, std::vector<token_id>&)>;
+
+/// The continuation of a text by prompt lookup (Saxena 2023, prompt lookup decoding): the tokens after the latest
+/// earlier occurrence of the last three tokens, else of the last two, else of the last one; at most `most`, as a view
+/// of the text. Cost: O(tokens).
+[[nodiscard]] inline std::span<const token_id> prompt_lookup(std::span<const token_id> text, std::size_t most) {
+    for (std::size_t n = std::min<std::size_t>(3, text.size()); n > 0; --n) {
+        const auto tail = text.last(n);
+        const auto before = text.first(text.size() - 1); // an earlier occurrence ends before the text does
+        const auto found = std::find_end(before.begin(), before.end(), tail.begin(), tail.end());
+        if (found != before.end()) {
+            const auto at = static_cast<std::size_t>(found - before.begin()) + n;
+            return text.subspan(at, std::min(most, text.size() - at));
+        }
+    }
+    return {};
+}
+
+/// A drafter that looks prompts up. An engine without another one uses it.
+inline void draft_by_lookup(const draft_question& of, std::vector<token_id>& drafted) {
+    const auto guess = prompt_lookup(of.text, of.most);
+    drafted.assign(guess.begin(), guess.end());
+}
+
+/// A smaller model as a drafter, over a cache of its own. It draws with the seed of the answer, so that it guesses
+/// draws too, and not only the likeliest token. What it has read of a text stays in its cache. One thread. Requires:
+/// the tokens have the same meaning for both models; cache, model and threads outlive it, and the cache has no tenants.
+///
+///     auto small = std::make_shared<kvcache::model_drafter<Cache, Model>>(cache, model, threads);
+///     request.drafter = [small](const auto& of, auto& drafted) { (*small)(of, drafted); };
+template <class Cache, class Model>
+class model_drafter {
+public:
+    model_drafter(Cache& cache, const Model& model, thread_pool& threads)
+        : cache_(cache), pipeline_(cache, model, threads) {}
+
+    /// Drafts nothing if the text is longer than the model's positions, or has tokens that it does not know, or if its
+    /// cache is full. Cost: a forward pass of the model for each token.
+    void operator()(const draft_question& of, std::vector<token_id>& drafted) {
+        static_cast<void>(detail::completes<std::bad_alloc>([&] { draft(of, drafted); }));
+    }
+
+private:
+    void draft(const draft_question& of, std::vector<token_id>& drafted) {
+        auto sequence = cache_.open(of.text);
+        const std::size_t known = std::min(sequence.size(), of.text.size() - 1);
+        sequence.truncate(known);
+        auto rest = of.text.subspan(sequence.size());
+        for (std::size_t i = 0; i < of.most; ++i) {
+            const batch_entry<Cache> one{&sequence, rest, logits_mode::last};
+            if (!pipeline_.extend(std::span(&one, 1), logits_))
+                return;
+            const auto row = row_of(std::as_const(logits_), 0);
+            if (!detail::check_finite(row))
+                return;
+            drafted.push_back(of.sampling.draw(row, of.index + i));
+            rest = std::span(drafted).last(1);
+        }
+    }
+
+    Cache& cache_;
+    pipeline<Cache, Model> pipeline_;
+    matrix logits_;
+};
+
+}} // namespace kvcache
+
 // ---- kvcache/session/engine_request.hpp ---------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -23629,6 +23744,10 @@ struct engine_request {
     std::vector<token_id> prompt = {};
     kvcache::tenant tenant = {}; ///< Whose pages it reuses and stores; required by a cache with tenants.
     std::uint64_t client = 0;    ///< Whose request it is: clients get fair shares of queue, answers and rows.
+    int priority = 0;            ///< Of the requests of a client, those with a lower number go first.
+    /// When its first token is due, after its arrival: of requests with the same priority the one that is due first
+    /// goes first, those that are never due last.
+    std::optional<std::chrono::steady_clock::duration> first_token_target = {};
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
@@ -23641,7 +23760,8 @@ struct engine_request {
     sampler sampling = {}; ///< Answer c draws with choice + c.
     stop_criteria stop = {};
     std::size_t choices = 1;
-    std::size_t draft = 0; ///< Maximum tokens drafted by prompt lookup; drafts do not change the result.
+    std::size_t draft = 0;         ///< Maximum tokens drafted at a time; drafts do not change the result.
+    kvcache::drafter drafter = {}; ///< What drafts them; empty: prompt lookup.
     std::optional<std::size_t> log_probabilities = {}; ///< If set, log-probabilities are reported, with this number
                                                        ///< of most likely tokens.
     /// Reports the log-probabilities of the prompt too, with as many of the most likely tokens. The prompt is then
@@ -23654,8 +23774,10 @@ struct engine_request {
 
 /// Limits of an engine.
 struct engine_limits {
-    std::size_t max_batch_tokens = 256; ///< Maximum rows of a forward pass.
-    std::size_t max_sequences = 64;     ///< Maximum answers generated at once.
+    std::size_t max_batch_tokens = 256;    ///< Maximum rows of a forward pass.
+    std::size_t max_sequences = 64;        ///< Maximum answers generated at once.
+    std::size_t client_sequences = 0;      ///< Maximum answers of one client at once; 0: no limit of its own.
+    double client_tokens_per_second = 0.0; ///< Of prompts, without cached tokens, and answers of a client; 0: no limit.
     std::size_t waiting = 256; ///< Maximum queued requests; further ones are refused, those of the client that has the
                                ///< most of them first.
 };
@@ -23668,7 +23790,9 @@ struct engine_stats {
     std::size_t refused = 0;
     std::size_t preempted = 0; ///< Preemptions of a request in favor of an older one, or of another client's.
     std::size_t steps = 0;
-    std::size_t reused = 0; ///< Tokens, as are the counters below.
+    std::size_t on_time = 0; ///< First tokens that came before they were due.
+    std::size_t late = 0;    ///< First tokens that came later.
+    std::size_t reused = 0;  ///< Tokens, as are the counters below.
     std::size_t prefilled = 0;
     std::size_t approximate = 0;
     std::size_t recomputed = 0;
@@ -23953,25 +24077,7 @@ private:
 
 // ---- kvcache/session/engine_job.hpp -------------------------------------------------------------------------------
 
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Drafts the continuation of a text by prompt lookup (Saxena 2023, prompt lookup decoding). Finds the latest earlier
-/// occurrence of the last three tokens, else of the last two, else of the last one. Returns: the tokens after that
-/// occurrence, at most `most`, as a view of the text. Cost: O(tokens).
-[[nodiscard]] inline std::span<const token_id> prompt_lookup(std::span<const token_id> text, std::size_t most) {
-    for (std::size_t n = std::min<std::size_t>(3, text.size()); n > 0; --n) {
-        const auto tail = text.last(n);
-        const auto before = text.first(text.size() - 1); // an earlier occurrence ends before the text does
-        const auto found = std::find_end(before.begin(), before.end(), tail.begin(), tail.end());
-        if (found != before.end()) {
-            const auto at = static_cast<std::size_t>(found - before.begin()) + n;
-            return text.subspan(at, std::min(most, text.size() - at));
-        }
-    }
-    return {};
-}
-
-namespace detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Whether chunks can be placed over a cache and with a model. Errors: unsupported.
 template <class Cache, class Model>
@@ -24026,11 +24132,15 @@ struct engine_job {
     std::size_t most = 0; // maximum tokens of an answer
     std::vector<engine_slot<Cache>> slots = {};
     engine_outcome<Cache> outcome = {};
-    bool counted = false;                             // `reused` is recorded
-    typename tier_prefetch<Cache>::ticket ahead = {}; // the prefetch it waits for
+    std::optional<std::chrono::steady_clock::time_point> due = {}; // of the first token
+    std::optional<bool> late = {};                                 // whether it came later
+    bool counted = false;                                          // `reused` is recorded
+    typename tier_prefetch<Cache>::ticket ahead = {};              // the prefetch it waits for
 
     engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
         : id(name), request(std::move(asked)) {
+        if (request.first_token_target)
+            due = std::chrono::steady_clock::now() + *request.first_token_target;
         most = std::min(request.stop.max_tokens, max_positions - request.prompt.size() + 1);
         slots.resize(request.choices);
         if (request.score_prompt && !request.prompt.empty())
@@ -24042,6 +24152,13 @@ struct engine_job {
             if (request.sampling.penalises())
                 slot.counts = token_counts(request.prompt);
         }
+    }
+
+    /// Whether it goes before another request of its client.
+    [[nodiscard]] bool goes_before(const engine_job& other) const {
+        constexpr auto never = std::chrono::steady_clock::time_point::max();
+        return std::tuple(request.priority, due.value_or(never), id) <
+               std::tuple(other.request.priority, other.due.value_or(never), other.id);
     }
 
     [[nodiscard]] std::size_t generated(const engine_slot<Cache>& slot) const {
@@ -24083,13 +24200,23 @@ struct engine_job {
             outcome.failure = std::move(reason);
     }
 
-    /// Drafts the next tokens of a slot, at most `rows`.
-    void draft(engine_slot<Cache>& slot, std::size_t rows) const {
+    /// Drafts the next tokens of a slot, at most `rows`. What a drafter says is cut at a token outside the vocabulary.
+    void draft(engine_slot<Cache>& slot, std::size_t rows, std::size_t vocabulary) const {
         slot.drafted.clear();
         const std::size_t left = most - generated(slot); // the last of them is never run
-        if (request.draft == 0 || left < 2)
+        const std::size_t wanted = left < 2 ? 0 : std::min({request.draft, rows, left - 1});
+        if (wanted == 0)
             return;
-        const auto guess = prompt_lookup(slot.tokens, std::min({request.draft, rows, left - 1}));
+        std::vector<token_id> guess;
+        const draft_question question{slot.tokens, wanted, slot.sampling, generated(slot)};
+        if (request.drafter)
+            request.drafter(question, guess);
+        else
+            draft_by_lookup(question, guess);
+        const auto end = ranges::find_if(guess, [&](token_id token) {
+            return index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= vocabulary;
+        });
+        guess.resize(std::min(static_cast<std::size_t>(end - guess.begin()), wanted));
         if (guess.empty())
             return;
         slot.drafted.push_back(slot.tokens.back());
@@ -24162,6 +24289,8 @@ private:
         if (request.log_probabilities)
             score(token, logits);
         slot.tokens.push_back(token.token);
+        if (due && !late)
+            late = std::chrono::steady_clock::now() > *due;
         const token_action action = request.on_token ? request.on_token(token) : token_action::go_on;
         if (action == token_action::cancel)
             end(finish_reason::cancelled);
@@ -24211,15 +24340,16 @@ public:
             made.add(each->request.client, each->slots.size());
         return made;
     }
-    /// Preempts the youngest request of a client, and returns the number of its answers. Requires: it has one.
+    /// Preempts the last request of a client (engine_job::goes_before), and returns the number of its answers.
+    /// Requires: it has one.
     std::size_t make_way(std::uint64_t client) {
-        auto youngest = running_.end();
+        auto last = running_.end();
         for (auto at = running_.begin(); at != running_.end(); ++at)
-            if ((*at)->request.client == client && (youngest == running_.end() || (*at)->id > (*youngest)->id))
-                youngest = at;
-        expects(youngest != running_.end(), "a client that makes way has a request");
-        const std::size_t answers = (*youngest)->slots.size();
-        give_way(youngest);
+            if ((*at)->request.client == client && (last == running_.end() || (*last)->goes_before(**at)))
+                last = at;
+        expects(last != running_.end(), "a client that makes way has a request");
+        const std::size_t answers = (*last)->slots.size();
+        give_way(last);
         return answers;
     }
     [[nodiscard]] std::size_t page_tokens() const { return cache_.shape().tokens; }
@@ -24283,7 +24413,7 @@ private:
             slot& one = each.slots[c];
             const std::size_t spare = for_answers - 1 > answers ? for_answers - 1 - answers : 0;
             one.rows = 1;
-            each.draft(one, std::min(spare, model_.max_positions() - one.tokens.size()));
+            each.draft(one, std::min(spare, model_.max_positions() - one.tokens.size()), model_.vocabulary());
             const std::size_t rows = one.run().size();
             add(each, c, rows);
             for_answers -= rows;
@@ -24307,14 +24437,21 @@ private:
     }
 
     // The running requests in the order in which their prompts get rows: those of the client whose prompts have had the
-    // fewest first, then in order of arrival.
+    // fewest first, then in the order of its requests.
     [[nodiscard]] const std::vector<job*>& in_turn() {
         served_.follow(answers());
         turns_.clear();
-        for (const auto& each : running_)
+        std::map<std::uint64_t, request_id> oldest; // by client
+        for (const auto& each : running_) {
             turns_.push_back(each.get());
+            const auto at = oldest.emplace(each->request.client, each->id).first;
+            at->second = std::min(at->second, each->id);
+        }
         std::stable_sort(turns_.begin(), turns_.end(), [&](const job* a, const job* b) {
-            return served_.of(a->request.client) < served_.of(b->request.client);
+            const std::uint64_t one = a->request.client, other = b->request.client;
+            if (one == other)
+                return a->goes_before(*b);
+            return std::pair(served_.of(one), oldest.at(one)) < std::pair(served_.of(other), oldest.at(other));
         });
         return turns_;
     }
@@ -24484,28 +24621,34 @@ private:
         }
     }
 
-    // Preempts the youngest request of those clients that have the most answers: it gives back its pages and waits. So
-    // the oldest of all always goes on. If it is alone, it fails.
+    // Preempts the last request of a client that has the most answers: it gives back its pages and waits. If it is
+    // alone, it fails. So some request always goes on.
     void preempt(error reason) {
         client_counts holding;
         for (const auto& each : running_)
             if (const auto active = ranges::count_if(each->slots, &slot::active); active > 0)
                 holding.add(each->request.client, static_cast<std::size_t>(active));
         const std::size_t most = holding.most().second;
-        const auto youngest = ranges::max_element(running_, {}, [&](const auto& each) {
-            const bool holds = holding.of(each->request.client) == most && ranges::any_of(each->slots, &slot::active);
-            return holds ? index(each->id) + 1 : 0;
-        });
+        auto last = running_.end();
+        for (auto at = running_.begin(); at != running_.end(); ++at)
+            if (holding.of((*at)->request.client) == most && ranges::any_of((*at)->slots, &slot::active) &&
+                (last == running_.end() || goes_later(**at, **last)))
+                last = at;
         const auto holders =
             ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
-        expects(youngest != running_.end(), "a step that failed had requests");
+        expects(last != running_.end(), "a step that failed had requests");
         if (reason.code != error_code::out_of_memory || holders < 2) {
-            (*youngest)->fail(std::move(reason));
-            for (slot& one : (*youngest)->slots)
+            (*last)->fail(std::move(reason));
+            for (slot& one : (*last)->slots)
                 one.release();
             return;
         }
-        give_way(youngest);
+        give_way(last);
+    }
+
+    // Whether a request is given up before another one: the last of a client; of two clients' the one that came later.
+    [[nodiscard]] static bool goes_later(const job& one, const job& other) {
+        return one.request.client == other.request.client ? other.goes_before(one) : one.id > other.id;
     }
 
     // Takes a request off the running ones; it keeps its place in the order of arrival.
@@ -24516,8 +24659,6 @@ private:
         made_way_.push_back(std::move(*request));
         running_.erase(request);
     }
-
-    [[nodiscard]] static std::uint64_t index(request_id id) noexcept { return static_cast<std::uint64_t>(id); }
 
     Cache& cache_;
     const Model& model_;
@@ -24544,9 +24685,9 @@ private:
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Answers many requests in shared forward passes (continuous batching). A step runs one row of every answer; the
-/// remaining rows go to prompts, in order of arrival and in chunks, so a long prompt never stalls an answer. Common
-/// prefixes are computed once, even for requests that arrive together. When pages run out the youngest request is
-/// preempted and runs again later. Batching, reuse and drafting do not change a bit of an answer. With a cache under
+/// remaining rows go to prompts, in chunks, so a long prompt never stalls an answer. Clients get fair shares; the requests
+/// of one go by priority, then by when their first token is due, then in order of arrival. Common prefixes are computed
+/// once, even for requests that arrive together. When pages run out the last request is preempted and runs again later. Batching, reuse and drafting do not change a bit of an answer. With a cache under
 /// locking::mutex, the tier is read for a prompt while others run (tier_prefetch); a request that waits for the tier
 /// is overtaken.
 ///
@@ -24563,6 +24704,7 @@ public:
         : model_(model),
           limits_(limits),
           schedule_(cache, model, pipeline, limits.max_batch_tokens),
+          debts_(limits.client_tokens_per_second),
           ahead_(cache, [this] {
               const std::lock_guard guard(lock_);
               arrived_.notify_one();
@@ -24632,9 +24774,10 @@ public:
     /// answer fails; the others continue.
     bool step(clock::time_point now) {
         take_in(now);
+        debts_.repay(now);
         admit();
         if (schedule_.running().empty() && !queue_.empty())
-            wait_for_tier();
+            wait_in_queue();
         schedule_.run();
         if (std::exchange(held_, false))
             ahead_.release();
@@ -24690,9 +24833,15 @@ private:
         if (asked.mode == reuse_mode::chunks)
             if (auto can = detail::places_chunks<Cache>(model_); !can)
                 return can;
-        if (asked.choices == 0 || asked.choices > limits_.max_sequences)
-            return refuse("n", "1 to " + std::to_string(limits_.max_sequences) + " answers can be had");
+        if (asked.choices == 0 || asked.choices > most_answers())
+            return refuse("n", "1 to " + std::to_string(most_answers()) + " answers can be had");
         return asked.sampling.check(model_.vocabulary());
+    }
+
+    // Maximum answers of a client at once.
+    [[nodiscard]] std::size_t most_answers() const {
+        return limits_.client_sequences == 0 ? limits_.max_sequences
+                                             : std::min(limits_.client_sequences, limits_.max_sequences);
     }
 
     [[nodiscard]] error queue_is_full() const {
@@ -24741,10 +24890,17 @@ private:
         }
     }
 
+    // Whether a request may begin, as far as the limits of its client and the tier go.
+    [[nodiscard]] bool may_begin(const job& each, const detail::client_counts& answers) const {
+        return !each.over() && tier_prefetch<Cache>::over(each.ahead) &&
+               (each.counted || !debts_.owes(each.request.client)) &&
+               answers.of(each.request.client) + each.slots.size() <= most_answers();
+    }
+
     // Admits queued requests while there are free answer slots: those of the client with the fewest answers first, in
-    // order of arrival. If there are none, the client with the most answers gives up to a client its share of them. A
-    // preempted request waits until another request ends, unless its client has no answer and another one several. A
-    // request that waits for the tier is overtaken.
+    // the order of its requests. If there are none, the client with the most answers gives up to a client its share of
+    // them. A preempted request waits until another request ends, unless its client has no answer and another one
+    // several. A request that waits for the tier is overtaken.
     void admit() {
         detail::client_counts answers = schedule_.answers(), clients = answers;
         std::size_t slots = 0;
@@ -24755,9 +24911,9 @@ private:
         while (true) {
             auto next = queue_.end(); // one that has ended meanwhile is told so where it is
             for (auto each = queue_.begin(); each != queue_.end(); ++each)
-                if (!(*each)->over() && tier_prefetch<Cache>::over((*each)->ahead) &&
+                if (may_begin(**each, answers) &&
                     (!crowded_ || (answers.of((*each)->request.client) == 0 && answers.most().second > 1)) &&
-                    (next == queue_.end() || answers.of((*each)->request.client) < answers.of((*next)->request.client)))
+                    (next == queue_.end() || goes_first(**each, **next, answers)))
                     next = each;
             if (next == queue_.end())
                 return;
@@ -24775,18 +24931,26 @@ private:
             }
             slots += wanted;
             answers.add(client, wanted);
+            if (!(*next)->counted)
+                debts_.charge(client, static_cast<double>((*next)->request.prompt.size()));
             schedule_.running().push_back(std::move(*next));
             queue_.erase(next);
         }
     }
 
-    // Waits because every request waits for the tier: until a read ends, or a request arrives or is cancelled.
-    void wait_for_tier() {
+    // Whether a queued request is admitted before another one.
+    [[nodiscard]] static bool goes_first(const job& one, const job& other, const detail::client_counts& answers) {
+        const std::uint64_t client = one.request.client, others = other.request.client;
+        return client == others ? one.goes_before(other) : answers.of(client) < answers.of(others);
+    }
+
+    // Waits because every request waits for the tier or for its client's limit: until a read ends, or a request arrives
+    // or is cancelled, at most 20 ms.
+    void wait_in_queue() {
         std::unique_lock guard(lock_);
         arrived_.wait_for(guard, std::chrono::milliseconds(20), [this] {
-            return !inbox_.empty() || !cancelled_.empty() || ranges::any_of(queue_, [](const auto& each) {
-                return each->over() || tier_prefetch<Cache>::over(each->ahead);
-            });
+            return !inbox_.empty() || !cancelled_.empty() ||
+                   ranges::any_of(queue_, [this](const auto& each) { return each->over() || may_begin(*each, {}); });
         });
     }
 
@@ -24833,8 +24997,15 @@ private:
                 stats_.recomputed += each->outcome.recomputed;
                 stats_.drafted += each->outcome.drafted;
                 stats_.accepted += each->outcome.accepted;
+                std::size_t generated = 0;
                 for (const auto& one : each->slots)
-                    stats_.generated += each->generated(one);
+                    generated += each->generated(one);
+                stats_.generated += generated;
+                stats_.on_time += each->late && !*each->late;
+                stats_.late += each->late && *each->late;
+                if (each->counted)
+                    debts_.charge(each->request.client,
+                                  static_cast<double>(generated) - static_cast<double>(each->outcome.reused));
             }
         }
         for (auto& each : over)
@@ -24848,7 +25019,8 @@ private:
     detail::engine_schedule<Cache, Model> schedule_;
     std::deque<std::unique_ptr<job>> queue_; // in order of arrival
     bool crowded_ = false;                   // a request was preempted, and none has ended since
-    bool held_ = false;                      // pages are short: nothing is prefetched until the step ends
+    detail::token_debts debts_;
+    bool held_ = false; // pages are short: nothing is prefetched until the step ends
 
     // Shared by all threads; guarded by lock_.
     mutable std::mutex lock_;
@@ -27617,6 +27789,675 @@ static_assert(tier_policy<chain<>>);
 
 }}} // namespace kvcache::tier
 
+// ---- kvcache/tier/prefix_code.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
+
+/// Loads a little-endian number by a single instruction where the machine has that order; GCC 12 makes none of
+/// load_little without -O3.
+template <class Number>
+[[nodiscard]] Number load_number(const std::byte* from) noexcept {
+    Number number = 0;
+    if constexpr (std::endian::native == std::endian::little)
+        std::memcpy(&number, from, sizeof number);
+    else
+        number = load_little<Number>(std::span(from, sizeof number), 0);
+    return number;
+}
+template <class Number>
+void store_number(std::byte* to, Number number) noexcept {
+    if constexpr (std::endian::native == std::endian::little)
+        std::memcpy(to, &number, sizeof number);
+    else
+        store_little(std::span(to, sizeof number), 0, number);
+}
+
+/// Canonical prefix code of bytes with codes of at most 11 bits (Huffman 1952). Codes fill a stream from its lowest bit
+/// on. Bytes are divided into four streams, which are decoded at the same time.
+class prefix_code {
+public:
+    static constexpr unsigned longest = 11;
+    static constexpr std::size_t streams = 4;
+    using counts_type = std::array<std::uint32_t, 256>; ///< Number of times that each byte value occurs.
+    using lengths_type = std::array<std::uint8_t, 256>; ///< Code length of each byte value; 0 if it does not occur.
+    using sizes_type = std::array<std::size_t, streams>;
+
+    /// Returns the code lengths for bytes with these counts.
+    [[nodiscard]] static lengths_type lengths_for(const counts_type& counts) noexcept {
+        std::array<std::size_t, 256> rare_first; // byte values that occur
+        std::size_t used = 0;
+        for (std::size_t byte = 0; byte < 256; ++byte)
+            if (counts[byte] > 0)
+                rare_first[used++] = byte;
+        lengths_type lengths{};
+        if (used == 1)
+            lengths[rare_first[0]] = 1;
+        if (used < 2)
+            return lengths;
+        std::sort(rare_first.begin(), rare_first.begin() + static_cast<std::ptrdiff_t>(used),
+                  [&](std::size_t a, std::size_t b) { return std::pair(counts[a], a) < std::pair(counts[b], b); });
+        const auto depths = depths_of(rare_first, used, counts);
+        for (std::size_t i = 0; i < used; ++i)
+            lengths[rare_first[i]] = std::min<std::uint8_t>(depths[i], longest);
+        fit(lengths, std::span(rare_first).first(used));
+        return lengths;
+    }
+
+    /// Returns whether these are the lengths of a code.
+    [[nodiscard]] static bool valid(const lengths_type& lengths) noexcept {
+        return ranges::all_of(lengths, [](std::uint8_t n) { return n <= longest; }) && space_of(lengths) <= whole;
+    }
+
+    /// Returns the first byte and the number of bytes of stream `s` of `count` bytes.
+    [[nodiscard]] static std::pair<std::size_t, std::size_t> part(std::size_t s, std::size_t count) noexcept {
+        const std::size_t each = (count + streams - 1) / streams, first = std::min(s * each, count);
+        return {first, std::min(each, count - first)};
+    }
+
+    /// Requires: valid(lengths).
+    explicit prefix_code(const lengths_type& lengths) noexcept : lengths_(lengths) {
+        std::uint32_t next = 0;
+        for (unsigned length = 1; length <= longest; ++length, next <<= 1)
+            for (std::size_t byte = 0; byte < 256; ++byte)
+                if (lengths[byte] == length)
+                    codes_[byte] = static_cast<std::uint16_t>(reversed(next++, length));
+    }
+
+    /// Appends the streams of some bytes, one after the other, and returns their sizes. Requires: every byte has a
+    /// code. Throws: bad_alloc.
+    sizes_type encode(std::span<const std::uint8_t> bytes, std::vector<std::byte>& to) const {
+        std::array<std::uint16_t, 256> words; // a code above its length: 15 bits
+        for (std::size_t byte = 0; byte < 256; ++byte)
+            words[byte] = static_cast<std::uint16_t>(codes_[byte] << 4 | lengths_[byte]);
+        sizes_type sizes{};
+        for (std::size_t s = 0; s < streams; ++s) {
+            const auto [first, count] = part(s, bytes.size());
+            const std::size_t before = to.size();
+            to.resize(before + count * longest / 8 + 9); // 8 bytes are stored at once
+            std::byte* at = to.data() + before;
+            std::uint64_t held = 0;
+            unsigned bits = 0;
+            const auto hold = [&](std::uint8_t byte) {
+                held |= static_cast<std::uint64_t>(words[byte] >> 4) << bits;
+                bits += words[byte] & 15u;
+            };
+            const auto put = [&] {
+                store_number(at, held);
+                at += bits / 8;
+                held >>= bits / 8 * 8;
+                bits %= 8;
+            };
+            std::size_t i = 0;
+            const std::uint8_t* const from = bytes.data() + first;
+            for (; i + 4 <= count; i += 4) { // 7 bits and four codes are less than 8 bytes
+                hold(from[i]), hold(from[i + 1]), hold(from[i + 2]), hold(from[i + 3]);
+                put();
+            }
+            for (; i < count; ++i) {
+                hold(from[i]);
+                put();
+            }
+            sizes[s] = static_cast<std::size_t>(at - (to.data() + before)) + (bits > 0);
+            to.resize(before + sizes[s]);
+        }
+        return sizes;
+    }
+
+private:
+    friend class prefix_decoder;
+
+    static constexpr std::size_t whole = std::size_t{1} << longest; // the space that all codes share
+
+    [[nodiscard]] static std::size_t space_of(const lengths_type& lengths) noexcept {
+        std::size_t taken = 0;
+        for (const std::uint8_t length : lengths)
+            taken += length > 0 ? whole >> length : 0;
+        return taken;
+    }
+
+    // Depths of the leaves of Huffman's tree, by two queues: leaves, and inner nodes in the order they are made.
+    [[nodiscard]] static std::array<std::uint8_t, 256> depths_of(const std::array<std::size_t, 256>& rare_first,
+                                                                 std::size_t used, const counts_type& counts) noexcept {
+        struct node {
+            std::uint64_t count;
+            std::size_t left, right;
+        };
+        std::array<node, 256> inner;
+        const auto count = [&](std::size_t i) { return i < used ? counts[rare_first[i]] : inner[i - used].count; };
+        std::size_t next_leaf = 0, next_inner = 0, made = 0;
+        const auto least = [&] {
+            const bool leaf = next_leaf < used && (next_inner == made || count(next_leaf) <= inner[next_inner].count);
+            return leaf ? next_leaf++ : used + next_inner++;
+        };
+        while (made + 1 < used) {
+            const std::size_t a = least(), b = least();
+            inner[made++] = {count(a) + count(b), a, b};
+        }
+        std::array<std::uint8_t, 256> leaves{}, depths{};
+        for (std::size_t i = made; i-- > 0;)
+            for (const std::size_t child : {inner[i].left, inner[i].right})
+                (child < used ? leaves[child] : depths[child - used]) = static_cast<std::uint8_t>(depths[i] + 1);
+        return leaves;
+    }
+
+    // Lengthens codes until all fit, the rarest first, then shortens those for which there is space, the commonest
+    // first.
+    static void fit(lengths_type& lengths, std::span<const std::size_t> rare_first) noexcept {
+        std::size_t space = space_of(lengths);
+        for (std::size_t i = 0; space > whole; i = (i + 1) % rare_first.size())
+            if (std::uint8_t& length = lengths[rare_first[i]]; length < longest)
+                space -= whole >> ++length;
+        for (std::size_t i = rare_first.size(); i-- > 0;)
+            for (std::uint8_t& length = lengths[rare_first[i]]; length > 1 && space + (whole >> length) <= whole;)
+                space += whole >> length--;
+    }
+
+    [[nodiscard]] static std::uint32_t reversed(std::uint32_t code, unsigned length) noexcept {
+        std::uint32_t turned = 0;
+        for (unsigned bit = 0; bit < length; ++bit)
+            turned |= (code >> bit & 1u) << (length - 1 - bit);
+        return turned;
+    }
+
+    lengths_type lengths_;
+    std::array<std::uint16_t, 256> codes_{};
+};
+
+/// Decodes the streams of a prefix code. A table has, for the next 11 bits of a stream, up to three bytes and the bits
+/// that they take.
+class prefix_decoder {
+public:
+    /// Cost: about 5 us.
+    explicit prefix_decoder(const prefix_code& code) noexcept : lengths_(code.lengths_) {
+        // What is no code takes one bit, so that every round ends, also where the bytes are damaged.
+        std::array<std::uint16_t, prefix_code::whole> ones; // the next byte, and the length of its code
+        ones.fill(1u << 8);
+        for (std::size_t byte = 0; byte < 256; ++byte)
+            if (const unsigned length = lengths_[byte]; length > 0)
+                for (std::size_t at = code.codes_[byte]; at < ones.size(); at += std::size_t{1} << length)
+                    ones[at] = static_cast<std::uint16_t>(byte | length << 8);
+        for (std::size_t at = 0; at < ones.size(); ++at) {
+            std::uint32_t bytes = ones[at] & 0xFFu, bits = ones[at] >> 8, count = 1;
+            for (; count < 3; ++count) {
+                const std::uint32_t next = ones[at >> bits];
+                if (bits + (next >> 8) > prefix_code::longest)
+                    break;
+                bytes |= (next & 0xFFu) << (8 * count);
+                bits += next >> 8;
+            }
+            table_[at] = bytes | (count | bits << 2) << 24;
+        }
+    }
+
+    /// Decodes bytes from the streams at the beginning of `from`, of these sizes. Returns whether each stream had all
+    /// of its bytes; what is written otherwise is unspecified. Requires: `from` has as many bytes as `sizes` say.
+    [[nodiscard]] bool decode(std::span<const std::byte> from, const prefix_code::sizes_type& sizes,
+                              std::span<std::uint8_t> to) const noexcept {
+        std::array<position, prefix_code::streams> at;
+        for (std::size_t s = 0, begin = 0; s < at.size(); begin += sizes[s++]) {
+            const auto [first, count] = prefix_code::part(s, to.size());
+            at[s] = {8 * begin, 8 * (begin + sizes[s]), to.data() + first, to.data() + first + count};
+        }
+        decode_together(from.data(), at[0], at[1], at[2], at[3]);
+        return ranges::all_of(at, [&](position& one) { return decode_rest(from.data(), one); });
+    }
+
+private:
+    static constexpr std::size_t lookups = 5; // that 8 bytes suffice for, from any bit of the first
+    static constexpr std::size_t mask = prefix_code::whole - 1;
+
+    // A place in a stream, in bits after the first stream's beginning, and where its bytes go.
+    struct position {
+        std::size_t bit, end;
+        std::uint8_t *to, *stop;
+
+        // Rounds of lookups that end before the stream and its bytes. A lookup of up to three bytes writes four.
+        [[nodiscard]] std::size_t rounds() const noexcept {
+            if (bit + 64 > end || to == stop)
+                return 0;
+            const auto room = static_cast<std::size_t>(stop - to - 1);
+            return std::min((end - bit - 64) / (lookups * prefix_code::longest) + 1, room / (3 * lookups));
+        }
+    };
+
+    [[nodiscard]] static std::uint64_t eight_at(const std::byte* from, std::size_t bit) noexcept {
+        return load_number<std::uint64_t>(from + bit / 8) >> bit % 8;
+    }
+
+    void look_up(std::uint64_t& held, std::size_t& bit, std::uint8_t*& to) const noexcept {
+        const std::uint32_t found = table_[held & mask];
+        if constexpr (std::endian::native == std::endian::little) {
+            std::memcpy(to, &found, 4);
+        } else {
+            for (unsigned i = 0; i < 3; ++i)
+                to[i] = static_cast<std::uint8_t>(found >> (8 * i) & 0xFF);
+        }
+        const std::uint32_t bits = found >> 26;
+        to += found >> 24 & 3u;
+        held >>= bits;
+        bit += bits;
+    }
+
+    // The variables of each stream are its own, so that they stay in registers.
+    void decode_together(const std::byte* from, position& a, position& b, position& c, position& d) const noexcept {
+        for (;;) {
+            std::size_t rounds = std::min({a.rounds(), b.rounds(), c.rounds(), d.rounds()});
+            if (rounds == 0)
+                return;
+            std::size_t bit_a = a.bit, bit_b = b.bit, bit_c = c.bit, bit_d = d.bit;
+            std::uint8_t *to_a = a.to, *to_b = b.to, *to_c = c.to, *to_d = d.to;
+            for (; rounds > 0; --rounds) {
+                std::uint64_t held_a = eight_at(from, bit_a), held_b = eight_at(from, bit_b);
+                std::uint64_t held_c = eight_at(from, bit_c), held_d = eight_at(from, bit_d);
+                for (std::size_t i = 0; i < lookups; ++i) {
+                    look_up(held_a, bit_a, to_a);
+                    look_up(held_b, bit_b, to_b);
+                    look_up(held_c, bit_c, to_c);
+                    look_up(held_d, bit_d, to_d);
+                }
+            }
+            a.bit = bit_a, b.bit = bit_b, c.bit = bit_c, d.bit = bit_d;
+            a.to = to_a, b.to = to_b, c.to = to_c, d.to = to_d;
+        }
+    }
+
+    // Decodes one byte at a time.
+    [[nodiscard]] bool decode_rest(const std::byte* from, position& at) const noexcept {
+        for (; at.to < at.stop; ++at.to) {
+            std::uint32_t held = 0;
+            for (std::size_t i = 0; i < 3 && (at.bit / 8 + i) * 8 < at.end; ++i)
+                held |= std::to_integer<std::uint32_t>(from[at.bit / 8 + i]) << (8 * i);
+            *at.to = static_cast<std::uint8_t>(table_[held >> at.bit % 8 & mask] & 0xFF);
+            if (lengths_[*at.to] == 0)
+                return false;
+            at.bit += lengths_[*at.to];
+        }
+        return at.bit <= at.end;
+    }
+
+    prefix_code::lengths_type lengths_;
+    std::array<std::uint32_t, prefix_code::whole> table_; // three bytes, then their count and the bits above it
+};
+
+}}} // namespace kvcache::tier
+
+// ---- kvcache/tier/shuffled_huffman.hpp ----------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
+
+/// Lossless compression of numbers of 4, 2 or 1 bytes, whichever takes the fewest bytes for the middle of a record.
+/// Numbers are rotated by one bit, so that the last byte of a bfloat16 or float32 is its exponent. The bytes of each
+/// place in a number are a plane. A plane is stored by a prefix code if that is smaller, and as it is otherwise.
+///
+///     [ "kvs1": 4 ][ bytes of a number: 4 ][ bytes of the record: 8 ][ block ]...
+///     block of 128 KiB:  [ plane ]...[ the bytes that remain ]
+///     plane:             [ 0: 1 ][ bytes ]
+///                        [ 1: 1 ][ lengths of 256 codes, 4 bits each: 128 ][ bytes of the streams: 4 x 4 ][ stream
+///                        ]...
+///
+/// A damaged code may decode to other bytes: readers check what they get. (Exponents of numbers carry less than three
+/// bits: Zhang et al. 2025, DFloat11. Planes: Masui et al. 2015, Bitshuffle.)
+struct shuffled_huffman {
+    [[nodiscard]] static std::string name() { return "shuffled_huffman 1"; }
+
+    /// Throws: bad_alloc. Cost: about 1 ns a byte.
+    [[nodiscard]] static std::vector<std::byte> encode(std::span<const std::byte> bytes) {
+        const std::size_t width = width_for(bytes);
+        std::vector<std::byte> made(header_bytes);
+        made.reserve(header_bytes + bytes.size() + bytes.size() / 16);
+        std::memcpy(made.data(), magic, sizeof magic);
+        store_little(made, 4, static_cast<std::uint32_t>(width));
+        store_little(made, 8, static_cast<std::uint64_t>(bytes.size()));
+        std::vector<std::uint8_t> planes(std::min(block_bytes, bytes.size()));
+        for (std::size_t at = 0; at < bytes.size(); at += block_bytes) {
+            const auto block = bytes.subspan(at, std::min(block_bytes, bytes.size() - at));
+            const std::size_t numbers = block.size() / width;
+            split(block, width, planes.data());
+            for (std::size_t k = 0; k < width; ++k)
+                put_plane(std::span(planes).subspan(k * numbers, numbers), made);
+            const auto rest = block.subspan(numbers * width);
+            made.insert(made.end(), rest.begin(), rest.end());
+        }
+        return made;
+    }
+
+    /// Decodes a record into `to`. Returns whether the code has the form of one; what `to` has otherwise is
+    /// unspecified. Throws: bad_alloc. Cost: about 0.3 ns a byte of float32, 1 ns a byte of int8.
+    [[nodiscard]] static bool decode(std::span<const std::byte> code, std::vector<std::byte>& to) {
+        if (code.size() < header_bytes || std::memcmp(code.data(), magic, sizeof magic) != 0)
+            return false;
+        const std::size_t width = load_little<std::uint32_t>(code, 4);
+        const std::uint64_t size = load_little<std::uint64_t>(code, 8);
+        if ((width != 1 && width != 2 && width != 4) || size / 8 > code.size()) // a code has one bit or more
+            return false;
+        to.resize(static_cast<std::size_t>(size));
+        std::vector<std::uint8_t> planes(std::min(block_bytes, to.size()));
+        code = code.subspan(header_bytes);
+        for (std::size_t at = 0; at < to.size(); at += block_bytes) {
+            const auto block = std::span(to).subspan(at, std::min(block_bytes, to.size() - at));
+            const std::size_t numbers = block.size() / width, rest = block.size() % width;
+            for (std::size_t k = 0; k < width; ++k)
+                if (!take_plane(code, std::span(planes).subspan(k * numbers, numbers)))
+                    return false;
+            join(planes.data(), width, block);
+            if (code.size() < rest)
+                return false;
+            ranges::copy(code.first(rest), block.subspan(numbers * width).begin());
+            code = code.subspan(rest);
+        }
+        return code.empty();
+    }
+
+private:
+    static constexpr char magic[] = {'k', 'v', 's', '1'};
+    static constexpr std::size_t header_bytes = 16, block_bytes = std::size_t{128} << 10;
+    static constexpr std::size_t table_bytes = 1 + 128 + 4 * prefix_code::streams;
+
+    [[nodiscard]] static prefix_code::counts_type counts_of(std::span<const std::uint8_t> plane) noexcept {
+        std::array<prefix_code::counts_type, 4> counts{}; // so that equal bytes in a row do not wait for each other
+        std::size_t i = 0;
+        for (; i + 4 <= plane.size(); i += 4)
+            ++counts[0][plane[i]], ++counts[1][plane[i + 1]], ++counts[2][plane[i + 2]], ++counts[3][plane[i + 3]];
+        for (; i < plane.size(); ++i)
+            ++counts[0][plane[i]];
+        for (std::size_t byte = 0; byte < 256; ++byte)
+            counts[0][byte] += counts[1][byte] + counts[2][byte] + counts[3][byte];
+        return counts[0];
+    }
+
+    // Bytes of a plane with these counts and lengths, but for the last byte of each stream.
+    [[nodiscard]] static std::size_t coded_bytes(const prefix_code::counts_type& counts,
+                                                 const prefix_code::lengths_type& lengths) noexcept {
+        std::size_t bits = 0;
+        for (std::size_t byte = 0; byte < 256; ++byte)
+            bits += std::size_t{counts[byte]} * lengths[byte];
+        return table_bytes + bits / 8 + prefix_code::streams;
+    }
+
+    // The bytes of a number for which a quarter of a block in the middle of a record takes the fewest bytes.
+    [[nodiscard]] static std::size_t width_for(std::span<const std::byte> bytes) {
+        const std::size_t size = std::min(bytes.size(), block_bytes / 4) / 4 * 4;
+        const auto sample = bytes.subspan((bytes.size() - size) / 2 / 64 * 64, size); // parts of records begin at 64s
+        std::vector<std::uint8_t> planes(size);
+        std::size_t best = 1, least = bytes.size() + 1;
+        for (const std::size_t width : {1u, 2u, 4u}) {
+            const std::size_t numbers = size / width;
+            split(sample, width, planes.data());
+            std::size_t taken = 0;
+            for (std::size_t k = 0; k < width; ++k) {
+                const auto counts = counts_of(std::span(planes).subspan(k * numbers, numbers));
+                taken += std::min(coded_bytes(counts, prefix_code::lengths_for(counts)), numbers);
+            }
+            if (taken < least)
+                best = width, least = taken;
+        }
+        return best;
+    }
+
+    static void put_plane(std::span<const std::uint8_t> plane, std::vector<std::byte>& to) {
+        const auto counts = counts_of(plane);
+        const auto lengths = prefix_code::lengths_for(counts);
+        const bool coded = coded_bytes(counts, lengths) < plane.size();
+        to.push_back(std::byte{coded});
+        if (!coded) {
+            const auto bytes = std::as_bytes(plane);
+            to.insert(to.end(), bytes.begin(), bytes.end());
+            return;
+        }
+        for (std::size_t byte = 0; byte < 256; byte += 2)
+            to.push_back(static_cast<std::byte>(lengths[byte] | lengths[byte + 1] << 4));
+        const std::size_t at = to.size();
+        to.resize(at + 4 * prefix_code::streams);
+        const auto sizes = prefix_code(lengths).encode(plane, to);
+        for (std::size_t s = 0; s < sizes.size(); ++s)
+            store_little(to, at + 4 * s, static_cast<std::uint32_t>(sizes[s]));
+    }
+
+    // Decodes a plane and removes it from the front of the code.
+    [[nodiscard]] static bool take_plane(std::span<const std::byte>& code, std::span<std::uint8_t> to) noexcept {
+        if (code.empty() || code[0] > std::byte{1})
+            return false;
+        const bool coded = code[0] == std::byte{1};
+        code = code.subspan(1);
+        if (!coded) {
+            if (code.size() < to.size())
+                return false;
+            if (!to.empty())
+                std::memcpy(to.data(), code.data(), to.size());
+            code = code.subspan(to.size());
+            return true;
+        }
+        if (code.size() < table_bytes - 1)
+            return false;
+        prefix_code::lengths_type lengths;
+        for (std::size_t byte = 0; byte < 256; ++byte)
+            lengths[byte] =
+                static_cast<std::uint8_t>(std::to_integer<unsigned>(code[byte / 2]) >> (byte % 2 * 4) & 15u);
+        if (!prefix_code::valid(lengths))
+            return false;
+        prefix_code::sizes_type sizes;
+        std::size_t total = 0;
+        for (std::size_t s = 0; s < sizes.size(); ++s) {
+            sizes[s] = load_little<std::uint32_t>(code, 128 + 4 * s);
+            if (sizes[s] > code.size()) // so that the sum cannot overflow
+                return false;
+            total += sizes[s];
+        }
+        code = code.subspan(table_bytes - 1);
+        if (total > code.size() || !prefix_decoder(prefix_code(lengths)).decode(code.first(total), sizes, to))
+            return false;
+        code = code.subspan(total);
+        return true;
+    }
+
+    // Divides a block into planes. to: (width, numbers)
+    static void split(std::span<const std::byte> block, std::size_t width, std::uint8_t* to) noexcept {
+        if (width == 4)
+            split<std::uint32_t>(block, to);
+        else if (width == 2)
+            split<std::uint16_t>(block, to);
+        else if (!block.empty())
+            std::memcpy(to, block.data(), block.size());
+    }
+    template <class Number>
+    static void split(std::span<const std::byte> block, std::uint8_t* to) noexcept {
+        const std::size_t numbers = block.size() / sizeof(Number);
+        for (std::size_t i = 0; i < numbers; ++i) {
+            const auto number = std::rotl(load_number<Number>(block.data() + i * sizeof(Number)), 1);
+            for (std::size_t k = 0; k < sizeof(Number); ++k)
+                to[k * numbers + i] = static_cast<std::uint8_t>(number >> (8 * k) & 0xFF);
+        }
+    }
+
+    // The inverse of split. from: (width, numbers)
+    static void join(const std::uint8_t* from, std::size_t width, std::span<std::byte> block) noexcept {
+        const std::size_t numbers = block.size() / width;
+        if (width == 1) {
+            if (!block.empty())
+                std::memcpy(block.data(), from, block.size());
+            return;
+        }
+        std::size_t i = join_sixteens(from, width, block);
+        for (; i < numbers; ++i) {
+            std::uint32_t number = 0;
+            for (std::size_t k = 0; k < width; ++k)
+                number |= std::uint32_t{from[k * numbers + i]} << (8 * k);
+            if (width == 2)
+                store_little(block, 2 * i, std::rotr(static_cast<std::uint16_t>(number), 1));
+            else
+                store_little(block, 4 * i, std::rotr(number, 1));
+        }
+    }
+
+    // Joins as many numbers as fill vectors, and returns how many that are.
+    [[nodiscard]] static std::size_t join_sixteens([[maybe_unused]] const std::uint8_t* from,
+                                                   [[maybe_unused]] std::size_t width,
+                                                   [[maybe_unused]] std::span<std::byte> block) noexcept {
+        std::size_t i = 0;
+#if defined(__SSE2__)
+        const std::size_t numbers = block.size() / width;
+        const auto plane = [&](std::size_t k) {
+            return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k * numbers + i));
+        };
+        for (; i + 16 <= numbers; i += 16) {
+            auto* const to = reinterpret_cast<__m128i*>(block.data() + i * width);
+            const __m128i a = plane(0), b = plane(1);
+            const __m128i low = _mm_unpacklo_epi8(a, b), high = _mm_unpackhi_epi8(a, b);
+            if (width == 2) {
+                const auto turned = [](__m128i x) { return _mm_or_si128(_mm_srli_epi16(x, 1), _mm_slli_epi16(x, 15)); };
+                _mm_storeu_si128(to, turned(low));
+                _mm_storeu_si128(to + 1, turned(high));
+                continue;
+            }
+            const __m128i c = plane(2), d = plane(3);
+            const __m128i upper_low = _mm_unpacklo_epi8(c, d), upper_high = _mm_unpackhi_epi8(c, d);
+            const auto turned = [](__m128i x) { return _mm_or_si128(_mm_srli_epi32(x, 1), _mm_slli_epi32(x, 31)); };
+            _mm_storeu_si128(to, turned(_mm_unpacklo_epi16(low, upper_low)));
+            _mm_storeu_si128(to + 1, turned(_mm_unpackhi_epi16(low, upper_low)));
+            _mm_storeu_si128(to + 2, turned(_mm_unpacklo_epi16(high, upper_high)));
+            _mm_storeu_si128(to + 3, turned(_mm_unpackhi_epi16(high, upper_high)));
+        }
+#endif
+        return i;
+    }
+};
+
+}}} // namespace kvcache::tier
+
+// ---- kvcache/tier/compressed.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
+
+/// A lossless code of bytes. `name` names the code and its revision: what is written under one name is read by no
+/// other code. `encode` returns the code of some bytes. `decode` replaces its second argument by the bytes of a code,
+/// and returns false for what is no code. It is given damaged bytes too: it must reject them or make other bytes of
+/// them, of a size that the code bounds. Only memory may run out (bad_alloc).
+template <class C>
+concept byte_code = std::copyable<C> &&
+    requires(const C code, std::span<const std::byte> bytes, std::vector<std::byte>& to) {
+    { code.name() } -> std::same_as<std::string>;
+    { code.encode(bytes) } -> std::same_as<std::vector<std::byte>>;
+    { code.decode(bytes, to) } -> std::same_as<bool>;
+};
+
+static_assert(byte_code<shuffled_huffman>);
+
+/// A tier that tells what was wrong with a store that it set aside, such as lmdb.
+template <class S>
+concept tells_damage = requires(const S tier) {
+    tier.damage();
+};
+
+/// Wraps a tier, and compresses its records, which come back bit for bit. The inner tier's limits and counts are of
+/// compressed bytes. Its records have names of their own, made of the record's name and the code's, so compressed and
+/// plain records can share a store. A record that is damaged, or is none of the code, is passed on as it is stored,
+/// and its reader refuses it. `put` compresses before it returns, 1 to 3 ns a byte; reading decompresses, 0.3 to 1 ns
+/// a byte (lab/tiers.md).
+template <tier_policy Inner = memory<>, byte_code Code = shuffled_huffman>
+struct compressed {
+    using role = tier_role;
+    Inner inner = {};
+    Code code = {}; ///< Makes records smaller.
+    class state;
+    [[nodiscard]] state open() const { return state(*this); }
+};
+
+template <tier_policy Inner>
+compressed(Inner) -> compressed<Inner>;
+template <tier_policy Inner, byte_code Code>
+compressed(Inner, Code) -> compressed<Inner, Code>;
+
+template <tier_policy Inner, byte_code Code>
+class compressed<Inner, Code>::state {
+    using inner_state = decltype(std::declval<const Inner&>().open());
+
+public:
+    explicit state(const compressed& how) : held_(std::make_unique<held>(how.code)), inner_(how.inner.open()) {}
+
+    template <class Use>
+    [[nodiscard]] result<bool> read(const sha256_digest& name, Use&& use) {
+        std::vector<std::byte> bytes;
+        return inner_.read(held_->name_of(name),
+                           [&](std::span<const std::byte> stored) { use(held_->decoded(stored, bytes)); });
+    }
+    template <class Use>
+    [[nodiscard]] result<std::size_t> read_run(std::span<const sha256_digest> names, Use&& use) {
+        std::vector<std::byte> bytes; // for one record after the other
+        return tier::read_run(inner_, names_of(names), [&](std::size_t i, std::span<const std::byte> stored) {
+            return use(i, held_->decoded(stored, bytes));
+        });
+    }
+    [[nodiscard]] std::size_t count_prefix_hits(std::span<const sha256_digest> names) {
+        return tier::count_prefix_hits(inner_, names_of(names));
+    }
+    [[nodiscard]] std::vector<bool> present(std::span<const sha256_digest> names) {
+        return tier::present(inner_, names_of(names));
+    }
+    [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
+        std::vector<std::byte> made;
+        if (!kvcache::detail::completes<std::bad_alloc>([&] { made = held_->code.encode(joined(pieces)); })) {
+            ++held_->failures;
+            return error{error_code::out_of_memory, "compressed", "there is no memory for a record"};
+        }
+        tier_entry own = entry;
+        own.name = held_->name_of(entry.name);
+        const std::span<const std::byte> whole[] = {made};
+        return inner_.put(own, whole);
+    }
+    [[nodiscard]] bool contains(const sha256_digest& name) { return inner_.contains(held_->name_of(name)); }
+    [[nodiscard]] result<void> erase(const sha256_digest& name) { return inner_.erase(held_->name_of(name)); }
+    [[nodiscard]] result<void> flush() { return inner_.flush(); }
+    [[nodiscard]] result<void> status() const { return inner_.status(); }
+    /// Returns the counts of the inner tier: bytes are compressed bytes.
+    [[nodiscard]] tier_counts counts() const {
+        tier_counts all = inner_.counts();
+        all.failures += held_->failures;
+        return all;
+    }
+    [[nodiscard]] bool is_null() const noexcept { return kvcache::is_null(inner_); }
+    [[nodiscard]] std::size_t parallel_reads() const noexcept { return max_parallel_reads(inner_); }
+
+    /// Returns the damage of a store that was set aside, where the inner tier tells it.
+    [[nodiscard]] auto damage() const requires tells_damage<inner_state> { return inner_.damage(); }
+
+    [[nodiscard]] auto& inner() noexcept { return inner_; }
+    [[nodiscard]] const auto& inner() const noexcept { return inner_; }
+
+private:
+    struct held {
+        explicit held(const Code& how)
+            : code(how), names(sha256_builder().text("kvcache compressed").text(how.name())) {}
+
+        [[nodiscard]] sha256_digest name_of(const sha256_digest& name) const noexcept {
+            return sha256_builder(names).nested(name).finish();
+        }
+        // The bytes of a record, kept in `to`, or the code itself if it is damaged.
+        [[nodiscard]] std::span<const std::byte> decoded(std::span<const std::byte> from,
+                                                         std::vector<std::byte>& to) const {
+            return code.decode(from, to) ? std::span<const std::byte>(to) : from;
+        }
+
+        const Code code;
+        const sha256_builder names;
+        std::atomic<std::uint64_t> failures{0};
+    };
+
+    [[nodiscard]] std::vector<sha256_digest> names_of(std::span<const sha256_digest> names) const {
+        std::vector<sha256_digest> own;
+        own.reserve(names.size());
+        for (const sha256_digest& name : names)
+            own.push_back(held_->name_of(name));
+        return own;
+    }
+
+    std::unique_ptr<held> held_;
+    inner_state inner_;
+};
+
+static_assert(tier_policy<compressed<>>);
+
+}}} // namespace kvcache::tier
+
 // ---- kvcache/tier/cost_gated.hpp ----------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace tier {
@@ -27748,7 +28589,7 @@ static_assert(tier_policy<cost_gated<>>);
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every tier that needs no external library, with its default options.
-using tier_policies = std::tuple<tier::none, tier::memory<>, tier::chain<>, tier::cost_gated<>>;
+using tier_policies = std::tuple<tier::none, tier::memory<>, tier::chain<>, tier::compressed<>, tier::cost_gated<>>;
 
 }} // namespace kvcache
 

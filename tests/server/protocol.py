@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import running
@@ -596,12 +597,16 @@ def equal():
           "streamed they say the same")
     at.stop()
     for flags in (("--draft", "4"), ("--draft", "6", "--max-sequences", "3", "--max-batch-tokens", "16"), ("--threads", "1", "--max-batch-tokens", "5"),
-                  ("--threads", "3", "--draft", "4")):
+                  ("--threads", "3", "--draft", "4"), ("--draft", "4", "--draft-model", MODEL), ("--key-sequences", "2", "--first-token-target", "5")):
         at = Server(*flags)
         check(together(at) == alone, f"with {flags} they say the same")
         check([said(at.post("/v1/completions", **each)) for each in asked] == alone, f"with {flags}, once more")
         if "--draft" in flags:
             check(at.gauge("kvcache_accepted_tokens") > 0, "some of what was guessed was right")
+        if "--draft-model" in flags:  # the same model guesses what it says itself, unless the answer has penalties
+            check(at.gauge("kvcache_accepted_tokens") > 0.5 * at.gauge("kvcache_drafted_tokens"), "most of it was right")
+        if "--first-token-target" in flags:
+            check(at.gauge("kvcache_first_tokens_on_time") + at.gauge("kvcache_first_tokens_late") > 0, "first tokens are counted")
         at.stop()
 
 
@@ -671,6 +676,21 @@ def chunks(at):
     longer = [*talk, {"role": "assistant", "content": said["content"]}, {"role": "user", "content": "Why?"}]
     one = at.post("/v1/chat/completions", messages=longer, **how)[1]["choices"]
     check(one == at.post("/v1/chat/completions", messages=longer, cache={"mode": "baseline"}, **how)[1]["choices"], one)
+
+
+def limits():
+    """A key that has had its tokens waits, and another one does not; a priority is an integer."""
+    at = Server("--api-key", "one", "--api-key", "two", "--key-tokens-per-second", "50", "--key-sequences", "2")
+    ask = lambda key, **more: at.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 30, "ignore_eos": True, "temperature": 0, **more},
+                                     {"Authorization": "Bearer " + key})
+    check(ask("one")[0] == 200, "the first request of a key begins at once")
+    began = time.monotonic()
+    check(ask("one", prompt="y")[0] == 200 and time.monotonic() - began > 0.3, "the next one waits until its tokens are paid")
+    began = time.monotonic()
+    check(ask("two")[0] == 200 and time.monotonic() - began < 0.3, "another key does not wait")
+    check(ask("two", n=3)[1]["error"]["code"] == "n", "a key has at most its answers")
+    check(ask("two", priority=-3, max_tokens=1)[0] == 200 and ask("two", priority="high")[1]["error"]["code"] == "priority", "priorities")
+    at.stop()
 
 
 def browsers():
@@ -759,6 +779,7 @@ def main():
           [200, 200, 403], "names may be allowed")
     named.stop()
     browsers()
+    limits()
     files()
     tools()
     equal()

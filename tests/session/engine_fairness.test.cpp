@@ -4,8 +4,11 @@
 #include <kvcache/session/engine.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <functional>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -46,8 +49,11 @@ struct host {
                 answered.sequence.reset();
             ended.emplace(name, std::move(end));
         };
+        if (change)
+            change(request);
         return engine.submit(std::move(request));
     }
+    std::function<void(kv::engine_request<cache>&)> change = {}; // of the next requests
     bool step() {
         ++steps;
         return engine.step({});
@@ -187,4 +193,93 @@ TEST_CASE("no answer depends on who else asks") {
             CHECK(answer.ids == alone.ended.at(name).answers[0].ids);
     }
     CHECK(answered > 60);
+}
+
+TEST_CASE("requests of a client go by priority, then by when their first token is due, then in order of arrival") {
+    using std::chrono::hours;
+    host h({.max_batch_tokens = 64, .max_sequences = 1});
+    REQUIRE(h.ask(0, 1, some(10, 0), 30).has_value());
+    h.step(); // it has the only place
+    const auto ask = [&](int name, int priority, std::optional<hours> target) {
+        h.change = [=](auto& request) {
+            request.priority = priority;
+            request.first_token_target = target;
+        };
+        REQUIRE(h.ask(name, 1, some(10, static_cast<unsigned>(name)), 2).has_value());
+    };
+    ask(1, 1, hours(1));
+    ask(2, 0, {});
+    ask(3, 0, hours(2));
+    ask(4, 0, hours(1));
+    ask(5, -3, {});
+    ask(6, 1, {});
+    ask(7, 0, {});
+    h.run();
+    const std::vector<int> order{0, 5, 4, 3, 2, 7, 1, 6};
+    for (std::size_t i = 1; i < order.size(); ++i)
+        CHECK(h.first.at(order[i - 1]) < h.first.at(order[i]));
+    CHECK(h.engine.stats().on_time == 3);
+    CHECK(h.engine.stats().late == 0);
+    ask(8, 0, hours(-1)); // due before it came
+    h.run();
+    CHECK(h.engine.stats().late == 1);
+}
+
+TEST_CASE("a request of high priority does not go before those of another client") {
+    host h({.max_batch_tokens = 64, .max_sequences = 2});
+    for (int i = 0; i < 10; ++i) {
+        h.change = [](auto& request) { request.priority = -100; };
+        REQUIRE(h.ask(i, 1, some(20, static_cast<unsigned>(i)), 8).has_value());
+    }
+    h.change = {};
+    REQUIRE(h.ask(100, 2, some(20, 100), 8).has_value());
+    h.run();
+    CHECK(h.first.at(100) <= h.first.at(2));
+}
+
+TEST_CASE("a client has at most its limit of answers at once") {
+    host h({.max_batch_tokens = 64, .max_sequences = 8, .client_sequences = 3});
+    CHECK(h.ask(99, 1, some(10, 99), 4, 4).error().field == "n");
+    for (int i = 0; i < 7; ++i)
+        REQUIRE(h.ask(i, 1, some(10, static_cast<unsigned>(i)), 20).has_value());
+    REQUIRE(h.ask(10, 2, some(10, 10), 20, 2).has_value());
+    std::size_t most = 0;
+    while (h.step()) {
+        CHECK(h.engine.stats().running <= 4);
+        most = std::max(most, h.engine.stats().running);
+    }
+    CHECK(most == 4);
+    CHECK(h.ended.size() == 8);
+}
+
+TEST_CASE("a client begins nothing while it owes tokens, cached ones excepted; others go on") {
+    using clock = std::chrono::steady_clock;
+    host h({.max_batch_tokens = 256, .max_sequences = 8, .client_tokens_per_second = 100.0});
+    const auto run = [&](clock::time_point now, int steps) {
+        for (int i = 0; i < steps; ++i) {
+            ++h.steps;
+            if (!h.engine.step(now))
+                return;
+        }
+    };
+    const clock::time_point start(std::chrono::hours(1));
+    run(start, 1);
+    REQUIRE(h.ask(0, 1, some(150, 0), 50).has_value()); // 200 tokens: two seconds
+    run(start, 60);
+    CHECK(h.ended.count(0) == 1);
+    REQUIRE(h.ask(1, 1, some(10, 1), 2).has_value());
+    REQUIRE(h.ask(2, 2, some(10, 2), 2).has_value());
+    run(start + std::chrono::milliseconds(1900), 5);
+    CHECK(h.ended.count(1) == 0);
+    CHECK(h.ended.count(2) == 1);
+    run(start + std::chrono::milliseconds(2100), 5);
+    CHECK(h.ended.count(1) == 1);
+    // A prompt that is cached costs its answer only.
+    REQUIRE(h.ask(3, 3, some(150, 0), 10).has_value());
+    run(start + std::chrono::seconds(3), 30);
+    REQUIRE(h.ask(4, 3, some(10, 4), 2).has_value());
+    run(start + std::chrono::milliseconds(3050), 3);
+    CHECK(h.ended.count(4) == 0);
+    run(start + std::chrono::milliseconds(3150), 5);
+    CHECK(h.ended.count(4) == 1);
 }

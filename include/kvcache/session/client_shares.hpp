@@ -4,6 +4,7 @@
 #include <kvcache/core/abi.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -65,6 +66,38 @@ public:
 
 private:
     std::map<std::uint64_t, std::uint64_t> of_;
+};
+
+/// What clients owe of a limit of tokens a second: those of requests that began, less what has been repaid since. A
+/// client that owes something begins nothing. It saves nothing up, so a limit is kept over any time that is longer than
+/// that of one request. Without a limit (0) no client owes anything.
+class token_debts {
+public:
+    using time = std::chrono::steady_clock::time_point;
+
+    explicit token_debts(double per_second) : per_second_(per_second) {}
+
+    [[nodiscard]] bool owes(std::uint64_t client) const { return of_.find(client) != of_.end(); }
+    void charge(std::uint64_t client, double tokens) {
+        if (per_second_ <= 0.0)
+            return;
+        double& debt = of_[client];
+        debt += tokens;
+        if (debt <= 0.0)
+            of_.erase(client);
+    }
+    /// Repays what the limit allows since the last call.
+    void repay(time now) {
+        const double paid = per_second_ * std::chrono::duration<double>(now - last_).count();
+        last_ = now;
+        for (auto at = of_.begin(); paid > 0.0 && at != of_.end();)
+            at = (at->second -= paid) <= 0.0 ? of_.erase(at) : std::next(at);
+    }
+
+private:
+    double per_second_;
+    time last_ = {};
+    std::map<std::uint64_t, double> of_;
 };
 
 }}} // namespace kvcache::detail

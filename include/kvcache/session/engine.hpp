@@ -29,9 +29,9 @@
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Answers many requests in shared forward passes (continuous batching). A step runs one row of every answer; the
-/// remaining rows go to prompts, in order of arrival and in chunks, so a long prompt never stalls an answer. Common
-/// prefixes are computed once, even for requests that arrive together. When pages run out the youngest request is
-/// preempted and runs again later. Batching, reuse and drafting do not change a bit of an answer. With a cache under
+/// remaining rows go to prompts, in chunks, so a long prompt never stalls an answer. Clients get fair shares; the requests
+/// of one go by priority, then by when their first token is due, then in order of arrival. Common prefixes are computed
+/// once, even for requests that arrive together. When pages run out the last request is preempted and runs again later. Batching, reuse and drafting do not change a bit of an answer. With a cache under
 /// locking::mutex, the tier is read for a prompt while others run (tier_prefetch); a request that waits for the tier
 /// is overtaken.
 ///
@@ -48,6 +48,7 @@ public:
         : model_(model),
           limits_(limits),
           schedule_(cache, model, pipeline, limits.max_batch_tokens),
+          debts_(limits.client_tokens_per_second),
           ahead_(cache, [this] {
               const std::lock_guard guard(lock_);
               arrived_.notify_one();
@@ -117,9 +118,10 @@ public:
     /// answer fails; the others continue.
     bool step(clock::time_point now) {
         take_in(now);
+        debts_.repay(now);
         admit();
         if (schedule_.running().empty() && !queue_.empty())
-            wait_for_tier();
+            wait_in_queue();
         schedule_.run();
         if (std::exchange(held_, false))
             ahead_.release();
@@ -175,9 +177,15 @@ private:
         if (asked.mode == reuse_mode::chunks)
             if (auto can = detail::places_chunks<Cache>(model_); !can)
                 return can;
-        if (asked.choices == 0 || asked.choices > limits_.max_sequences)
-            return refuse("n", "1 to " + std::to_string(limits_.max_sequences) + " answers can be had");
+        if (asked.choices == 0 || asked.choices > most_answers())
+            return refuse("n", "1 to " + std::to_string(most_answers()) + " answers can be had");
         return asked.sampling.check(model_.vocabulary());
+    }
+
+    // Maximum answers of a client at once.
+    [[nodiscard]] std::size_t most_answers() const {
+        return limits_.client_sequences == 0 ? limits_.max_sequences
+                                             : std::min(limits_.client_sequences, limits_.max_sequences);
     }
 
     [[nodiscard]] error queue_is_full() const {
@@ -226,10 +234,17 @@ private:
         }
     }
 
+    // Whether a request may begin, as far as the limits of its client and the tier go.
+    [[nodiscard]] bool may_begin(const job& each, const detail::client_counts& answers) const {
+        return !each.over() && tier_prefetch<Cache>::over(each.ahead) &&
+               (each.counted || !debts_.owes(each.request.client)) &&
+               answers.of(each.request.client) + each.slots.size() <= most_answers();
+    }
+
     // Admits queued requests while there are free answer slots: those of the client with the fewest answers first, in
-    // order of arrival. If there are none, the client with the most answers gives up to a client its share of them. A
-    // preempted request waits until another request ends, unless its client has no answer and another one several. A
-    // request that waits for the tier is overtaken.
+    // the order of its requests. If there are none, the client with the most answers gives up to a client its share of
+    // them. A preempted request waits until another request ends, unless its client has no answer and another one
+    // several. A request that waits for the tier is overtaken.
     void admit() {
         detail::client_counts answers = schedule_.answers(), clients = answers;
         std::size_t slots = 0;
@@ -240,9 +255,9 @@ private:
         while (true) {
             auto next = queue_.end(); // one that has ended meanwhile is told so where it is
             for (auto each = queue_.begin(); each != queue_.end(); ++each)
-                if (!(*each)->over() && tier_prefetch<Cache>::over((*each)->ahead) &&
+                if (may_begin(**each, answers) &&
                     (!crowded_ || (answers.of((*each)->request.client) == 0 && answers.most().second > 1)) &&
-                    (next == queue_.end() || answers.of((*each)->request.client) < answers.of((*next)->request.client)))
+                    (next == queue_.end() || goes_first(**each, **next, answers)))
                     next = each;
             if (next == queue_.end())
                 return;
@@ -260,18 +275,26 @@ private:
             }
             slots += wanted;
             answers.add(client, wanted);
+            if (!(*next)->counted)
+                debts_.charge(client, static_cast<double>((*next)->request.prompt.size()));
             schedule_.running().push_back(std::move(*next));
             queue_.erase(next);
         }
     }
 
-    // Waits because every request waits for the tier: until a read ends, or a request arrives or is cancelled.
-    void wait_for_tier() {
+    // Whether a queued request is admitted before another one.
+    [[nodiscard]] static bool goes_first(const job& one, const job& other, const detail::client_counts& answers) {
+        const std::uint64_t client = one.request.client, others = other.request.client;
+        return client == others ? one.goes_before(other) : answers.of(client) < answers.of(others);
+    }
+
+    // Waits because every request waits for the tier or for its client's limit: until a read ends, or a request arrives
+    // or is cancelled, at most 20 ms.
+    void wait_in_queue() {
         std::unique_lock guard(lock_);
         arrived_.wait_for(guard, std::chrono::milliseconds(20), [this] {
-            return !inbox_.empty() || !cancelled_.empty() || ranges::any_of(queue_, [](const auto& each) {
-                return each->over() || tier_prefetch<Cache>::over(each->ahead);
-            });
+            return !inbox_.empty() || !cancelled_.empty() ||
+                   ranges::any_of(queue_, [this](const auto& each) { return each->over() || may_begin(*each, {}); });
         });
     }
 
@@ -318,8 +341,15 @@ private:
                 stats_.recomputed += each->outcome.recomputed;
                 stats_.drafted += each->outcome.drafted;
                 stats_.accepted += each->outcome.accepted;
+                std::size_t generated = 0;
                 for (const auto& one : each->slots)
-                    stats_.generated += each->generated(one);
+                    generated += each->generated(one);
+                stats_.generated += generated;
+                stats_.on_time += each->late && !*each->late;
+                stats_.late += each->late && *each->late;
+                if (each->counted)
+                    debts_.charge(each->request.client,
+                                  static_cast<double>(generated) - static_cast<double>(each->outcome.reused));
             }
         }
         for (auto& each : over)
@@ -333,7 +363,8 @@ private:
     detail::engine_schedule<Cache, Model> schedule_;
     std::deque<std::unique_ptr<job>> queue_; // in order of arrival
     bool crowded_ = false;                   // a request was preempted, and none has ended since
-    bool held_ = false;                      // pages are short: nothing is prefetched until the step ends
+    detail::token_debts debts_;
+    bool held_ = false; // pages are short: nothing is prefetched until the step ends
 
     // Shared by all threads; guarded by lock_.
     mutable std::mutex lock_;

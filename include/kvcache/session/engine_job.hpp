@@ -6,6 +6,7 @@
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/tensor.hpp>
+#include <kvcache/session/drafter.hpp>
 #include <kvcache/session/engine_request.hpp>
 #include <kvcache/session/engine_splice.hpp>
 #include <kvcache/session/pipeline.hpp>
@@ -13,33 +14,17 @@
 #include <kvcache/session/tier_prefetch.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Drafts the continuation of a text by prompt lookup (Saxena 2023, prompt lookup decoding). Finds the latest earlier
-/// occurrence of the last three tokens, else of the last two, else of the last one. Returns: the tokens after that
-/// occurrence, at most `most`, as a view of the text. Cost: O(tokens).
-[[nodiscard]] inline std::span<const token_id> prompt_lookup(std::span<const token_id> text, std::size_t most) {
-    for (std::size_t n = std::min<std::size_t>(3, text.size()); n > 0; --n) {
-        const auto tail = text.last(n);
-        const auto before = text.first(text.size() - 1); // an earlier occurrence ends before the text does
-        const auto found = std::find_end(before.begin(), before.end(), tail.begin(), tail.end());
-        if (found != before.end()) {
-            const auto at = static_cast<std::size_t>(found - before.begin()) + n;
-            return text.subspan(at, std::min(most, text.size() - at));
-        }
-    }
-    return {};
-}
-
-namespace detail {
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
 /// Whether chunks can be placed over a cache and with a model. Errors: unsupported.
 template <class Cache, class Model>
@@ -94,11 +79,15 @@ struct engine_job {
     std::size_t most = 0; // maximum tokens of an answer
     std::vector<engine_slot<Cache>> slots = {};
     engine_outcome<Cache> outcome = {};
-    bool counted = false;                             // `reused` is recorded
-    typename tier_prefetch<Cache>::ticket ahead = {}; // the prefetch it waits for
+    std::optional<std::chrono::steady_clock::time_point> due = {}; // of the first token
+    std::optional<bool> late = {};                                 // whether it came later
+    bool counted = false;                                          // `reused` is recorded
+    typename tier_prefetch<Cache>::ticket ahead = {};              // the prefetch it waits for
 
     engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
         : id(name), request(std::move(asked)) {
+        if (request.first_token_target)
+            due = std::chrono::steady_clock::now() + *request.first_token_target;
         most = std::min(request.stop.max_tokens, max_positions - request.prompt.size() + 1);
         slots.resize(request.choices);
         if (request.score_prompt && !request.prompt.empty())
@@ -110,6 +99,13 @@ struct engine_job {
             if (request.sampling.penalises())
                 slot.counts = token_counts(request.prompt);
         }
+    }
+
+    /// Whether it goes before another request of its client.
+    [[nodiscard]] bool goes_before(const engine_job& other) const {
+        constexpr auto never = std::chrono::steady_clock::time_point::max();
+        return std::tuple(request.priority, due.value_or(never), id) <
+               std::tuple(other.request.priority, other.due.value_or(never), other.id);
     }
 
     [[nodiscard]] std::size_t generated(const engine_slot<Cache>& slot) const {
@@ -151,13 +147,23 @@ struct engine_job {
             outcome.failure = std::move(reason);
     }
 
-    /// Drafts the next tokens of a slot, at most `rows`.
-    void draft(engine_slot<Cache>& slot, std::size_t rows) const {
+    /// Drafts the next tokens of a slot, at most `rows`. What a drafter says is cut at a token outside the vocabulary.
+    void draft(engine_slot<Cache>& slot, std::size_t rows, std::size_t vocabulary) const {
         slot.drafted.clear();
         const std::size_t left = most - generated(slot); // the last of them is never run
-        if (request.draft == 0 || left < 2)
+        const std::size_t wanted = left < 2 ? 0 : std::min({request.draft, rows, left - 1});
+        if (wanted == 0)
             return;
-        const auto guess = prompt_lookup(slot.tokens, std::min({request.draft, rows, left - 1}));
+        std::vector<token_id> guess;
+        const draft_question question{slot.tokens, wanted, slot.sampling, generated(slot)};
+        if (request.drafter)
+            request.drafter(question, guess);
+        else
+            draft_by_lookup(question, guess);
+        const auto end = ranges::find_if(guess, [&](token_id token) {
+            return index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= vocabulary;
+        });
+        guess.resize(std::min(static_cast<std::size_t>(end - guess.begin()), wanted));
         if (guess.empty())
             return;
         slot.drafted.push_back(slot.tokens.back());
@@ -230,6 +236,8 @@ private:
         if (request.log_probabilities)
             score(token, logits);
         slot.tokens.push_back(token.token);
+        if (due && !late)
+            late = std::chrono::steady_clock::now() > *due;
         const token_action action = request.on_token ? request.on_token(token) : token_action::go_on;
         if (action == token_action::cancel)
             end(finish_reason::cancelled);

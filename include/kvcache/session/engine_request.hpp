@@ -5,6 +5,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/session/any_recompute.hpp>
+#include <kvcache/session/drafter.hpp>
 #include <kvcache/session/generate.hpp>
 #include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/reuse_mode.hpp>
@@ -75,6 +76,10 @@ struct engine_request {
     std::vector<token_id> prompt = {};
     kvcache::tenant tenant = {}; ///< Whose pages it reuses and stores; required by a cache with tenants.
     std::uint64_t client = 0;    ///< Whose request it is: clients get fair shares of queue, answers and rows.
+    int priority = 0;            ///< Of the requests of a client, those with a lower number go first.
+    /// When its first token is due, after its arrival: of requests with the same priority the one that is due first
+    /// goes first, those that are never due last.
+    std::optional<std::chrono::steady_clock::duration> first_token_target = {};
     /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
     /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
@@ -87,7 +92,8 @@ struct engine_request {
     sampler sampling = {}; ///< Answer c draws with choice + c.
     stop_criteria stop = {};
     std::size_t choices = 1;
-    std::size_t draft = 0; ///< Maximum tokens drafted by prompt lookup; drafts do not change the result.
+    std::size_t draft = 0;         ///< Maximum tokens drafted at a time; drafts do not change the result.
+    kvcache::drafter drafter = {}; ///< What drafts them; empty: prompt lookup.
     std::optional<std::size_t> log_probabilities = {}; ///< If set, log-probabilities are reported, with this number
                                                        ///< of most likely tokens.
     /// Reports the log-probabilities of the prompt too, with as many of the most likely tokens. The prompt is then
@@ -100,8 +106,10 @@ struct engine_request {
 
 /// Limits of an engine.
 struct engine_limits {
-    std::size_t max_batch_tokens = 256; ///< Maximum rows of a forward pass.
-    std::size_t max_sequences = 64;     ///< Maximum answers generated at once.
+    std::size_t max_batch_tokens = 256;    ///< Maximum rows of a forward pass.
+    std::size_t max_sequences = 64;        ///< Maximum answers generated at once.
+    std::size_t client_sequences = 0;      ///< Maximum answers of one client at once; 0: no limit of its own.
+    double client_tokens_per_second = 0.0; ///< Of prompts, without cached tokens, and answers of a client; 0: no limit.
     std::size_t waiting = 256; ///< Maximum queued requests; further ones are refused, those of the client that has the
                                ///< most of them first.
 };
@@ -114,7 +122,9 @@ struct engine_stats {
     std::size_t refused = 0;
     std::size_t preempted = 0; ///< Preemptions of a request in favor of an older one, or of another client's.
     std::size_t steps = 0;
-    std::size_t reused = 0; ///< Tokens, as are the counters below.
+    std::size_t on_time = 0; ///< First tokens that came before they were due.
+    std::size_t late = 0;    ///< First tokens that came later.
+    std::size_t reused = 0;  ///< Tokens, as are the counters below.
     std::size_t prefilled = 0;
     std::size_t approximate = 0;
     std::size_t recomputed = 0;

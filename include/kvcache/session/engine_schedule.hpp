@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <new>
 #include <optional>
@@ -58,15 +59,16 @@ public:
             made.add(each->request.client, each->slots.size());
         return made;
     }
-    /// Preempts the youngest request of a client, and returns the number of its answers. Requires: it has one.
+    /// Preempts the last request of a client (engine_job::goes_before), and returns the number of its answers.
+    /// Requires: it has one.
     std::size_t make_way(std::uint64_t client) {
-        auto youngest = running_.end();
+        auto last = running_.end();
         for (auto at = running_.begin(); at != running_.end(); ++at)
-            if ((*at)->request.client == client && (youngest == running_.end() || (*at)->id > (*youngest)->id))
-                youngest = at;
-        expects(youngest != running_.end(), "a client that makes way has a request");
-        const std::size_t answers = (*youngest)->slots.size();
-        give_way(youngest);
+            if ((*at)->request.client == client && (last == running_.end() || (*last)->goes_before(**at)))
+                last = at;
+        expects(last != running_.end(), "a client that makes way has a request");
+        const std::size_t answers = (*last)->slots.size();
+        give_way(last);
         return answers;
     }
     [[nodiscard]] std::size_t page_tokens() const { return cache_.shape().tokens; }
@@ -130,7 +132,7 @@ private:
             slot& one = each.slots[c];
             const std::size_t spare = for_answers - 1 > answers ? for_answers - 1 - answers : 0;
             one.rows = 1;
-            each.draft(one, std::min(spare, model_.max_positions() - one.tokens.size()));
+            each.draft(one, std::min(spare, model_.max_positions() - one.tokens.size()), model_.vocabulary());
             const std::size_t rows = one.run().size();
             add(each, c, rows);
             for_answers -= rows;
@@ -154,14 +156,21 @@ private:
     }
 
     // The running requests in the order in which their prompts get rows: those of the client whose prompts have had the
-    // fewest first, then in order of arrival.
+    // fewest first, then in the order of its requests.
     [[nodiscard]] const std::vector<job*>& in_turn() {
         served_.follow(answers());
         turns_.clear();
-        for (const auto& each : running_)
+        std::map<std::uint64_t, request_id> oldest; // by client
+        for (const auto& each : running_) {
             turns_.push_back(each.get());
+            const auto at = oldest.emplace(each->request.client, each->id).first;
+            at->second = std::min(at->second, each->id);
+        }
         std::stable_sort(turns_.begin(), turns_.end(), [&](const job* a, const job* b) {
-            return served_.of(a->request.client) < served_.of(b->request.client);
+            const std::uint64_t one = a->request.client, other = b->request.client;
+            if (one == other)
+                return a->goes_before(*b);
+            return std::pair(served_.of(one), oldest.at(one)) < std::pair(served_.of(other), oldest.at(other));
         });
         return turns_;
     }
@@ -331,28 +340,34 @@ private:
         }
     }
 
-    // Preempts the youngest request of those clients that have the most answers: it gives back its pages and waits. So
-    // the oldest of all always goes on. If it is alone, it fails.
+    // Preempts the last request of a client that has the most answers: it gives back its pages and waits. If it is
+    // alone, it fails. So some request always goes on.
     void preempt(error reason) {
         client_counts holding;
         for (const auto& each : running_)
             if (const auto active = ranges::count_if(each->slots, &slot::active); active > 0)
                 holding.add(each->request.client, static_cast<std::size_t>(active));
         const std::size_t most = holding.most().second;
-        const auto youngest = ranges::max_element(running_, {}, [&](const auto& each) {
-            const bool holds = holding.of(each->request.client) == most && ranges::any_of(each->slots, &slot::active);
-            return holds ? index(each->id) + 1 : 0;
-        });
+        auto last = running_.end();
+        for (auto at = running_.begin(); at != running_.end(); ++at)
+            if (holding.of((*at)->request.client) == most && ranges::any_of((*at)->slots, &slot::active) &&
+                (last == running_.end() || goes_later(**at, **last)))
+                last = at;
         const auto holders =
             ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
-        expects(youngest != running_.end(), "a step that failed had requests");
+        expects(last != running_.end(), "a step that failed had requests");
         if (reason.code != error_code::out_of_memory || holders < 2) {
-            (*youngest)->fail(std::move(reason));
-            for (slot& one : (*youngest)->slots)
+            (*last)->fail(std::move(reason));
+            for (slot& one : (*last)->slots)
                 one.release();
             return;
         }
-        give_way(youngest);
+        give_way(last);
+    }
+
+    // Whether a request is given up before another one: the last of a client; of two clients' the one that came later.
+    [[nodiscard]] static bool goes_later(const job& one, const job& other) {
+        return one.request.client == other.request.client ? other.goes_before(one) : one.id > other.id;
     }
 
     // Takes a request off the running ones; it keeps its place in the order of arrival.
@@ -363,8 +378,6 @@ private:
         made_way_.push_back(std::move(*request));
         running_.erase(request);
     }
-
-    [[nodiscard]] static std::uint64_t index(request_id id) noexcept { return static_cast<std::uint64_t>(id); }
 
     Cache& cache_;
     const Model& model_;

@@ -84,6 +84,9 @@ public:
     [[nodiscard]] std::size_t count_prefix_hits(std::span<const sha256_digest> names) {
         return tier::count_prefix_hits(inner_, names_of(names));
     }
+    [[nodiscard]] std::vector<bool> present(std::span<const sha256_digest> names) {
+        return tier::present(inner_, names_of(names));
+    }
     [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
         std::vector<std::byte> made;
         if (!kvcache::detail::completes<std::bad_alloc>([&] { made = held_->code.encode(joined(pieces)); })) {
