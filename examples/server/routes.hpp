@@ -271,6 +271,8 @@ private:
         to.gauge("kvcache_pages_evictable", "Unreferenced pages, cached for the next match.", pages.evictable);
         to.gauge("kvcache_sessions", "Conversations kept.", at_.sessions.size());
         to.gauge("kvcache_session_bytes", "Bytes of idle conversations.", at_.sessions.bytes());
+        to.counter("kvcache_steps", "Forward passes.", now.steps);
+        to.counter("kvcache_rows", "Rows of all forward passes: tokens that were computed.", now.rows);
         to.counter("kvcache_first_tokens_on_time", "First tokens that came before they were due.", now.on_time);
         to.counter("kvcache_first_tokens_late", "First tokens that came later.", now.late);
         to.counter("kvcache_drafted_tokens", "Tokens guessed ahead.", now.drafted);

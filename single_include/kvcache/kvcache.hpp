@@ -23790,6 +23790,7 @@ struct engine_stats {
     std::size_t refused = 0;
     std::size_t preempted = 0; ///< Preemptions of a request in favor of an older one, or of another client's.
     std::size_t steps = 0;
+    std::size_t rows = 0;    ///< Rows of all forward passes, those of running requests included.
     std::size_t on_time = 0; ///< First tokens that came before they were due.
     std::size_t late = 0;    ///< First tokens that came later.
     std::size_t reused = 0;  ///< Tokens, as are the counters below.
@@ -24331,6 +24332,8 @@ public:
         : cache_(cache), model_(model), pipeline_(pipeline), rows_(rows) {}
 
     [[nodiscard]] job_list& running() noexcept { return running_; }
+    /// Rows of all steps.
+    [[nodiscard]] std::size_t rows() const noexcept { return ran_; }
     /// Requests that were preempted and wait.
     [[nodiscard]] job_list& preempted() noexcept { return made_way_; }
     /// The answers that each client has under way.
@@ -24371,8 +24374,10 @@ public:
             } catch (const std::bad_alloc&) {
                 short_of = no_memory();
             }
-            if (!short_of)
+            if (!short_of) {
+                ran_ += planned_;
                 return sample();
+            }
             if (short_of->code == error_code::out_of_memory && relief_ && relief_())
                 continue;
             preempt(std::move(*short_of));
@@ -24391,6 +24396,7 @@ private:
     [[nodiscard]] result<bool> plan() {
         parts_.clear();
         batch_.clear();
+        planned_ = 0;
         std::size_t left = rows_;
         const auto each_answer = [&](auto&& body) {
             for (std::size_t i = 0; i < running_.size(); ++i) {
@@ -24489,6 +24495,7 @@ private:
     void add(job& each, std::size_t choice, std::size_t wanted) {
         slot& one = each.slots[choice];
         one.run_rows = one.run().size();
+        planned_ += one.run_rows;
         parts_.push_back({&each, choice, wanted});
         batch_.push_back({&*one.sequence, one.run(),
                           wanted == 0   ? logits_mode::none
@@ -24671,6 +24678,7 @@ private:
     std::vector<batch_entry<Cache>> batch_;
     matrix logits_; // (requested rows, vocabulary)
     std::size_t turn_ = 0;
+    std::size_t planned_ = 0, ran_ = 0; // rows of this step, and of all
     served_rows served_;
     std::vector<job*> turns_;
     typename selective_prefill_of<Cache, Model>::type selective_;
@@ -24685,11 +24693,11 @@ private:
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Answers many requests in shared forward passes (continuous batching). A step runs one row of every answer; the
-/// remaining rows go to prompts, in chunks, so a long prompt never stalls an answer. Clients get fair shares; the requests
-/// of one go by priority, then by when their first token is due, then in order of arrival. Common prefixes are computed
-/// once, even for requests that arrive together. When pages run out the last request is preempted and runs again later. Batching, reuse and drafting do not change a bit of an answer. With a cache under
-/// locking::mutex, the tier is read for a prompt while others run (tier_prefetch); a request that waits for the tier
-/// is overtaken.
+/// remaining rows go to prompts, in chunks, so a long prompt never stalls an answer. Clients get fair shares; the
+/// requests of one go by priority, then by when their first token is due, then in order of arrival. Common prefixes are
+/// computed once, even for requests that arrive together. When pages run out the last request is preempted and runs
+/// again later. Batching, reuse and drafting do not change a bit of an answer. With a cache under locking::mutex, the
+/// tier is read for a prompt while others run (tier_prefetch); a request that waits for the tier is overtaken.
 ///
 /// submit, cancel and stats may be called from any thread; step and run from one. Requires: the cache, the model and
 /// the pipeline outlive the engine; nothing else uses the pipeline; a cache that is used elsewhere too has
@@ -24982,6 +24990,7 @@ private:
         {
             const std::lock_guard guard(lock_);
             ++stats_.steps;
+            stats_.rows = schedule_.rows();
             stats_.waiting = queue_.size() + inbox_.size();
             waiting_.clear();
             for (const auto& each : queue_)

@@ -122,6 +122,7 @@ struct engine_stats {
     std::size_t refused = 0;
     std::size_t preempted = 0; ///< Preemptions of a request in favor of an older one, or of another client's.
     std::size_t steps = 0;
+    std::size_t rows = 0;    ///< Rows of all forward passes, those of running requests included.
     std::size_t on_time = 0; ///< First tokens that came before they were due.
     std::size_t late = 0;    ///< First tokens that came later.
     std::size_t reused = 0;  ///< Tokens, as are the counters below.

@@ -50,6 +50,8 @@ public:
         : cache_(cache), model_(model), pipeline_(pipeline), rows_(rows) {}
 
     [[nodiscard]] job_list& running() noexcept { return running_; }
+    /// Rows of all steps.
+    [[nodiscard]] std::size_t rows() const noexcept { return ran_; }
     /// Requests that were preempted and wait.
     [[nodiscard]] job_list& preempted() noexcept { return made_way_; }
     /// The answers that each client has under way.
@@ -90,8 +92,10 @@ public:
             } catch (const std::bad_alloc&) {
                 short_of = no_memory();
             }
-            if (!short_of)
+            if (!short_of) {
+                ran_ += planned_;
                 return sample();
+            }
             if (short_of->code == error_code::out_of_memory && relief_ && relief_())
                 continue;
             preempt(std::move(*short_of));
@@ -110,6 +114,7 @@ private:
     [[nodiscard]] result<bool> plan() {
         parts_.clear();
         batch_.clear();
+        planned_ = 0;
         std::size_t left = rows_;
         const auto each_answer = [&](auto&& body) {
             for (std::size_t i = 0; i < running_.size(); ++i) {
@@ -208,6 +213,7 @@ private:
     void add(job& each, std::size_t choice, std::size_t wanted) {
         slot& one = each.slots[choice];
         one.run_rows = one.run().size();
+        planned_ += one.run_rows;
         parts_.push_back({&each, choice, wanted});
         batch_.push_back({&*one.sequence, one.run(),
                           wanted == 0   ? logits_mode::none
@@ -390,6 +396,7 @@ private:
     std::vector<batch_entry<Cache>> batch_;
     matrix logits_; // (requested rows, vocabulary)
     std::size_t turn_ = 0;
+    std::size_t planned_ = 0, ran_ = 0; // rows of this step, and of all
     served_rows served_;
     std::vector<job*> turns_;
     typename selective_prefill_of<Cache, Model>::type selective_;
