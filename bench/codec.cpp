@@ -49,8 +49,8 @@ struct rotated_channels {
 using codecs = std::tuple<
     kv::codec::bf16, kv::codec::f16, kv::codec::int8, kv::codec::int8_grouped, kv::codec::int4,
     kv::codec::int4_per_channel, kv::codec::hadamard<kv::codec::int4>, kv::codec::hadamard<kv::codec::int4_per_channel>,
-    rotated_channels, kv::codec::hadamard<kv::codec::int8>, kv::codec::codebook<4>, kv::codec::codebook<3>,
-    kv::codec::codebook<2>, kv::codec::mixed_kv<kv::codec::int4_per_channel, kv::codec::int4>,
+    rotated_channels, kv::codec::hadamard<kv::codec::int8>, kv::codec::codebook<5>, kv::codec::codebook<4>,
+    kv::codec::codebook<3>, kv::codec::codebook<2>, kv::codec::mixed_kv<kv::codec::int4_per_channel, kv::codec::int4>,
     kv::codec::mixed_kv<kv::codec::hadamard<kv::codec::int4>, kv::codec::int4>, kv::codec::keep_sinks<kv::codec::int4>>;
 using any = kv::any_codec<codecs>;
 

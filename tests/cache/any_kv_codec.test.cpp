@@ -62,6 +62,7 @@ TEST_CASE("codecs of keys and values that are chosen at run time have the pages 
     same(int4_per_channel{}, "int4_per_channel", "int4_per_channel");
     same(hadamard<int8>{}, "hadamard_int8", "hadamard_int8");
     same(hadamard<int4>{}, "hadamard_int4", "hadamard_int4");
+    same(codebook<5>{}, "codebook_5", "codebook_5");
     same(codebook<4>{}, "codebook_4", "codebook_4");
     same(codebook<3>{}, "codebook_3", "codebook_3");
     same(codebook<2>{}, "codebook_2", "codebook_2");
@@ -80,6 +81,7 @@ TEST_CASE("pairs of named codecs pass the conformance tests") {
                                                   {"int4_per_channel", 0.07},
                                                   {"hadamard_int8", 0.012},
                                                   {"hadamard_int4", 0.1},
+                                                  {"codebook_5", 0.07},
                                                   {"codebook_4", 0.13},
                                                   {"codebook_3", 0.23},
                                                   {"codebook_2", 0.4}};
@@ -113,5 +115,5 @@ TEST_CASE("an unknown codec is refused with the names that there are") {
     CHECK(made.error().code == kv::error_code::not_found);
     CHECK(made.error().message ==
           "no codec is named \"int5\"; there are f32, bf16, f16, int8, int8_grouped, int4, int4_per_channel, "
-          "hadamard_int8, hadamard_int4, codebook_4, codebook_3, codebook_2");
+          "hadamard_int8, hadamard_int4, codebook_5, codebook_4, codebook_3, codebook_2");
 }

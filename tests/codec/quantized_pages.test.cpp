@@ -113,6 +113,7 @@ TEST_CASE("every codec's page has the bytes it always had") {
     CHECK(digest_of_page(kv::codec::int4{}, shape) == "9703a7009f5ba2c11527d911b23174f9");
     CHECK(digest_of_page(kv::codec::int4_per_channel{}, shape) == "0f1c126ff8fa82331d5f1ecc92724477");
     CHECK(digest_of_page(kv::codec::hadamard<kv::codec::int4>{}, shape) == "2c26b37dddf20fa1ca89e7e12d11efd1");
+    CHECK(digest_of_page(kv::codec::codebook<5>{}, shape) == "4ec6456d48215a1d210d711e3b8275de");
     CHECK(digest_of_page(kv::codec::codebook<4>{}, shape) == "1b303ff1259575027c6945aac62b1b81");
     CHECK(digest_of_page(kv::codec::codebook<3>{}, shape) == "144cec1b653df3e9ffb66eaeb21b87be");
     CHECK(digest_of_page(kv::codec::codebook<2>{}, shape) == "3633c7c5d9eaf2fcb8c9815ff04c4f30");
@@ -130,6 +131,7 @@ TEST_CASE("pages have the bits per number that their codecs state") {
     CHECK(bits(kv::codec::int4{}) == 4.5);
     CHECK(bits(kv::codec::int4_per_channel{}) == 5.0);
     CHECK(bits(kv::codec::hadamard<kv::codec::int4>{}) == 4.5);
+    CHECK(bits(kv::codec::codebook<5>{}) == 5.125);
     CHECK(bits(kv::codec::codebook<4>{}) == 4.125);
     CHECK(bits(kv::codec::codebook<3>{}) == 3.125);
     CHECK(bits(kv::codec::codebook<2>{}) == 2.125);

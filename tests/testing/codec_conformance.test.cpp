@@ -68,6 +68,8 @@ constexpr double tolerance<kv::codec::int4_per_channel> = 0.07;
 template <>
 constexpr double tolerance<kv::codec::hadamard<kv::codec::int4>> = 0.1;
 template <>
+constexpr double tolerance<kv::codec::codebook<5>> = 0.07;
+template <>
 constexpr double tolerance<kv::codec::codebook<4>> = 0.13;
 template <>
 constexpr double tolerance<kv::codec::codebook<3>> = 0.23;

@@ -19,12 +19,14 @@
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// All codec policies of the library, with their default options.
-using codec_policies = std::tuple<
-    codec::f32, codec::row_major<float, codec::kv_layout::nhd>, codec::row_major<half, codec::kv_layout::nhd>,
-    codec::row_major<bfloat16, codec::kv_layout::nhd>, codec::row_major<float, codec::kv_layout::hnd>,
-    codec::row_major<half, codec::kv_layout::hnd>, codec::row_major<bfloat16, codec::kv_layout::hnd>, codec::bf16,
-    codec::f16, codec::int8, codec::int8_grouped, codec::int4, codec::int4_per_channel, codec::hadamard<codec::int4>,
-    codec::codebook<4>, codec::codebook<3>, codec::codebook<2>, codec::mixed_kv<codec::int4_per_channel, codec::int4>,
-    codec::keep_sinks<codec::int8>, codec::keep_recent<codec::int8>>;
+using codec_policies =
+    std::tuple<codec::f32, codec::row_major<float, codec::kv_layout::nhd>,
+               codec::row_major<half, codec::kv_layout::nhd>, codec::row_major<bfloat16, codec::kv_layout::nhd>,
+               codec::row_major<float, codec::kv_layout::hnd>, codec::row_major<half, codec::kv_layout::hnd>,
+               codec::row_major<bfloat16, codec::kv_layout::hnd>, codec::bf16, codec::f16, codec::int8,
+               codec::int8_grouped, codec::int4, codec::int4_per_channel, codec::hadamard<codec::int4>,
+               codec::codebook<5>, codec::codebook<4>, codec::codebook<3>, codec::codebook<2>,
+               codec::mixed_kv<codec::int4_per_channel, codec::int4>, codec::keep_sinks<codec::int8>,
+               codec::keep_recent<codec::int8>>;
 
 }} // namespace kvcache

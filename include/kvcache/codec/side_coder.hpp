@@ -102,18 +102,19 @@ private:
 ///     values:  quad d / 16 * 4 + token / 4   row d % 16    element token % 4
 ///
 /// With 8 bits a quad is 64 bytes, row by row. With 4 or 2 bits, 2 or 4 consecutive quads share 64 bytes, in ascending
-/// bits. With 3 bits the lower two bits are stored as with 2 bits; the upper bits follow after all of them, 8 quads in
-/// 64 bytes.
+/// bits. With 3 or 5 bits the lower two or four bits are stored as with 2 or 4 bits; the upper bits follow after all of
+/// them, 8 quads in 64 bytes.
 template <unsigned Bits>
 class packed_quants {
-    static_assert(Bits == 2 || Bits == 3 || Bits == 4 || Bits == 8, "codes have 2, 3, 4 or 8 bits");
+    static_assert((Bits >= 2 && Bits <= 5) || Bits == 8, "codes have 2, 3, 4, 5 or 8 bits");
+    static constexpr bool split = Bits == 3 || Bits == 5;
     using quads = kvcache::detail::code_quads<Bits>;
 
 public:
     packed_quants(kv_kind side, std::size_t head_dim) noexcept
         : side_(side), quads_(side == kv_kind::keys ? (head_dim + 3) / 4 : padded_head_dim(head_dim) / 4) {}
 
-    [[nodiscard]] std::size_t bytes() const noexcept { return lower() + (Bits == 3 ? (quads_ + 7) / 8 * 64 : 0); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return lower() + (split ? (quads_ + 7) / 8 * 64 : 0); }
 
     /// Returns the view of the quads in a tile's bytes.
     [[nodiscard]] quads view(const std::byte* from, const std::int8_t* table) const noexcept {
@@ -127,8 +128,8 @@ public:
         const std::size_t byte = keys ? lane * 4 + d % 4 : d % 16 * 4 + lane % 4;
         const unsigned field = code & ((1u << quads::part) - 1);
         to[quad / quads::per * 64 + byte] |= static_cast<std::byte>(field << quad % quads::per * quads::part);
-        if constexpr (Bits == 3)
-            to[lower() + quad / 8 * 64 + byte] |= static_cast<std::byte>((code >> 2 & 1u) << quad % 8);
+        if constexpr (split)
+            to[lower() + quad / 8 * 64 + byte] |= static_cast<std::byte>((code >> quads::part & 1u) << quad % 8);
     }
 
 private:

@@ -14,7 +14,8 @@
 namespace kvcache { inline namespace KVCACHE_ABI { namespace codec::detail {
 
 /// Coder that quantizes each row by itself, in groups of adjacent values that share a scale. A value is an integer from
-/// -127 to 127 times the scale: an int8 with 8 bits, or an index into a table with fewer. A tile is its codes, then the
+/// -127 to 127 times the scale: an int8 with 8 bits, or an index into a table with fewer; with 5 bits an index into a
+/// table of magnitudes, and a sign. A tile is its codes, then the
 /// scales as binary16, for 16 tokens of each group together:
 ///
 ///     [ codes, in the layout of packed_quants ][ scales: (groups, 16) ]
@@ -86,8 +87,8 @@ public:
         }
     }
 
-    /// Returns the operand that describes the encoded tile.
-    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept {
+    /// Returns the operand that describes the encoded tile. Attention decodes tiles of 5 bits.
+    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept requires(bits != 5) {
         constexpr auto format = bits == 8   ? quant_format::int8
                                 : bits == 4 ? quant_format::int4
                                 : bits == 3 ? quant_format::int3

@@ -8,17 +8,18 @@
 #include <cstring>
 
 /// Codes are stored in quads: four adjacent codes of 16 rows, row by row, in 64 bytes. With shorter codes, as many
-/// quads as fit share the 64 bytes, in ascending bits. With 3 bits the lower two bits are stored this way, and the
-/// upper bits separately.
+/// quads as fit share the 64 bytes, in ascending bits. With 3 bits the lower two bits are stored this way, with 5 bits
+/// the lower four, and the upper bits separately.
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
-/// View of codes of `Bits` bits: indices into a table, or int8 values with 8 bits.
+/// View of codes of `Bits` bits: indices into a table, or int8 values with 8 bits. With 5 bits the lower four are the
+/// index of a magnitude, and the upper one is its sign.
 template <unsigned Bits>
 struct code_quads {
-    static constexpr unsigned part = Bits == 3 ? 2 : Bits; ///< Bits stored together.
-    static constexpr std::size_t per = 8 / part;           ///< Quads in 64 bytes.
+    static constexpr unsigned part = Bits == 3 || Bits == 5 ? Bits - 1 : Bits; ///< Bits stored together.
+    static constexpr std::size_t per = 8 / part;                               ///< Quads in 64 bytes.
     const std::byte* codes;
-    const std::byte* upper;   ///< The upper bits, with 3 bits.
+    const std::byte* upper;   ///< The upper bits, with 3 or 5 bits.
     const std::int8_t* table; ///< (16)
 };
 
@@ -73,11 +74,19 @@ template <unsigned Bits>
 template <unsigned Bits>
 [[nodiscard]] KVCACHE_INLINE inline __m256i quad_codes(const code_quads<Bits>& of, std::size_t quad, std::size_t place,
                                                        std::size_t half, __m256i table) noexcept {
-    if constexpr (Bits == 8)
+    if constexpr (Bits == 8) {
         return _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(of.codes + quad * 64 + half * 32)),
                                 table);
-    else
+    } else if constexpr (Bits == 5) { // 128 + v becomes 128 - v where the upper bit is set
+        const __m256i x = _mm256_shuffle_epi8(table, quad_places(of, quad, place, half));
+        const __m256i bit = _mm256_set1_epi8(static_cast<char>(1u << quad % 8));
+        const __m256i upper =
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(of.upper + quad / 8 * 64 + half * 32));
+        const __m256i negative = _mm256_cmpeq_epi8(_mm256_and_si256(upper, bit), bit);
+        return _mm256_sub_epi8(_mm256_xor_si256(x, negative), negative);
+    } else {
         return _mm256_shuffle_epi8(table, quad_places(of, quad, place, half));
+    }
 }
 
 /// The table values plus 128; with 8 bits the constant 128.
@@ -189,6 +198,9 @@ template <unsigned Bits>
         code = code >> quad % quads::per * quads::part & ((1u << quads::part) - 1);
         if constexpr (Bits == 3)
             code |= (std::to_integer<unsigned>(of.upper[quad / 8 * 64 + byte]) >> quad % 8 & 1u) << 2;
+        if constexpr (Bits == 5)
+            if ((std::to_integer<unsigned>(of.upper[quad / 8 * 64 + byte]) >> quad % 8 & 1u) != 0)
+                return -of.table[code];
         return of.table[code];
     }
 }
