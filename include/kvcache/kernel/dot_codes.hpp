@@ -198,21 +198,24 @@ inline void dot_codes_int16(const code_quads<Bits>& of, std::size_t begin, std::
 /// Decodes a quad: element i of each of 16 rows into to[i].
 template <unsigned Bits>
 inline void numbers_of(const code_quads<Bits>& of, std::size_t quad, f32x16 (&to)[4]) noexcept {
-    alignas(64) float each[4][16];
 #if defined(__AVX2__)
-    alignas(64) std::uint8_t bytes[64];
-    const __m256i table = quad_table(of);
+    const __m256i table = quad_table(of), byte = _mm256_set1_epi32(0xff), middle = _mm256_set1_epi32(128);
+    __m256i rows[2]; // the four bytes of eight rows each
     for (std::size_t half = 0; half < 2; ++half)
-        _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + 32 * half),
-                           quad_codes(of, quad, quad % code_quads<Bits>::per, half, table));
-    for (std::size_t byte = 0; byte < 64; ++byte)
-        each[byte % 4][byte / 4] = static_cast<float>(int{bytes[byte]} - 128);
+        rows[half] = quad_codes(of, quad, quad % code_quads<Bits>::per, half, table);
+    for (std::size_t i = 0; i < 4; ++i) {
+        to[i] = floats_of(_mm256_sub_epi32(_mm256_and_si256(rows[0], byte), middle),
+                          _mm256_sub_epi32(_mm256_and_si256(rows[1], byte), middle));
+        for (__m256i& half : rows)
+            half = _mm256_srli_epi32(half, 8);
+    }
 #else
+    alignas(64) float each[4][16];
     for (std::size_t byte = 0; byte < 64; ++byte)
         each[byte % 4][byte / 4] = static_cast<float>(code_at(of, quad, byte));
-#endif
     for (std::size_t i = 0; i < 4; ++i)
         to[i] = f32x16::load(each[i]);
+#endif
 }
 
 /// The largest size of a number that meets codes of 4 bits or less.
