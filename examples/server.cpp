@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <memory>
 #include <thread>
+#include <type_traits>
+#include <utility>
 
 #include "server/computing_slice.hpp"
 #include "server/host.hpp"
@@ -14,6 +16,7 @@
 #include "server/origin.hpp"
 #include "server/routes.hpp"
 #include "server/web.hpp"
+#include "support/codec_flag.hpp"
 #include "support/flags.hpp"
 #include "support/model_directory.hpp"
 #include <CLI/CLI.hpp>
@@ -21,7 +24,8 @@
 
 namespace {
 
-int run(const server::options& with) {
+template <class Codec>
+int run(const server::options& with, kvcache::loaded_model loaded, const Codec& codec) {
     // All threads block the signals, and one thread waits for them. A disconnected client must not end the server.
     sigset_t ends;
     sigemptyset(&ends);
@@ -36,16 +40,16 @@ int run(const server::options& with) {
 
     auto opened = [&] {
         const server::computing_slice slices;
-        return server::host::open(with);
+        return server::host<Codec>::open(with, std::move(loaded), codec);
     }();
     if (!opened)
         return support::report("server", opened.error());
-    server::host& at = **opened;
+    server::host<Codec>& at = **opened;
 
     const auto listener = server::listener::open(with.host, with.port);
     if (!listener)
         return support::report("server", listener.error());
-    server::routes paths(at);
+    server::routes<Codec> paths(at);
     using std::chrono::seconds;
     server::web web({.connections = with.connections,
                      .patience = {.idle = seconds(75), .head = seconds(with.read_timeout_s), .write = seconds(30)}},
@@ -77,6 +81,25 @@ int run(const server::options& with) {
     const auto rest = at.cache.stats();
     std::printf("ended; %zu pages in use, invariants hold\n", rest.in_use);
     return rest.in_use == 0 ? 0 : 1;
+}
+
+// The same with the model and the codec that the options name.
+int run(const server::options& with) {
+    auto loaded = support::open_model(with.model, with.packed_cache, with.int8);
+    if (!loaded)
+        return support::report("server", loaded.error());
+    const kvcache::page_shape shape = loaded->model.shape(with.page);
+    return support::with_codec(
+        with.codec, shape,
+        [&](const auto& codec) {
+            using codec_type = std::decay_t<decltype(codec)>;
+            if (!std::is_same_v<codec_type, kvcache::codec::f32> && with.overflow == "sinks")
+                return support::report("server", {kvcache::error_code::unsupported, "--overflow",
+                                                  "--overflow sinks drops single tokens, which --codec " + with.codec +
+                                                      " does not; use slide or refuse"});
+            return run(with, std::move(*loaded), codec);
+        },
+        [](const kvcache::error& fault) { return support::report("server", fault); });
 }
 
 } // namespace

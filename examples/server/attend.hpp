@@ -9,7 +9,8 @@
 namespace server {
 
 /// Waits until a request is over. It is cancelled if the client disconnects.
-inline void serve(exchange& talk, const connection& client) {
+template <class Codec>
+void serve(exchange<Codec>& talk, const connection& client) {
     constexpr std::chrono::milliseconds moment(100);
     while (!talk.wait(moment))
         if (client.closed())

@@ -18,8 +18,10 @@
 
 namespace server {
 
-using store = kvcache::cache<kvcache::codec::f32, kvcache::locking::mutex, chosen_tier, kvcache::storage::heap,
-                             kvcache::index::chunk>;
+/// The cache, with pages of one codec.
+template <class Codec>
+using store =
+    kvcache::cache<Codec, kvcache::locking::mutex, chosen_tier, kvcache::storage::heap, kvcache::index::chunk>;
 
 /// What a chat does when it is too long.
 struct overflow {
@@ -39,15 +41,16 @@ struct overflow {
 };
 
 /// A conversation of a tenant.
+template <class Codec>
 struct conversation {
-    conversation(store& cache, const kvcache::tenant& of, kvcache::chat_format form, std::size_t context,
+    conversation(store<Codec>& cache, const kvcache::tenant& of, kvcache::chat_format form, std::size_t context,
                  const options& with)
         : tenant(of), chat(cache, std::move(form), context, {}, overflow(with), of) {}
     conversation(const conversation&) = delete;
     conversation& operator=(const conversation&) = delete;
 
     kvcache::tenant tenant; // outlives what belongs to it
-    kvcache::chat_session<store, overflow> chat;
+    kvcache::chat_session<store<Codec>, overflow> chat;
 };
 
 } // namespace server

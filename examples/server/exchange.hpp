@@ -36,10 +36,11 @@ struct piece {
 };
 
 /// A request shared by the computing thread and the client's thread. Created by ask; both own it.
-class exchange : public std::enable_shared_from_this<exchange> {
+template <class Codec>
+class exchange : public std::enable_shared_from_this<exchange<Codec>> {
 public:
     /// Answers a chat, or a prompt of a completion. It reuses and stores pages of `tenant`.
-    exchange(host& at, std::shared_ptr<question> asked, std::size_t prompt, kvcache::tenant tenant)
+    exchange(host<Codec>& at, std::shared_ptr<question> asked, std::size_t prompt, kvcache::tenant tenant)
         : at_(at), asked_(std::move(asked)), which_(prompt), tenant_(std::move(tenant)) {}
 
     /// Makes the question a turn of a conversation, once earlier turns are over. Errors: too many conversations;
@@ -80,8 +81,8 @@ public:
             ends.stop_tokens = at_.model.config().eos;
         for (std::size_t i = 0; i < asked_->choices; ++i)
             texts_.emplace_back(at_.words, prompt_, asked_->stop);
-        const auto self = shared_from_this();
-        kvcache::engine_request<store>& request = request_.emplace(kvcache::engine_request<store>{
+        const auto self = this->shared_from_this();
+        kvcache::engine_request<store<Codec>>& request = request_.emplace(kvcache::engine_request<store<Codec>>{
             .prompt = prompt_,
             .tenant = tenant_,
             .client = asked_->client,
@@ -98,7 +99,7 @@ public:
             .score_prompt = asked_->echo && asked_->log_probabilities,
             .deadline = began_ + std::chrono::seconds(at_.with.timeout_s),
             .on_token = [self](const kvcache::generated_token& token) { return self->on_token(token); },
-            .on_finish = [self](kvcache::engine_outcome<store>&& end) { self->done(std::move(end)); }});
+            .on_finish = [self](kvcache::engine_outcome<store<Codec>>&& end) { self->done(std::move(end)); }});
         if (turn_ && turn_->sequence.size() > 0 && mode() != kvcache::reuse_mode::baseline)
             request.known = std::move(turn_->sequence);
         return {};
@@ -108,7 +109,7 @@ public:
     /// Requires: it was prepared.
     [[nodiscard]] kvcache::result<void> start(const request_watch& watch) {
         if (!parts_.empty())
-            if (auto warm = std::make_shared<part_warmer>(at_, tenant_, asked_->client)
+            if (auto warm = std::make_shared<part_warmer<Codec>>(at_, tenant_, asked_->client)
                                 ->run(std::exchange(parts_, {}), *request_->deadline, watch);
                 !warm)
                 return warm;
@@ -201,13 +202,13 @@ public:
         const auto& sequence = outcome_->answers[0].sequence;
         if (!sequence || sequence->exact() < prompt_.size())
             return 0;
-        return kvcache::chunk_reuse<store>(at_.cache).add(*sequence, 0, prompt_.size());
+        return kvcache::chunk_reuse<store<Codec>>(at_.cache).add(*sequence, 0, prompt_.size());
     }
 
     /// What the request reuses.
     [[nodiscard]] kvcache::reuse_mode mode() const noexcept { return asked_->mode.value_or(at_.mode); }
     [[nodiscard]] const question& asked() const noexcept { return *asked_; }
-    [[nodiscard]] host& at() const noexcept { return at_; }
+    [[nodiscard]] host<Codec>& at() const noexcept { return at_; }
     [[nodiscard]] const std::vector<kvcache::token_id>& prompt() const noexcept { return prompt_; }
     /// The text of the prompt of a completion.
     [[nodiscard]] std::string prompt_text() const {
@@ -216,14 +217,14 @@ public:
     }
     [[nodiscard]] std::size_t known_before() const noexcept { return known_before_; }
     [[nodiscard]] const std::string& text(std::size_t choice) const { return texts_[choice].text(); }
-    [[nodiscard]] const kvcache::engine_outcome<store>& outcome() const { return *outcome_; }
+    [[nodiscard]] const kvcache::engine_outcome<store<Codec>>& outcome() const { return *outcome_; }
     [[nodiscard]] double seconds() const {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
     }
     [[nodiscard]] double first_token() const noexcept { return first_.value_or(0.0); }
 
 private:
-    using table = kvcache::session_table<conversation>;
+    using table = kvcache::session_table<conversation<Codec>>;
 
     // Cuts the messages at their marked parts, and encodes these.
     [[nodiscard]] kvcache::result<void> cut(kvcache::chat_options& how) {
@@ -246,7 +247,7 @@ private:
         if (!at_.form)
             return kvcache::error{kvcache::error_code::malformed, "messages",
                                   "messages cannot be written for this model: " + at_.no_form};
-        conversation alone(at_.cache, tenant_, *at_.form, at_.context(), at_.with);
+        conversation<Codec> alone(at_.cache, tenant_, *at_.form, at_.context(), at_.with);
         auto& with = (held_ ? **held_ : alone).chat;
         known_before_ = with.ids().size();
         kvcache::chat_options how = at_.form->rendering;
@@ -299,7 +300,7 @@ private:
                                 : kvcache::token_action::go_on;
     }
 
-    void done(kvcache::engine_outcome<store>&& end) {
+    void done(kvcache::engine_outcome<store<Codec>>&& end) {
         const std::lock_guard guard(lock_);
         for (std::size_t i = 0; i < texts_.size(); ++i)
             if (std::string rest = texts_[i].flush(); !rest.empty())
@@ -308,16 +309,16 @@ private:
         changed_.notify_one();
     }
 
-    host& at_;
+    host<Codec>& at_;
     std::shared_ptr<question> asked_;
     std::size_t which_;      // of the prompts
     kvcache::tenant tenant_; // outlives what belongs to it
     std::vector<kvcache::token_id> prompt_;
     std::vector<std::vector<kvcache::token_id>> parts_; // marked
-    std::optional<kvcache::engine_request<store>> request_;
+    std::optional<kvcache::engine_request<store<Codec>>> request_;
     std::size_t known_before_ = 0;
-    std::optional<table::hold> held_;
-    std::optional<kvcache::chat_turn<store>> turn_;
+    std::optional<typename table::hold> held_;
+    std::optional<kvcache::chat_turn<store<Codec>>> turn_;
     std::vector<kvcache::chat_text> texts_;
     std::optional<kvcache::request_id> id_;
     std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
@@ -325,7 +326,7 @@ private:
     mutable std::mutex lock_;
     std::condition_variable changed_;
     std::deque<piece> pieces_;
-    std::optional<kvcache::engine_outcome<store>> outcome_;
+    std::optional<kvcache::engine_outcome<store<Codec>>> outcome_;
     std::optional<double> first_;
     bool abandoned_ = false;
 };

@@ -26,9 +26,10 @@ namespace server {
 
 /// The marked parts of a request: those that no cached chunk has are computed, each by itself, and registered, before
 /// the request is. Its client waits.
-class part_warmer : public std::enable_shared_from_this<part_warmer> {
+template <class Codec>
+class part_warmer : public std::enable_shared_from_this<part_warmer<Codec>> {
 public:
-    part_warmer(host& at, kvcache::tenant tenant, std::uint64_t client)
+    part_warmer(host<Codec>& at, kvcache::tenant tenant, std::uint64_t client)
         : at_(at), tenant_(std::move(tenant)), client_(client) {}
 
     /// Errors: those of the engine; cancelled.
@@ -63,20 +64,21 @@ private:
         const auto none = at_.cache.open(tenant_);
         auto asked = part;
         asked.push_back(part.front()); // the last token is never reused
-        kvcache::chunk_reuse<store> chunks(at_.cache);
+        kvcache::chunk_reuse<store<Codec>> chunks(at_.cache);
         return chunks.match(none, asked).map().tokens(kvcache::reuse_kind::approximate) >=
                chunks.splice_position(part.size());
     }
 
     [[nodiscard]] kvcache::result<void> ask(std::vector<kvcache::token_id> part,
                                             std::chrono::steady_clock::time_point deadline) {
-        kvcache::engine_request<store> request{
-            .prompt = std::move(part),
-            .tenant = tenant_,
-            .client = client_,
-            .stop = {.max_tokens = 0},
-            .deadline = deadline,
-            .on_finish = [self = shared_from_this()](auto&& end) { self->ended(std::forward<decltype(end)>(end)); }};
+        kvcache::engine_request<store<Codec>> request{.prompt = std::move(part),
+                                                      .tenant = tenant_,
+                                                      .client = client_,
+                                                      .stop = {.max_tokens = 0},
+                                                      .deadline = deadline,
+                                                      .on_finish = [self = this->shared_from_this()](auto&& end) {
+                                                          self->ended(std::forward<decltype(end)>(end));
+                                                      }};
         auto id = at_.engine().submit(std::move(request));
         if (!id)
             return id.error();
@@ -92,11 +94,11 @@ private:
     }
 
     // Called by the computing thread.
-    void ended(kvcache::engine_outcome<store>&& end) {
+    void ended(kvcache::engine_outcome<store<Codec>>&& end) {
         const auto sequence =
             end.answers.empty() || end.failure ? std::nullopt : std::exchange(end.answers[0].sequence, std::nullopt);
         if (sequence && sequence->exact() == sequence->size() && sequence->size() > 0)
-            (void)kvcache::chunk_reuse<store>(at_.cache).add(*sequence, 0, sequence->size());
+            (void)kvcache::chunk_reuse<store<Codec>>(at_.cache).add(*sequence, 0, sequence->size());
         const std::lock_guard guard(lock_);
         ++ended_;
         if (end.failure && !failure_)
@@ -104,7 +106,7 @@ private:
         changed_.notify_one();
     }
 
-    host& at_;
+    host<Codec>& at_;
     kvcache::tenant tenant_;
     std::uint64_t client_;
     std::mutex lock_;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/codec_flag.hpp"
 #include "../support/flags.hpp"
 #include "../support/reuse_flags.hpp"
 #include "../support/tier_flag.hpp"
@@ -48,6 +49,7 @@ struct options {
     std::string mode = "prefix";           ///< What is reused where a request does not say.
     std::string recompute = "head:16";     ///< Which tokens of a chunk run again, likewise.
     std::string overflow = "refuse";
+    std::string codec = "f32";
     std::string tier;
     std::string tier_secret_file;
     bool packed_cache = false;
@@ -141,6 +143,7 @@ inline void add_flags(CLI::App& app, options& o) {
         ->check(CLI::IsMember({"refuse", "slide", "sinks"}))
         ->capture_default_str();
     support::add_reuse_flags(app, o.mode, o.recompute);
+    support::add_codec_flag(app, o.codec);
     support::add_tier_flag(app, o.tier);
     support::add_tier_secret_flag(app, o.tier_secret_file);
     app.add_flag("--packed-cache", o.packed_cache, "Keep the packed weights next to the model");

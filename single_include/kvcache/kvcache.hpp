@@ -2189,17 +2189,18 @@ KVCACHE_INLINE inline float rising(const f32x16 (&x)[4], float before, float* to
 // ---- kvcache/kernel/code_quads.hpp --------------------------------------------------------------------------------
 
 /// Codes are stored in quads: four adjacent codes of 16 rows, row by row, in 64 bytes. With shorter codes, as many
-/// quads as fit share the 64 bytes, in ascending bits. With 3 bits the lower two bits are stored this way, and the
-/// upper bits separately.
+/// quads as fit share the 64 bytes, in ascending bits. With 3 bits the lower two bits are stored this way, with 5 bits
+/// the lower four, and the upper bits separately.
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
-/// View of codes of `Bits` bits: indices into a table, or int8 values with 8 bits.
+/// View of codes of `Bits` bits: indices into a table, or int8 values with 8 bits. With 5 bits the lower four are the
+/// index of a magnitude, and the upper one is its sign.
 template <unsigned Bits>
 struct code_quads {
-    static constexpr unsigned part = Bits == 3 ? 2 : Bits; ///< Bits stored together.
-    static constexpr std::size_t per = 8 / part;           ///< Quads in 64 bytes.
+    static constexpr unsigned part = Bits == 3 || Bits == 5 ? Bits - 1 : Bits; ///< Bits stored together.
+    static constexpr std::size_t per = 8 / part;                               ///< Quads in 64 bytes.
     const std::byte* codes;
-    const std::byte* upper;   ///< The upper bits, with 3 bits.
+    const std::byte* upper;   ///< The upper bits, with 3 or 5 bits.
     const std::int8_t* table; ///< (16)
 };
 
@@ -2254,11 +2255,19 @@ template <unsigned Bits>
 template <unsigned Bits>
 [[nodiscard]] KVCACHE_INLINE inline __m256i quad_codes(const code_quads<Bits>& of, std::size_t quad, std::size_t place,
                                                        std::size_t half, __m256i table) noexcept {
-    if constexpr (Bits == 8)
+    if constexpr (Bits == 8) {
         return _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(of.codes + quad * 64 + half * 32)),
                                 table);
-    else
+    } else if constexpr (Bits == 5) { // 128 + v becomes 128 - v where the upper bit is set
+        const __m256i x = _mm256_shuffle_epi8(table, quad_places(of, quad, place, half));
+        const __m256i bit = _mm256_set1_epi8(static_cast<char>(1u << quad % 8));
+        const __m256i upper =
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(of.upper + quad / 8 * 64 + half * 32));
+        const __m256i negative = _mm256_cmpeq_epi8(_mm256_and_si256(upper, bit), bit);
+        return _mm256_sub_epi8(_mm256_xor_si256(x, negative), negative);
+    } else {
         return _mm256_shuffle_epi8(table, quad_places(of, quad, place, half));
+    }
 }
 
 /// The table values plus 128; with 8 bits the constant 128.
@@ -2370,6 +2379,9 @@ template <unsigned Bits>
         code = code >> quad % quads::per * quads::part & ((1u << quads::part) - 1);
         if constexpr (Bits == 3)
             code |= (std::to_integer<unsigned>(of.upper[quad / 8 * 64 + byte]) >> quad % 8 & 1u) << 2;
+        if constexpr (Bits == 5)
+            if ((std::to_integer<unsigned>(of.upper[quad / 8 * 64 + byte]) >> quad % 8 & 1u) != 0)
+                return -of.table[code];
         return of.table[code];
     }
 }
@@ -2597,21 +2609,24 @@ inline void dot_codes_int16(const code_quads<Bits>& of, std::size_t begin, std::
 /// Decodes a quad: element i of each of 16 rows into to[i].
 template <unsigned Bits>
 inline void numbers_of(const code_quads<Bits>& of, std::size_t quad, f32x16 (&to)[4]) noexcept {
-    alignas(64) float each[4][16];
 #if defined(__AVX2__)
-    alignas(64) std::uint8_t bytes[64];
-    const __m256i table = quad_table(of);
+    const __m256i table = quad_table(of), byte = _mm256_set1_epi32(0xff), middle = _mm256_set1_epi32(128);
+    __m256i rows[2]; // the four bytes of eight rows each
     for (std::size_t half = 0; half < 2; ++half)
-        _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + 32 * half),
-                           quad_codes(of, quad, quad % code_quads<Bits>::per, half, table));
-    for (std::size_t byte = 0; byte < 64; ++byte)
-        each[byte % 4][byte / 4] = static_cast<float>(int{bytes[byte]} - 128);
+        rows[half] = quad_codes(of, quad, quad % code_quads<Bits>::per, half, table);
+    for (std::size_t i = 0; i < 4; ++i) {
+        to[i] = floats_of(_mm256_sub_epi32(_mm256_and_si256(rows[0], byte), middle),
+                          _mm256_sub_epi32(_mm256_and_si256(rows[1], byte), middle));
+        for (__m256i& half : rows)
+            half = _mm256_srli_epi32(half, 8);
+    }
 #else
+    alignas(64) float each[4][16];
     for (std::size_t byte = 0; byte < 64; ++byte)
         each[byte % 4][byte / 4] = static_cast<float>(code_at(of, quad, byte));
-#endif
     for (std::size_t i = 0; i < 4; ++i)
         to[i] = f32x16::load(each[i]);
+#endif
 }
 
 /// The largest size of a number that meets codes of 4 bits or less.
@@ -2904,18 +2919,19 @@ private:
 ///     values:  quad d / 16 * 4 + token / 4   row d % 16    element token % 4
 ///
 /// With 8 bits a quad is 64 bytes, row by row. With 4 or 2 bits, 2 or 4 consecutive quads share 64 bytes, in ascending
-/// bits. With 3 bits the lower two bits are stored as with 2 bits; the upper bits follow after all of them, 8 quads in
-/// 64 bytes.
+/// bits. With 3 or 5 bits the lower two or four bits are stored as with 2 or 4 bits; the upper bits follow after all of
+/// them, 8 quads in 64 bytes.
 template <unsigned Bits>
 class packed_quants {
-    static_assert(Bits == 2 || Bits == 3 || Bits == 4 || Bits == 8, "codes have 2, 3, 4 or 8 bits");
+    static_assert((Bits >= 2 && Bits <= 5) || Bits == 8, "codes have 2, 3, 4, 5 or 8 bits");
+    static constexpr bool split = Bits == 3 || Bits == 5;
     using quads = kvcache::detail::code_quads<Bits>;
 
 public:
     packed_quants(kv_kind side, std::size_t head_dim) noexcept
         : side_(side), quads_(side == kv_kind::keys ? (head_dim + 3) / 4 : padded_head_dim(head_dim) / 4) {}
 
-    [[nodiscard]] std::size_t bytes() const noexcept { return lower() + (Bits == 3 ? (quads_ + 7) / 8 * 64 : 0); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return lower() + (split ? (quads_ + 7) / 8 * 64 : 0); }
 
     /// Returns the view of the quads in a tile's bytes.
     [[nodiscard]] quads view(const std::byte* from, const std::int8_t* table) const noexcept {
@@ -2929,8 +2945,8 @@ public:
         const std::size_t byte = keys ? lane * 4 + d % 4 : d % 16 * 4 + lane % 4;
         const unsigned field = code & ((1u << quads::part) - 1);
         to[quad / quads::per * 64 + byte] |= static_cast<std::byte>(field << quad % quads::per * quads::part);
-        if constexpr (Bits == 3)
-            to[lower() + quad / 8 * 64 + byte] |= static_cast<std::byte>((code >> 2 & 1u) << quad % 8);
+        if constexpr (split)
+            to[lower() + quad / 8 * 64 + byte] |= static_cast<std::byte>((code >> quads::part & 1u) << quad % 8);
     }
 
 private:
@@ -12040,7 +12056,8 @@ template <sided_codec Keys, sided_codec Values>
 namespace kvcache { inline namespace KVCACHE_ABI { namespace codec::detail {
 
 /// Coder that quantizes each row by itself, in groups of adjacent values that share a scale. A value is an integer from
-/// -127 to 127 times the scale: an int8 with 8 bits, or an index into a table with fewer. A tile is its codes, then the
+/// -127 to 127 times the scale: an int8 with 8 bits, or an index into a table with fewer; with 5 bits an index into a
+/// table of magnitudes, and a sign. A tile is its codes, then the
 /// scales as binary16, for 16 tokens of each group together:
 ///
 ///     [ codes, in the layout of packed_quants ][ scales: (groups, 16) ]
@@ -12112,8 +12129,8 @@ public:
         }
     }
 
-    /// Returns the operand that describes the encoded tile.
-    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept {
+    /// Returns the operand that describes the encoded tile. Attention decodes tiles of 5 bits.
+    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept requires(bits != 5) {
         constexpr auto format = bits == 8   ? quant_format::int8
                                 : bits == 4 ? quant_format::int4
                                 : bits == 3 ? quant_format::int3
@@ -12289,7 +12306,7 @@ namespace detail {
 /// Quantization levels of the standard normal distribution with the smallest mean squared error (Max 1960, table 1,
 /// recomputed). The levels are integers times a unit in standard deviations. Rounding them to integers adds 0.2 % to
 /// the error with 4 bits, 0.04 % with 3 and nothing with 2. Levels differ by at most `widest_table`. Both signs,
-/// ascending.
+/// ascending. With 5 bits the table has the positive levels; rounding adds 0.8 %.
 template <unsigned Bits>
 struct normal_levels;
 template <>
@@ -12306,6 +12323,11 @@ template <>
 struct normal_levels<4> {
     static constexpr float unit = 2.733f / 61.0f;
     static constexpr std::int8_t table[16] = {-61, -46, -36, -28, -21, -15, -9, -3, 3, 9, 15, 21, 28, 36, 46, 61};
+};
+template <>
+struct normal_levels<5> {
+    static constexpr float unit = 3.26230597f / 124.0f;
+    static constexpr std::int8_t table[16] = {3, 8, 13, 18, 23, 28, 34, 40, 46, 53, 60, 68, 77, 88, 102, 124};
 };
 
 /// Quantizer to the nearest level, where the root mean square of a row is one standard deviation.
@@ -12330,10 +12352,12 @@ struct codebook_quantizer {
         return f32x16::load(each);
     }
     [[nodiscard]] f32x16 code(const f32x16& x) const noexcept {
-        const f32x16 one = f32x16::broadcast(1.0f);
+        const f32x16 one = f32x16::broadcast(1.0f), size = Bits == 5 ? max(x, -x) : x;
         f32x16 place = f32x16::zero();
-        for (std::size_t i = 0; i + 1 < std::size_t{1} << Bits; ++i) // one level for each midpoint below x
-            place = place + zero_below(one, x, static_cast<float>(table[i] + table[i + 1]) * 0.5f);
+        if constexpr (Bits == 5) // the sign; that of a subnormal number counts as positive
+            place = zero_below(f32x16::broadcast(16.0f), -x, std::numeric_limits<float>::min());
+        for (std::size_t i = 0; i + 1 < std::size_t{1} << std::min(Bits, 4u); ++i) // one for each midpoint below
+            place = place + zero_below(one, size, static_cast<float>(table[i] + table[i + 1]) * 0.5f);
         return place;
     }
 };
@@ -12367,9 +12391,9 @@ private:
 
 } // namespace detail
 
-/// Quantizes each value to one of 4, 8 or 16 levels that are optimal for the normal distribution, in units of the row's
-/// root mean square. Fixed pseudo-random signs and a Hadamard matrix make the values of any row nearly normal. Bits +
-/// 16 / head_dim bits a value. (Zandieh et al. 2025, TurboQuant; the variant for the mean squared error)
+/// Quantizes each value to one of 4, 8, 16 or 32 levels that are optimal for the normal distribution, in units of the
+/// row's root mean square. Fixed pseudo-random signs and a Hadamard matrix make the values of any row nearly normal.
+/// Bits + 16 / head_dim bits a value. (Zandieh et al. 2025, TurboQuant; the variant for the mean squared error)
 template <unsigned Bits = 4>
 struct codebook {
     using role = codec_role;
@@ -12971,13 +12995,15 @@ static_assert(codec_policy<nhd_f32> && row_major_codec<nhd_bf16::state> && row_m
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// All codec policies of the library, with their default options.
-using codec_policies = std::tuple<
-    codec::f32, codec::row_major<float, codec::kv_layout::nhd>, codec::row_major<half, codec::kv_layout::nhd>,
-    codec::row_major<bfloat16, codec::kv_layout::nhd>, codec::row_major<float, codec::kv_layout::hnd>,
-    codec::row_major<half, codec::kv_layout::hnd>, codec::row_major<bfloat16, codec::kv_layout::hnd>, codec::bf16,
-    codec::f16, codec::int8, codec::int8_grouped, codec::int4, codec::int4_per_channel, codec::hadamard<codec::int4>,
-    codec::codebook<4>, codec::codebook<3>, codec::codebook<2>, codec::mixed_kv<codec::int4_per_channel, codec::int4>,
-    codec::keep_sinks<codec::int8>, codec::keep_recent<codec::int8>>;
+using codec_policies =
+    std::tuple<codec::f32, codec::row_major<float, codec::kv_layout::nhd>,
+               codec::row_major<half, codec::kv_layout::nhd>, codec::row_major<bfloat16, codec::kv_layout::nhd>,
+               codec::row_major<float, codec::kv_layout::hnd>, codec::row_major<half, codec::kv_layout::hnd>,
+               codec::row_major<bfloat16, codec::kv_layout::hnd>, codec::bf16, codec::f16, codec::int8,
+               codec::int8_grouped, codec::int4, codec::int4_per_channel, codec::hadamard<codec::int4>,
+               codec::codebook<5>, codec::codebook<4>, codec::codebook<3>, codec::codebook<2>,
+               codec::mixed_kv<codec::int4_per_channel, codec::int4>, codec::keep_sinks<codec::int8>,
+               codec::keep_recent<codec::int8>>;
 
 }} // namespace kvcache
 
