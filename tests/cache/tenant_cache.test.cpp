@@ -310,6 +310,32 @@ TEST_CASE("with fair tenants a flood displaces its own pages, and none of a tena
     }
 }
 
+TEST_CASE("with fair tenants pages in use by one displace none of a tenant with fewer, until that is long unseen") {
+    auto cache = kv::make_cache({.shape = small, .limit = pages(20), .tenants = 3, .fair_tenants = true});
+    const auto quiet = *view_of(cache, "quiet", 20), loud = *view_of(cache, "loud", 20);
+    const auto prompt = counted(0, 96); // six pages
+    CHECK(store(quiet, prompt) == 0);
+    {
+        auto held = loud.open();
+        past mine;
+        REQUIRE(append(loud, held, mine, counted(1000, 14 * 16)));
+        CHECK_FALSE(append(loud, held, mine, counted(5000, 1))); // the other six are quiet's, which has fewer
+        auto second = quiet.open();
+        past own;
+        CHECK_FALSE(append(quiet, second, own, counted(3000, 112))); // seven pages: one more than its own six
+        CHECK(append(quiet, second, own, counted(3000, 96)));        // in place of its first prompt
+        CHECK(cache.check());
+    }
+    CHECK(store(quiet, prompt) == 0);
+    CHECK(quiet.lookup(prompt).cached_tokens == 96);
+    for (int i = 0; i < 200; ++i) // sixteen times the cache is taken, and quiet is not seen
+        (void)store(loud, counted(100000 + 1000 * i, 32));
+    auto held = loud.open();
+    past mine;
+    CHECK(append(loud, held, mine, counted(7000, 20 * 16)));
+    CHECK(cache.check());
+}
+
 TEST_CASE("with fair tenants the one with the most pages makes room for the others") {
     auto cache = kv::make_cache({.shape = small, .limit = pages(20), .tenants = 3, .fair_tenants = true});
     const auto first = *view_of(cache, "first", 20);

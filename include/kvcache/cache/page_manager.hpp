@@ -4,6 +4,7 @@
 #include <kvcache/cache/config.hpp>
 #include <kvcache/cache/page_index.hpp>
 #include <kvcache/cache/residual.hpp>
+#include <kvcache/cache/tenant_quotas.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
@@ -104,63 +105,6 @@ struct no_residual_pool {
     static constexpr bool add_up(std::size_t leased) noexcept { return leased == 0; }
 };
 
-/// The owner of each page. Tenants are numbered from one; number zero stands for a cache without tenants.
-class tenant_quotas {
-public:
-    tenant_quotas(std::size_t pages, std::size_t most) : owners_(pages, 0), accounts_(1) {
-        accounts_.reserve(most + 1);
-    }
-
-    [[nodiscard]] std::size_t size() const noexcept { return accounts_.size() - 1; }
-    [[nodiscard]] const tenant_usage& usage(std::uint32_t tenant) const { return accounts_[tenant]; }
-
-    /// Adds a tenant and returns its number. Requires: fewer tenants than the maximum.
-    std::uint32_t add(std::size_t quota) {
-        expects(accounts_.size() < accounts_.capacity(), "there are fewer tenants than the maximum");
-        accounts_.push_back({.quota = quota});
-        return static_cast<std::uint32_t>(size());
-    }
-    void set_quota(std::uint32_t tenant, std::size_t quota) { accounts_[tenant].quota = quota; }
-
-    void take(page_id page, std::uint32_t tenant) noexcept {
-        owners_[index_of(page)] = tenant;
-        ++accounts_[tenant].pages;
-    }
-    void reclaim(page_id page) noexcept { --account(page).pages; }
-    void mark_evictable(page_id page) noexcept { ++account(page).evictable; }
-    void mark_in_use(page_id page) noexcept { --account(page).evictable; }
-
-    /// Returns whether the tenant's quota is used up.
-    [[nodiscard]] bool full(std::uint32_t tenant) const noexcept {
-        return accounts_[tenant].pages >= accounts_[tenant].quota;
-    }
-    [[nodiscard]] bool owns(std::uint32_t tenant, page_id page) const noexcept {
-        return owners_[index_of(page)] == tenant;
-    }
-
-    /// The tenant with the most pages, of those that have evictable ones; the first, 0, if none has. Cost: O(tenants).
-    [[nodiscard]] std::uint32_t heaviest() const noexcept {
-        std::uint32_t most = 0;
-        for (std::uint32_t each = 1; each < accounts_.size(); ++each)
-            if (accounts_[each].evictable > 0 && (most == 0 || accounts_[each].pages > accounts_[most].pages))
-                most = each;
-        return most;
-    }
-
-    /// The number of available pages that the tenant may allocate. Its evictable pages count as available.
-    [[nodiscard]] std::size_t available(std::uint32_t tenant, std::size_t available) const noexcept {
-        const tenant_usage& own = accounts_[tenant];
-        const std::size_t in_use = own.pages - own.evictable;
-        return std::min(available, own.quota - std::min(own.quota, in_use));
-    }
-
-private:
-    [[nodiscard]] tenant_usage& account(page_id page) noexcept { return accounts_[owners_[index_of(page)]]; }
-
-    std::vector<std::uint32_t> owners_; // by page
-    std::vector<tenant_usage> accounts_;
-};
-
 /// The state of every page: free, in use (referenced by sequences), or evictable (unreferenced, and kept in the index
 /// until space is needed). The children of an evictable page are evictable too, because a sequence that references a
 /// page references all its ancestors. `Coded`: whether the codec encodes whole pages.
@@ -180,9 +124,8 @@ public:
           index_(policies.index, of.shape, of.pages, of.tenants),
           eviction_(of, id, policies.hash, policies.eviction),
           observer_(policies.observer.open()),
-          tenants_(of.pages, of.tenants),
-          merges_(of.merge_equal_pages),
-          fair_tenants_(of.fair_tenants) {
+          tenants_(of.pages, of.tenants, of.fair_tenants),
+          merges_(of.merge_equal_pages) {
         if constexpr (requires { pool_.storage().follows_moves(); })
             require(!merges_ || pool_.storage().follows_moves(),
                     "external memory has on_move, or the cache has merge_equal_pages = false");
@@ -193,6 +136,7 @@ public:
     [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
     /// The longest cached prefix of a tenant's tokens, until the next call.
     [[nodiscard]] const index_match& find(std::uint32_t tenant, std::span<const token_id> tokens) {
+        tenants_.see(tenant);
         index_.match(tenant, tokens, found_);
         return found_;
     }
@@ -215,7 +159,7 @@ public:
     void set_quota(std::uint32_t tenant, std::size_t quota) { tenants_.set_quota(tenant, quota); }
     /// The number of available pages that a tenant may allocate.
     [[nodiscard]] std::size_t available(std::uint32_t tenant) const noexcept {
-        return tenants_.available(tenant, available());
+        return tenants_.available(tenant, pool_.free().size(), evictable_, residual_.aside());
     }
 
     /// Evicts the evictable pages of a tenant; of all, for 0. Returns whether no page is left.
@@ -273,10 +217,10 @@ public:
             if (!evict_any(tenant))
                 return std::nullopt;
         while (pool_.free().size() < residual_.aside() + 1)
-            if (!make_room())
+            if (!make_room(tenant))
                 return std::nullopt;
         auto page = pool_.take();
-        if (!page && make_room())
+        if (!page && make_room(tenant))
             page = pool_.take();
         if (page)
             tenants_.take(*page, tenant);
@@ -286,7 +230,7 @@ public:
     /// Evicts until `pages` pages are free. Returns false if nothing more is evictable.
     [[nodiscard]] bool keep_free(std::size_t pages) {
         while (pool_.free().size() < pages)
-            if (!make_room())
+            if (!make_room(0))
                 return false;
         return true;
     }
@@ -425,8 +369,11 @@ private:
         }
     }
 
-    // Evicts a page to make room for another tenant's.
-    [[nodiscard]] bool make_room() { return evict_any(fair_tenants_ ? tenants_.heaviest() : 0); }
+    // Evicts a page to make room for one of a tenant; 0 for any.
+    [[nodiscard]] bool make_room(std::uint32_t tenant) {
+        const auto from = tenants_.source(tenant);
+        return from && evict_any(*from);
+    }
 
     // Evicts an evictable page; one of this tenant's, if `tenant` is not zero.
     [[nodiscard]] bool evict_any(std::uint32_t tenant) {
@@ -458,7 +405,6 @@ private:
     tenant_quotas tenants_;
     std::size_t evictable_ = 0;
     bool merges_;
-    bool fair_tenants_;
 };
 
 }} // namespace kvcache
