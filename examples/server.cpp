@@ -3,6 +3,7 @@
 // test: --help
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <thread>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "server/computing_slice.hpp"
+#include "server/connection_limits.hpp"
 #include "server/host.hpp"
 #include "server/listener.hpp"
 #include "server/options.hpp"
@@ -35,6 +37,8 @@ int run(const server::options& with, kvcache::loaded_model loaded, const Codec& 
     std::signal(SIGPIPE, SIG_IGN);
 #if defined(__GLIBC__)
     ::mallopt(M_MMAP_THRESHOLD, 1 << 20); // bodies go back to the system when they are freed
+    if (server::detail::soft_limit(RLIMIT_AS) != server::detail::no_limit)
+        ::mallopt(M_ARENA_MAX, 4); // of 64 MiB of addresses each
 #endif
     std::signal(SIGXFSZ, SIG_IGN); // a file of the tier at its limit is an error of the tier
 
@@ -45,13 +49,22 @@ int run(const server::options& with, kvcache::loaded_model loaded, const Codec& 
     if (!opened)
         return support::report("server", opened.error());
     server::host<Codec>& at = **opened;
+    const auto room = server::room_for_connections(with.connections, server::web::limits{}.reserve,
+                                                   std::uint64_t{with.cache_mib + with.bodies_mib + 256} << 20);
+    if (room.connections == 0)
+        return support::report("server",
+                               {kvcache::error_code::unsupported, "--connections",
+                                "--connections: there is no room for one more connection with " + room.limit});
+    if (!room.limit.empty())
+        std::fprintf(stderr, "warning: --connections is %zu instead of %zu, which is what there is room for with %s\n",
+                     room.connections, with.connections, room.limit.c_str());
 
     const auto listener = server::listener::open(with.host, with.port);
     if (!listener)
         return support::report("server", listener.error());
     server::routes<Codec> paths(at);
     using std::chrono::seconds;
-    server::web web({.connections = with.connections,
+    server::web web({.connections = room.connections,
                      .patience = {.idle = seconds(75), .head = seconds(with.read_timeout_s), .write = seconds(30)}},
                     paths.rules(), {"/health", "/metrics"});
     if (at.keys.empty() && !server::is_loopback(with.host))

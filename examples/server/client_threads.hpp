@@ -7,17 +7,17 @@
 #include <functional>
 #include <list>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 namespace server {
 
-/// One thread per open connection, started when all others are busy, so that idle clients block no other client. Above
-/// the limit a connection waits for another one to close.
+/// Threads for connections, one for each that is open, so that idle clients block no other client.
 class client_threads {
 public:
-    explicit client_threads(std::size_t most) : most_(most) {}
+    client_threads() = default;
     client_threads(const client_threads&) = delete;
     client_threads& operator=(const client_threads&) = delete;
     ~client_threads() {
@@ -30,17 +30,22 @@ public:
             each.join();
     }
 
-    /// Requires: `serve` does not throw. Throws: system_error, if there is no thread at all and none can be started.
+    /// Starts threads until there are as many as wanted, or the system refuses one. Returns how many there are.
+    [[nodiscard]] std::size_t grow(std::size_t wanted) {
+        const std::lock_guard guard(lock_);
+        try {
+            while (threads_.size() < wanted)
+                threads_.emplace_back([this] { work(); });
+        } catch (const std::system_error&) { // no more threads
+        } catch (const std::bad_alloc&) {
+        }
+        return threads_.size();
+    }
+
+    /// Has the next free thread serve a connection. Requires: `serve` does not throw. Throws: bad_alloc.
     void run(std::function<void()> serve) {
         const std::lock_guard guard(lock_);
         waiting_.push_back(std::move(serve));
-        if (waiting_.size() > idle_ && threads_.size() < most_)
-            try {
-                threads_.emplace_back([this] { work(); });
-            } catch (const std::system_error&) { // no more threads: an existing one takes the connection
-                if (threads_.empty())
-                    throw;
-            }
         arrived_.notify_one();
     }
 
@@ -48,9 +53,7 @@ private:
     void work() {
         std::unique_lock guard(lock_);
         while (true) {
-            ++idle_;
             arrived_.wait(guard, [&] { return ends_ || !waiting_.empty(); });
-            --idle_;
             if (waiting_.empty())
                 return;
             auto serve = std::move(waiting_.front());
@@ -62,12 +65,10 @@ private:
         }
     }
 
-    std::size_t most_;
     std::mutex lock_;
     std::condition_variable arrived_;
     std::deque<std::function<void()>> waiting_;
     std::list<std::thread> threads_;
-    std::size_t idle_ = 0;
     bool ends_ = false;
 };
 
