@@ -177,6 +177,75 @@ TEST_CASE("an LMDB file that is truncated while it is open is counted as failing
     CHECK(cache.check());
 }
 
+TEST_CASE("a lock.mdb that is truncated while it is open is counted as failing, and not used") {
+    for (const std::uintmax_t bytes : {std::uintmax_t{0}, std::uintmax_t{4096}}) {
+        const temporary_directory directory;
+        const ::pid_t child = ::fork(); // without the guard the system kills it
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            ::alarm(20);
+            try {
+                {
+                    auto cache = made(8, damaged_store(directory.path()));
+                    for (unsigned i = 0; i < 10; ++i)
+                        prefill(cache, some(whole + 5, i));
+                    REQUIRE(cache.tier().flush());
+                    REQUIRE(cache.tier().status());
+                    std::filesystem::resize_file(directory.path() / "lock.mdb", bytes);
+                    for (unsigned i = 5; i < 15; ++i)
+                        prefill(cache, some(whole + 5, i));
+                    REQUIRE_FALSE(cache.tier().flush());
+                    REQUIRE(cache.tier().status().error().message.find("lock.mdb") != std::string::npos);
+                    REQUIRE(kv::tier_stats_of(cache).store_failures > 0);
+                    REQUIRE(cache.check());
+                }                                              // which closes the store
+                REQUIRE_FALSE(use_store(directory.path(), 1)); // the next process finds a sound one
+            } catch (...) {
+                ::_exit(1);
+            }
+            ::_exit(0);
+        }
+        int status = 0;
+        REQUIRE(::waitpid(child, &status, 0) == child);
+        CAPTURE(bytes);
+        CHECK(status == 0);
+    }
+}
+
+TEST_CASE("records for an LMDB directory that was renamed or removed fail, and nothing counts as stored") {
+    for (const bool returns : {true, false}) {
+        const temporary_directory parent;
+        const auto directory = parent.path() / "store", other = parent.path() / "other";
+        auto cache = made(8, damaged_store(directory));
+        const auto store = [&](unsigned first) {
+            const auto before = kv::tier_stats_of(cache);
+            for (unsigned i = first; i < first + 10; ++i)
+                prefill(cache, some(whole + 5, i));
+            const bool fine = cache.tier().flush().has_value();
+            const auto now = kv::tier_stats_of(cache);
+            CHECK(fine == cache.tier().status().has_value());
+            CHECK(fine == (now.store_failures == before.store_failures));
+            return now.stored - before.stored;
+        };
+        CHECK(store(0) == 10 * pages_each);
+        if (returns)
+            std::filesystem::rename(directory, other);
+        else
+            std::filesystem::remove_all(directory);
+        CHECK(store(20) == 0);
+        CHECK(cache.tier().status().error().message.find("removed or renamed") != std::string::npos);
+        CHECK(store(0) == 0); // nor records that it has
+        if (returns) {
+            std::filesystem::rename(other, directory);
+            CHECK(store(40) == 10 * pages_each);
+            const auto before = kv::tier_stats_of(cache);
+            prefill(cache, some(whole + 5, 0));
+            CHECK(kv::tier_stats_of(cache).loaded_tokens == before.loaded_tokens + whole);
+        }
+        CHECK(cache.check());
+    }
+}
+
 TEST_CASE(
     "a full disk costs records, which are counted; the store stays sound, and is written again once there is room") {
     const temporary_directory directory;

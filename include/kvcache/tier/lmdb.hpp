@@ -269,7 +269,7 @@ public:
 
     [[nodiscard]] bool contains(const sha256_digest& name) {
         const std::lock_guard guard(lock_);
-        return status_ && ranges::count(erasing_, name) == 0 &&
+        return status_ && ranges::count(erasing_, name) == 0 && store_.unwritable() == 0 &&
                in_store([&](auto& view) { return view.place_of(name) ? 0 : MDB_NOTFOUND; }) == 0;
     }
     [[nodiscard]] result<void> erase(const sha256_digest& name) {
@@ -287,7 +287,10 @@ public:
         flush_ = false;
         return std::exchange(last_, {});
     }
-    [[nodiscard]] result<void> status() const { return status_; }
+    [[nodiscard]] result<void> status() {
+        const int code = status_ ? store_.unwritable() : 0;
+        return code == 0 ? status_ : lmdb_store::failure(code);
+    }
     [[nodiscard]] const std::optional<error>& damage() const noexcept { return store_.damage(); }
     [[nodiscard]] tier_counts counts() {
         tier_counts now;

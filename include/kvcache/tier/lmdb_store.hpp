@@ -151,7 +151,9 @@ public:
     lmdb_store(const lmdb_store&) = delete;
     lmdb_store& operator=(const lmdb_store&) = delete;
     ~lmdb_store() {
-        if (env_ != nullptr)
+        // LMDB frees its slots in lock.mdb when it closes; a lost page of that would kill the process, a leak does not.
+        const bool lost = lock_file_ && is_shorter(lock_file_.number(), lock_bytes_);
+        if (env_ != nullptr && !lost)
             ::mdb_env_close(env_);
     }
 
@@ -172,6 +174,8 @@ public:
         const auto flags = static_cast<unsigned>(sync) | MDB_NOTLS;
         if (const int code = ::mdb_env_open(env_, directory.c_str(), flags, 0600); code != 0)
             return failure(code);
+        if (auto kept = keep_files(directory); !kept)
+            return kept;
         int dead = 0;
         ::mdb_reader_check(env_, &dead); // frees the slots of killed readers
         // An existing store needs no write, for which a full disk has no room.
@@ -199,7 +203,8 @@ public:
     class transaction {
     public:
         transaction(lmdb_store& store, unsigned flags) : store_(store) {
-            code_ = store.is_truncated() ? truncated : ::mdb_txn_begin(store.env_, nullptr, flags, &txn_);
+            code_ = (flags & MDB_RDONLY) != 0 ? store.unreadable() : store.unwritable();
+            code_ = code_ == 0 ? ::mdb_txn_begin(store.env_, nullptr, flags, &txn_) : code_;
             if (code_ != 0)
                 txn_ = nullptr;
         }
@@ -367,34 +372,70 @@ public:
             ::mdb_env_set_mapsize(env_, 0);
     }
 
+    /// Returns why nothing can be written now; zero if nothing is known. Requires: the store is open.
+    [[nodiscard]] int unwritable() {
+        const int code = unreadable();
+        int file = -1;
+        if (code != 0 || ::mdb_env_get_fd(env_, &file) != 0)
+            return code;
+        return platform::names_other_file(data_, file) ? gone : 0;
+    }
+
     [[nodiscard]] static error failure(int code) {
         return {error_code::io, "lmdb",
-                code == truncated ? "data.mdb was truncated while it was open" : ::mdb_strerror(code)};
+                code == truncated  ? "data.mdb was truncated while it was open"
+                : code == unlocked ? "lock.mdb was truncated while it was open"
+                : code == gone     ? "data.mdb was removed or renamed while it was open; records would be lost"
+                                   : ::mdb_strerror(code)};
     }
 
 private:
     static constexpr std::uint64_t store_format = 1;
-    static constexpr int truncated = -1; // a code that LMDB does not use
+    static constexpr int truncated = -1, unlocked = -2, gone = -3; // codes that LMDB does not use
     static constexpr lmdb_table layout[] = {{"records", 32}, {"places", 32, 8}, {"order", 8, 52}, {"books", 0, 8}};
 
-    // LMDB never shortens its file, and reading a lost page kills the process. This sees a loss before a transaction.
-    [[nodiscard]] bool is_truncated() noexcept {
+    // Remembers the files that LMDB has opened. lock.mdb is opened a second time, because LMDB does not return its
+    // descriptor; closing this one before the environment would drop LMDB's locks.
+    [[nodiscard]] result<void> keep_files(const std::filesystem::path& directory) {
+        std::error_code reason;
+        data_ = std::filesystem::absolute(directory, reason) / "data.mdb";
+        lock_file_ = platform::open_no_link(directory / "lock.mdb", platform::access::read);
+        const auto status = lock_file_ ? platform::status_of(lock_file_.number()) : std::nullopt;
+        if (reason || !status)
+            return failure(reason ? reason.value() : errno);
+        lock_bytes_ = status->size; // which LMDB has mapped
+        return {};
+    }
+
+    [[nodiscard]] static bool is_shorter(int file, std::uint64_t bytes) noexcept {
+        const auto status = platform::status_of(file);
+        return !status || status->size < bytes;
+    }
+
+    // Returns why the store cannot be read. LMDB never shortens its files, and an access to a lost page kills the
+    // process. This sees a loss before a transaction.
+    [[nodiscard]] int unreadable() noexcept {
+        if (is_shorter(lock_file_.number(), lock_bytes_))
+            return unlocked;
         int file = -1;
         if (::mdb_env_get_fd(env_, &file) != 0)
-            return true;
+            return truncated;
         const auto status = platform::status_of(file);
         if (!status)
-            return true;
+            return truncated;
         auto longest = longest_.load();
         while (longest < status->size && !longest_.compare_exchange_weak(longest, status->size)) {
         }
-        return status->size < longest;
+        return status->size < longest ? truncated : 0;
     }
 
     MDB_env* env_ = nullptr;
     MDB_dbi records_ = 0, places_ = 0, order_ = 0, books_ = 0;
     std::optional<error> damage_;
     std::atomic<std::uint64_t> longest_{0}; // of data.mdb, in bytes
+    std::filesystem::path data_;            // of data.mdb, absolute
+    platform::descriptor lock_file_;        // outlives env_
+    std::uint64_t lock_bytes_ = 0;
 };
 
 }}} // namespace kvcache::tier

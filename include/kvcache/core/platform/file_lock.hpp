@@ -16,6 +16,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace platform {
@@ -46,6 +47,14 @@ enum class access {
 [[nodiscard]] inline descriptor open_no_link(const std::filesystem::path& file, access how) noexcept {
     const int flags = how == access::read ? O_RDONLY : O_RDWR | O_CREAT;
     return descriptor(::open(file.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+}
+
+/// Whether a path names no file, or another one than this open file: it was removed, renamed or replaced.
+[[nodiscard]] inline bool names_other_file(const std::filesystem::path& path, int file) noexcept {
+    struct ::stat named = {}, opened = {};
+    if (::lstat(path.c_str(), &named) != 0)
+        return errno == ENOENT || errno == ENOTDIR;
+    return ::fstat(file, &opened) == 0 && (named.st_dev != opened.st_dev || named.st_ino != opened.st_ino);
 }
 
 /// Whether some process holds a lock on the first byte of a file; on Linux also this one.
