@@ -220,6 +220,39 @@ TEST_CASE("values of a wrong type and damaged values are replaced after the firs
     }
 }
 
+TEST_CASE("records that a server has lost are stored again at the next commit") {
+    using namespace testing_rows;
+    if (testing_redis::missing())
+        return;
+    testing_redis::server server;
+    auto cache = made(20, at(server));
+    const tokens prompt = some(100, 1);
+    const auto stored_anew = [&](bool evicted) {
+        const auto before = kv::tier_stats_of(cache).stored;
+        if (evicted)
+            cache.clear();
+        prefill(cache, prompt);
+        REQUIRE(cache.tier().flush());
+        REQUIRE(cache.check());
+        return kv::tier_stats_of(cache).stored - before;
+    };
+    CHECK(stored_anew(true) == 6);
+    CHECK(stored_anew(true) == 0);
+    CHECK(server.ask({"FLUSHALL"}) == "OK");
+    CHECK(stored_anew(true) == 6); // a request finds that they are absent
+    // One of six is absent: it alone is written.
+    const std::string one = "local all = redis.call('KEYS', '*') table.sort(all) redis.call('DEL', all[3]) return #all";
+    CHECK(server.ask({"EVAL", one, "0"}) == "6");
+    CHECK(stored_anew(true) == 1);
+    // The pages are in memory, so no request asks for them; but the server was lost.
+    server.kill();
+    server.start();
+    static_cast<void>(conformance::read_record(cache.tier(), 1)); // the broken connection is detected
+    REQUIRE(soon([&] { return cache.tier().connected() == 1; }));
+    CHECK(stored_anew(false) == 6);
+    CHECK(stored_anew(false) == 0);
+}
+
 TEST_CASE("a cluster's slots move while they are read") {
     if (testing_redis::missing())
         return;

@@ -80,6 +80,12 @@ public:
         return std::exchange(last_, {});
     }
 
+    /// Forgets records that are absent, so that they are stored again when they are handed over.
+    void forget(std::span<const sha256_digest> names) {
+        const std::lock_guard guard(lock_);
+        for (const sha256_digest& name : names)
+            known_.erase(name);
+    }
     /// Notes that a record is present or absent.
     void remember(const sha256_digest& name, bool there) {
         const std::lock_guard guard(lock_);
@@ -90,9 +96,12 @@ public:
         else
             known_.clear();
     }
-    /// Returns whether a record was present within the last minute.
-    [[nodiscard]] bool known(const sha256_digest& name) const {
+    /// Returns whether a record was present within the last minute, and no server was lost since.
+    [[nodiscard]] bool known(const sha256_digest& name) {
+        const std::uint64_t losses = nodes_.losses();
         const std::lock_guard guard(lock_);
+        if (std::exchange(losses_, losses) != losses)
+            known_.clear();
         const auto found = known_.find(name);
         return found != known_.end() && redis_deadline::clock::now() - found->second < std::chrono::minutes(1);
     }
@@ -247,6 +256,7 @@ private:
     result<void> last_;
     tier_counts counts_;
     std::unordered_map<sha256_digest, redis_deadline::clock::time_point, name_hash> known_;
+    std::uint64_t losses_ = 0; // of servers, when known_ was read last
 
     std::thread writer_;
 };
@@ -269,7 +279,10 @@ public:
         const auto done = ask("GET", 16, names, [&](std::size_t i, const resp_value& said) {
             const bool is = said.what == resp_value::kind::bytes;
             const bool foreign = said.what == resp_value::kind::error && said.words.starts_with("WRONGTYPE");
-            queue_.remember(names[i], is);
+            if (is)
+                queue_.remember(names[i], true);
+            else
+                queue_.forget(names.subspan(i, foreign ? 1 : names.size() - i));
             seen.failures += !is && said.what != resp_value::kind::nothing;
             if (!is && !foreign) {
                 ++seen.misses;
@@ -288,8 +301,10 @@ public:
 
     [[nodiscard]] std::size_t count_prefix_hits(std::span<const sha256_digest> names) {
         std::size_t there = 0;
-        ask_exists(names, [&](std::size_t, bool is) {
+        ask_exists(names, [&](std::size_t i, bool is) {
             there += is;
+            if (!is) // those after it are probably gone too; the writer does not send what is present
+                queue_.forget(names.subspan(i));
             return is;
         });
         return there;
@@ -298,6 +313,8 @@ public:
         std::vector<bool> there(names.size());
         ask_exists(names, [&](std::size_t i, bool is) {
             there[i] = is;
+            if (!is)
+                queue_.forget(names.subspan(i, 1));
             return true;
         });
         return there;

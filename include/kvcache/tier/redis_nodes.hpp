@@ -7,6 +7,7 @@
 #include <kvcache/tier/resp.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -197,10 +198,9 @@ public:
         const std::lock_guard guard(lock_);
         return static_cast<std::size_t>(ranges::count_if(nodes_, [](const auto& one) { return one->up; }));
     }
-    [[nodiscard]] std::uint64_t attempts() const {
-        const std::lock_guard guard(lock_);
-        return attempts_;
-    }
+    [[nodiscard]] std::uint64_t attempts() const noexcept { return attempts_; }
+    /// Returns how often a connected server was lost. It may have lost its records then.
+    [[nodiscard]] std::uint64_t losses() const noexcept { return losses_; }
 
 private:
     static constexpr std::size_t no_server = ~std::size_t{0}, most_nodes = 2000;
@@ -217,7 +217,8 @@ private:
         result<void> why = {};
     };
 
-    [[nodiscard]] static channels drop(node& one) {
+    [[nodiscard]] channels drop(node& one) {
+        losses_ += one.up ? 1 : 0;
         one.up = false;
         ++one.epoch;
         return std::exchange(one.idle, {});
@@ -348,7 +349,7 @@ private:
     std::vector<std::size_t> owners_;          // indexed by slot; empty without a cluster
     bool stale_ = false, stop_ = false, tried_ = false;
     clock::time_point refresh_ = {};
-    std::uint64_t attempts_ = 0;
+    std::atomic<std::uint64_t> attempts_ = 0, losses_ = 0;
     std::thread keeper_;
 };
 
