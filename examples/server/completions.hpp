@@ -60,7 +60,7 @@ public:
             begun = all[i]->start(watch);
         if (!begun) {
             for (const auto& each : all)
-                each->abandon();
+                each->leave();
             return decline(out, begun.error());
         }
         answer_json<Codec> write(std::move(all), (chat ? "chatcmpl-" : "cmpl-") + std::to_string(++count_));
@@ -74,7 +74,7 @@ private:
     // Refuses a request that has no answer yet. One that was given up counts as failed; a wrong one does not.
     void decline(http_response& out, const kvcache::error& why) {
         if (why.code == kvcache::error_code::cancelled)
-            at_.times.add({});
+            at_.times.add({.cancelled = true});
         refuse(out, problem_of(why));
     }
     static kvcache::error given_up() {
@@ -168,7 +168,7 @@ private:
         out.stream = [to](chunk_writer& sink) {
             const bool sent = to->send_all(sink);
             for (const auto& each : to->write.all())
-                each->abandon(); // no effect if it is over
+                each->leave(); // no effect if it is over
             return sent;
         };
     }

@@ -48,11 +48,12 @@ public:
     [[nodiscard]] kvcache::result<void> join(const std::string& session_key, const request_watch& watch) {
         if (!asked_->chat || !at_.form || session_key.empty())
             return {};
-        auto held =
-            at_.sessions.acquire(digest_of(at_.cache.id(tenant_)), session_key, at_.make_conversation(tenant_), watch);
+        auto held = at_.sessions.acquire(digest_of(at_.cache.id(tenant_)), session_key, asked_->client,
+                                         at_.make_conversation(tenant_), watch);
         if (!held)
             return held.error();
         held_.emplace(std::move(*held));
+        held_->set_kept((*held_)->chat.info().turns > 0); // nothing is kept of a first turn that does not finish
         return {};
     }
 
@@ -151,31 +152,31 @@ public:
             at_.engine().cancel(*id_);
         abandoned_ = true;
     }
+    /// Cancels the request, and does not wait for its outcome. No effect if it has been finished.
+    void leave() {
+        abandon();
+        const std::lock_guard guard(lock_);
+        left_ = true;
+        if (outcome_)
+            record();
+    }
 
     /// When complete: adds the turn to the conversation and releases it to the next request.
     void finish() {
         auto& end = *outcome_;
-        latencies::request took{.first_token = first_.value_or(0.0),
-                                .whole = seconds(),
-                                .prompt = prompt_.size(),
-                                .reused = end.reused,
-                                .approximate = end.approximate,
-                                .recomputed = end.recomputed,
-                                .succeeded = !failure()};
-        for (const auto& each : end.answers)
-            took.generated += each.ids.size();
-        at_.times.add(took);
+        record();
         // An approximate answer is no past of a later one.
         if (held_ && !failure() && end.answers[0].sequence && end.approximate == 0) {
             auto& first = end.answers[0];
             auto& chat = (*held_)->chat;
             chat.finish(std::move(*turn_), std::move(*first.sequence), first.ids, texts_[0].text(),
                         first.finish_reason == kvcache::finish_reason::stopped);
+            held_->set_kept(true);
             held_->set_bytes((chat.info().cached / at_.with.page + 1) * at_.cache.codec().page_bytes());
         }
         if (at_.with.debug)
             std::fprintf(stderr, "prefix_hit=%zu prefill=%zu generated=%zu cached=%zu\n", end.reused, end.prefilled,
-                         took.generated, held_ ? (*held_)->chat.info().cached : 0);
+                         generated(), held_ ? (*held_)->chat.info().cached : 0);
         held_.reset();
         turn_.reset();
         for (auto& each : end.answers)
@@ -287,6 +288,33 @@ private:
                     std::to_string(asked_->max_tokens.value_or(1))};
     }
 
+    // Tokens of all answers. Requires: the request is complete.
+    [[nodiscard]] std::size_t generated() const {
+        std::size_t made = 0;
+        for (const auto& each : outcome_->answers)
+            made += each.ids.size();
+        return made;
+    }
+
+    // Counts the request once. Requires: it is complete.
+    void record() {
+        if (std::exchange(recorded_, true))
+            return;
+        const auto& end = *outcome_;
+        at_.times.add({.first_token = first_.value_or(0.0),
+                       .whole = seconds(),
+                       .prompt = prompt_.size(),
+                       .reused = end.reused,
+                       .approximate = end.approximate,
+                       .recomputed = end.recomputed,
+                       .prefilled = end.prefilled,
+                       .generated = generated(),
+                       .succeeded = !failure(),
+                       .cancelled = std::ranges::any_of(end.answers, [](const auto& each) {
+                           return each.finish_reason == kvcache::finish_reason::cancelled;
+                       })});
+    }
+
     // Called by the computing thread.
     [[nodiscard]] kvcache::token_action on_token(const kvcache::generated_token& token) {
         auto& text = texts_[token.choice];
@@ -306,6 +334,8 @@ private:
             if (std::string rest = texts_[i].flush(); !rest.empty())
                 pieces_.push_back({i, std::move(rest), {}, false});
         outcome_.emplace(std::move(end));
+        if (left_)
+            record();
         changed_.notify_one();
     }
 
@@ -329,6 +359,8 @@ private:
     std::optional<kvcache::engine_outcome<store<Codec>>> outcome_;
     std::optional<double> first_;
     bool abandoned_ = false;
+    bool left_ = false;     // the client's thread does not finish it
+    bool recorded_ = false; // see record
 };
 
 } // namespace server

@@ -47,8 +47,10 @@ public:
         std::size_t reused = 0;
         std::size_t approximate = 0;
         std::size_t recomputed = 0;
+        std::size_t prefilled = 0;
         std::size_t generated = 0;
         bool succeeded = false;
+        bool cancelled = false;
     };
 
     void add(const request& one) {
@@ -61,6 +63,11 @@ public:
         recomputed_ += one.recomputed;
         approximate_answers_ += one.approximate > 0;
         generated_ += one.generated;
+        if (one.cancelled) {
+            ++cancelled_;
+            cancelled_prefilled_ += one.prefilled;
+            cancelled_generated_ += one.generated;
+        }
         if (!one.succeeded)
             return;
         whole_.add(one.whole);
@@ -80,6 +87,11 @@ public:
         };
         counter("vllm:request_success_total", "Requests that were answered.", succeeded_);
         counter("kvcache:request_failure_total", "Requests that were not.", failed_);
+        counter("kvcache:request_cancelled_total", "Of them, those that were cancelled.", cancelled_);
+        counter("kvcache:cancelled_prompt_tokens_total", "Tokens of prompts that were computed for those.",
+                cancelled_prefilled_);
+        counter("kvcache:cancelled_generation_tokens_total", "Tokens of answers that were computed for those.",
+                cancelled_generated_);
         counter("vllm:prompt_tokens_total", "Tokens of prompts.", prompt_);
         counter("vllm:generation_tokens_total", "Tokens of answers.", generated_);
         counter("vllm:prefix_cache_queries_total", "Tokens of prompts that were looked up.", prompt_);
@@ -96,6 +108,7 @@ public:
 private:
     mutable std::mutex lock_;
     std::uint64_t succeeded_ = 0, failed_ = 0, prompt_ = 0, reused_ = 0, generated_ = 0;
+    std::uint64_t cancelled_ = 0, cancelled_prefilled_ = 0, cancelled_generated_ = 0;
     std::uint64_t approximate_ = 0, recomputed_ = 0, approximate_answers_ = 0;
     histogram first_, each_, whole_;
 };

@@ -359,6 +359,35 @@ def isolation():
     few.stop()
 
 
+def conversations():
+    """A key that hangs up, or begins many conversations, displaces no idle one of a key that has fewer."""
+    at = Server("--sessions", "4", "--api-key", "ann-key", "--api-key", "bob-key")
+
+    def say(key, name, **more):
+        status, got = keyed(at, key, "/v1/chat/completions", messages=[{"role": "user", "content": "Where is the kite?"}], user=name,
+                            max_tokens=4, **more)
+        check(status == 200, got)
+
+    def listed(key):
+        return [s["id"] for s in at.ask("GET", "/v1/sessions", None, {"Authorization": f"Bearer {key}"})[1]["data"]]
+    for n in range(3):
+        say("bob-key", f"b{n}")
+    long = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1900, "ignore_eos": True, "stream": True})
+    for n in range(20):
+        link = socket.create_connection(("127.0.0.1", at.port), timeout=60)
+        link.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ann-key\r\nx-session-id: a{n}\r\n"
+                     f"Content-Length: {len(long)}\r\n\r\n{long}".encode())
+        check(link.recv(12) == b"HTTP/1.1 200", "a stream begins")
+        link.close()
+        while listed("ann-key"):  # until the server has met the end of the connection
+            pass
+    check(listed("bob-key") == ["b0", "b1", "b2"], f"hang-ups evict nothing: {listed('bob-key')}")
+    for n in range(10):
+        say("ann-key", f"a{n}")
+    check(listed("ann-key") == ["a8", "a9"] and len(listed("bob-key")) == 2, "each has its share")
+    at.stop()
+
+
 def main():
     at = Server()
     origins(at)
@@ -368,6 +397,7 @@ def main():
     large_requests()
     waits()
     isolation()
+    conversations()
     print(f"hostile.py: {running.checks} checks hold")
 
 

@@ -365,11 +365,21 @@ def rude(at):
     """Clients that hang up, send half, or nothing."""
     body = json.dumps({"prompt": "Ella lives in", "max_tokens": 1500, "ignore_eos": True, "stream": True})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    def cancelled():
+        return [at.gauge(f"kvcache:{name}_total") for name in ("request_cancelled", "cancelled_prompt_tokens", "cancelled_generation_tokens")]
+
+    before = cancelled()
     for _ in range(12):
         link = socket.create_connection(("127.0.0.1", at.port))
         link.sendall((head + body).encode())
         check(link.recv(100).startswith(b"HTTP/1.1 200"), "a stream begins")
         link.close()
+    for _ in range(200):
+        if cancelled()[0] == before[0] + 12:
+            break
+        threading.Event().wait(0.1)
+    requests, prompts, tokens = (now - was for now, was in zip(cancelled(), before))
+    check(requests == 12 and 0 < prompts < 12 * 100 and 12 <= tokens < 12 * 1500, f"{requests} requests were cancelled, after {tokens} tokens")
     link = socket.create_connection(("127.0.0.1", at.port))
     link.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
     link.settimeout(20)
@@ -412,6 +422,8 @@ def rude(at):
             break
         threading.Event().wait(0.1)
     check(at.gauge("kvcache:request_failure_total") == failed + len(links), "nor who waits for the whole")
+    check(cancelled()[0] == before[0] + 12 + len(links), "those are counted as cancelled, too")
+    check("gone" not in [s["id"] for s in at.ask("GET", "/v1/sessions")[1]["data"]], "a conversation without a turn is none")
     known = at.chat("Who?", user="gone")[1]["usage"]["prompt_tokens_details"]["cached_tokens"]
     check(known < 1000, f"{known} tokens are known of a conversation whose only turn was given up")
 

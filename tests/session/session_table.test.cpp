@@ -2,8 +2,10 @@
 #include <kvcache/eviction/fifo.hpp>
 #include <kvcache/session/session_table.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -205,5 +207,101 @@ TEST_CASE("who gives up waiting for a session leaves the line, and the others ke
     others.clear();
     CHECK(order == "---024");
     CHECK(table.remove(model, "a"));
+    CHECK(session::alive == 1);
+}
+
+namespace {
+
+const auto never_gives_up = [] { return false; };
+
+template <class Table>
+void use_as(Table& table, std::uint64_t client, const std::string& key, std::size_t bytes = 1, bool is_kept = true) {
+    auto held = table.acquire(model, key, client, fresh, never_gives_up);
+    REQUIRE(held.has_value());
+    held->set_bytes(bytes);
+    held->set_kept(is_kept);
+}
+
+} // namespace
+
+TEST_CASE("a session is evicted from the client that has the most") {
+    kv::session_table<session> table({.sessions = 6, .bytes = 100});
+    use_as(table, 1, "a1");
+    use_as(table, 1, "a2");
+    for (int n = 0; n < 10; ++n)
+        use_as(table, 2, "b" + std::to_string(n));
+    CHECK(keys(table) == "a11 a21 b61 b71 b81 b91 ");
+    for (int n = 3; n < 10; ++n)
+        use_as(table, 1, "a" + std::to_string(n)); // at first in place of b, until both have three
+    CHECK(keys(table) == "a71 a81 a91 b71 b81 b91 ");
+    use_as(table, 3, "c", 90); // takes more bytes than all others
+    CHECK(keys(table).find("c1 ") != std::string::npos);
+    CHECK(table.size() == 6);
+    use_as(table, 1, "a9", 10); // 104 bytes: the client with the most gives up
+    CHECK(keys(table).find("c1 ") == std::string::npos);
+    CHECK(table.size() == 5);
+    use_as(table, 2, "b9", 30);
+    CHECK(table.evict());
+    CHECK(keys(table).find("b") != std::string::npos);
+    CHECK(keys(table).find("a9") != std::string::npos);
+    table.clear();
+    CHECK(session::alive == 0);
+}
+
+TEST_CASE("however clients come and go, none loses a session to one with at least as many") {
+    const unsigned seed = 5;
+    CAPTURE(seed);
+    std::mt19937 dice(seed);
+    kv::session_table<session> table({.sessions = 12});
+    const auto count = [&] {
+        std::map<char, std::size_t> made;
+        for (const auto& each : table.list(model))
+            ++made[each.key[0]];
+        return made;
+    };
+    for (int i = 0; i < 5000; ++i) {
+        const auto client = static_cast<char>('a' + std::min(dice() % 5, dice() % 5));
+        const std::string key = std::string(1, client) + std::to_string(dice() % 20);
+        auto before = count();
+        const auto was = table.size();
+        use_as(table, static_cast<std::uint64_t>(client), key, 1, dice() % 4 != 0);
+        const auto now = count();
+        for (const auto& [whose, had] : before) {
+            const auto found = now.find(whose);
+            if (whose != client && (found == now.end() || found->second < had)) {
+                REQUIRE(was == 12);
+                REQUIRE(had >= before[client] + 1); // it had more than the one that came in its place
+            }
+        }
+        REQUIRE(table.size() <= 12);
+        if (dice() % 50 == 0)
+            (void)table.remove(model, key);
+    }
+    table.clear();
+    CHECK(session::alive == 0);
+}
+
+TEST_CASE("a session that is not kept is gone after its release, and a waiting request gets a new one") {
+    kv::session_table<session> table({.sessions = 2});
+    use(table, "ann", 5);
+    use_as(table, 0, "bob", 5, false);
+    CHECK(keys(table) == "ann1 ");
+    CHECK(table.bytes() == 5);
+    std::jthread next;
+    {
+        auto first = table.acquire(model, "ann", fresh);
+        (*first)->said = 7;
+        first->set_kept(false);
+        next = std::jthread([&] {
+            auto held = table.acquire(model, "ann", fresh);
+            CHECK((*held)->said == 0);
+            held->set_bytes(3);
+        });
+        while (table.list(model)[0].uses < 3)
+            std::this_thread::yield(); // until it is queued
+    }
+    next.join();
+    CHECK(keys(table) == "ann3 ");
+    CHECK(table.bytes() == 3);
     CHECK(session::alive == 1);
 }
