@@ -248,6 +248,46 @@ TEST_CASE("a cached system prompt does not run again in any session") {
     CHECK(one.info().messages == 1);
 }
 
+TEST_CASE("sessions with one system prompt compute it once, and the logits are those of a session without it") {
+    for (std::size_t extra = 0; extra < 20; ++extra) { // the prompt ends anywhere in a page of 16 tokens
+        std::string system = "You answer questions about the notes.";
+        for (std::size_t i = 0; i < extra; ++i)
+            system += " of";
+        host here(tiny_model()), cold(tiny_model());
+        std::size_t tokens = 0;
+        std::vector<session> all;
+        for (int i = 0; i < 3; ++i) {
+            auto& one = all.emplace_back(here.store, form(), 2048, system);
+            const auto ran = one.warm_up(here.pipeline);
+            REQUIRE(ran.has_value());
+            REQUIRE(*one.warm_up(here.pipeline) == 0); // there are tokens
+            tokens = one.info().cached;
+            CHECK(*ran == (i == 0 ? tokens : 0));
+            CHECK(one.info().pending == 0);
+            check_invariants(one);
+        }
+        CAPTURE(system, tokens);
+        CHECK(here.store.stats().in_use == (tokens + 15) / 16); // shared by all
+        session plain(cold.store, form(), 2048, system);
+        for (auto& one : all) {
+            std::vector<kv::chat_message> messages(one.messages().begin(), one.messages().end());
+            messages.push_back({.role = "user", .content = "Who is Ella?"});
+            auto turn = one.begin(messages, 8), fresh = plain.begin(messages, 8);
+            REQUIRE(turn.has_value());
+            REQUIRE(fresh.has_value());
+            CHECK(turn->prompt == fresh->prompt);
+            CHECK(turn->sequence.size() >= tokens);
+            CHECK((&one != all.data() || turn->sequence.size() == tokens)); // later ones find the turn of the first
+            cold.store.clear();
+            const auto logits_of = [](auto& host, auto& of) {
+                return host.pipeline.extend(of.sequence, std::span(of.prompt).subspan(of.sequence.size()));
+            };
+            fresh->sequence.truncate(0);
+            CHECK(*logits_of(here, *turn) == *logits_of(cold, *fresh));
+        }
+    }
+}
+
 TEST_CASE("a template that rewrites earlier turns continues from the last common token") {
     const auto rewriting =
         written("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if loop.last %}NEW {% endif %}"

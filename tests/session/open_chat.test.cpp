@@ -173,6 +173,50 @@ TEST_CASE("a chat answers as a session composed by hand, bit for bit, and reuses
     }
 }
 
+TEST_CASE("a chat that is opened warm answers alike, and its first turn computes the user's tokens only") {
+    for (const float temperature : {0.0f, 1.2f}) {
+        auto with = brief();
+        with.sampling = {.temperature = temperature, .seed = 7};
+        auto cold = kv::open_chat(worlds, with);
+        with.warm_up = true;
+        auto warm = kv::open_chat(worlds, with);
+        REQUIRE(cold.has_value());
+        REQUIRE(warm.has_value());
+        CHECK(cold->session().info().cached == 0);
+        const std::size_t system = warm->session().info().cached;
+        CHECK(system > 5);
+        for (const std::string& question : questions) {
+            const bool first = &question == questions.data();
+            const auto answer = warm->say(question), same = cold->say(question);
+            REQUIRE(answer.has_value());
+            REQUIRE(same.has_value());
+            CHECK(answer->ids == same->ids);
+            CHECK(answer->text == same->text);
+            CHECK(answer->prompt == same->prompt);
+            if (first) {
+                CHECK(answer->reused == system);
+                CHECK(answer->prefilled == same->prefilled - system);
+            } else {
+                CHECK(answer->reused == same->reused);
+            }
+        }
+        CHECK(of(*warm) == of(*cold));
+        check_sound(*warm);
+        REQUIRE(warm->reset());
+        CHECK(warm->session().info().cached == system);
+    }
+    // Without a system prompt the tokens that the template puts before the user's text are computed.
+    auto bare = brief();
+    bare.system.clear();
+    bare.warm_up = true;
+    auto chat = kv::open_chat(worlds, bare);
+    REQUIRE(chat.has_value());
+    const std::size_t before = chat->session().info().cached;
+    const auto answer = chat->say("Who is Ella?");
+    REQUIRE(answer.has_value());
+    CHECK(answer->reused == before);
+}
+
 TEST_CASE("a chat has the identity of model and tokenizer, and pages for its context twice") {
     const auto chat = kv::open_chat(worlds);
     REQUIRE(chat.has_value());

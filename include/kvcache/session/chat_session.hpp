@@ -183,20 +183,30 @@ public:
     /// Releases all keys and values; the messages stay. The cache may still hold pages of them.
     void invalidate() noexcept { keep(0); }
 
-    /// Computes the system prompt ahead of the first turn. Errors: those of the template and the pipeline.
+    /// Computes the system prompt ahead of the first turn, which then computes the user's tokens only. Sessions of one
+    /// tenant over one cache share it: a second one with the same system prompt computes nothing. Does nothing once
+    /// there are tokens. Returns the number of tokens computed. Errors: those of the template and the pipeline; the
+    /// session is unchanged then.
     template <class Model>
-    [[nodiscard]] result<void> warm_up(pipeline<Cache, Model>& pipeline) {
-        const auto prefix = system_tokens();
+    [[nodiscard]] result<std::size_t> warm_up(pipeline<Cache, Model>& pipeline) {
+        auto prefix = system_tokens();
         if (!prefix)
             return prefix.error();
         if (prefix->empty() || !transcript_.empty())
-            return {};
-        auto ran = pipeline.prefill(*prefix, logits_mode::last, tenant_);
-        if (!ran)
-            return ran.error();
-        sequence_ = std::move(ran->sequence);
-        transcript_ = chat_transcript::of(with_.words, {}, *prefix, {});
-        return {};
+            return 0;
+        const std::size_t size = prefix->size();
+        prefix->push_back(prefix->back()); // the cache leaves out the last token, which is none of the prompt
+        auto known = cache_.open(*prefix, tenant_);
+        known.truncate(std::min(known.size(), size));
+        prefix->pop_back();
+        const std::size_t computed = size - known.size();
+        if (computed > 0)
+            if (auto ran = pipeline.extend(known, std::span(*prefix).last(computed), logits_mode::none); !ran)
+                return ran.error();
+        auto transcript = chat_transcript::of(with_.words, {}, *prefix, {});
+        sequence_.emplace(std::move(known)); // nothing below throws
+        std::swap(transcript_, transcript);
+        return computed;
     }
 
     /// Begins a turn over these messages, which need not be the current ones. Errors: those of the template and the

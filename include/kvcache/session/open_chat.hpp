@@ -41,7 +41,10 @@ struct chat_settings {
     /// Limit of the pages if `bytes` is 0.
     static constexpr std::size_t default_bytes = std::size_t{2} << 30;
 
-    std::string system = {};                    ///< System prompt; empty: none.
+    std::string system = {}; ///< System prompt; empty: none.
+    /// Computes the system prompt when the chat is opened, for a first answer that comes sooner. Off by default: it
+    /// makes opening take longer by as much, which a chat that is never spoken to would pay for nothing.
+    bool warm_up = false;
     sampler sampling = {};                      ///< Default: greedy.
     stop_criteria stop = {};                    ///< Without stop tokens: those of the model.
     std::vector<std::string> stop_strings = {}; ///< Each ends an answer and is not part of it.
@@ -202,7 +205,8 @@ private:
 };
 
 /// Opens a chat with a model, a tokenizer and a template of your own, with a cache of these policies in any order.
-/// Errors: out_of_range for a setting that is not valid, by its name; out_of_memory, with the bytes needed.
+/// Errors: out_of_range for a setting that is not valid, by its name; out_of_memory, with the bytes needed; those of
+/// chat_session::warm_up, if the settings ask for it.
 template <chat_overflow_policy Overflow = refuse_overflow, policy... Ps>
     requires one_policy_a_role<Ps...>
 [[nodiscard]] result<basic_chat<cache<Ps...>, Overflow>>
@@ -235,6 +239,9 @@ open_chat(loaded_model loaded, tokenizer words, chat_template form, chat_setting
             made = std::make_unique<parts>(std::move(loaded), std::move(format), std::move(settings), open_cache);
         }))
         return error{error_code::out_of_memory, "memory", "the system has too little memory for the chat's cache"};
+    if (made->settings.warm_up)
+        if (auto warm = made->session.warm_up(made->run); !warm)
+            return warm.error();
     return basic_chat<cache<Ps...>, Overflow>(std::move(made));
 }
 
