@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "measured.hpp"
 #include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -25,21 +26,6 @@ using tcp = boost::asio::ip::tcp;
 
 using kvcache::json;
 using steady = std::chrono::steady_clock;
-
-/// The measurements of a request. Times are in seconds since the start of the run.
-struct measured {
-    double due = 0.0; ///< Scheduled time of sending.
-    double sent = 0.0;
-    double ended = 0.0;
-    std::vector<double> tokens = {}; ///< Arrival time of each piece of text.
-    std::size_t prompt_tokens = 0;
-    std::size_t cached_tokens = 0;
-    std::size_t output_tokens = 0;
-    std::string text = {};
-    std::string failure = {}; ///< A failure label; empty on success.
-    std::size_t session = 0;
-    std::size_t turn = 0; ///< Index in its conversation.
-};
 
 /// Returns the failure label of a status or message.
 [[nodiscard]] inline std::string label_of(int status, const std::string& message) {

@@ -61,6 +61,7 @@ struct plan {
     length question = {.mean = 50};
     length output = {.mean = 50};
     bool multi_turn = false; ///< The context of a user grows with its questions and answers.
+    std::size_t context = 0; ///< Maximum tokens of a prompt and its answer, for which old turns are dropped; 0: any.
     std::uint64_t seed = 0;
     bool poisson = false;
 

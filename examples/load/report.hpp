@@ -9,9 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "client.hpp"
+#include "goodput.hpp"
+#include "measured.hpp"
 
 namespace load {
+
+using kvcache::json;
 
 /// Returns mean, minimum, maximum and percentiles, under inference-perf's names; null for no values.
 [[nodiscard]] inline json summary(std::vector<double> of) {
@@ -44,9 +47,9 @@ namespace load {
             {"max", of.back()}};
 }
 
-/// Returns the measurements of a run. A request with fewer than two tokens has no inter-token time; a failed request
-/// has no times.
-[[nodiscard]] inline json report(const std::vector<measured>& all) {
+/// Returns the measurements of a run, with its goodput if there are constraints. A request with fewer than two tokens
+/// has no inter-token time; a failed request has no times.
+[[nodiscard]] inline json report(const std::vector<measured>& all, const goodput_constraints& most) {
     std::vector<double> latency, first, each, normalised, between, delay, prompt, output;
     std::map<std::string, std::size_t> failures;
     std::map<std::size_t, std::pair<double, double>> hits; // cached and prompt tokens, by session
@@ -88,25 +91,28 @@ namespace load {
     json labels = json::object();
     for (const auto& [label, count] : failures)
         labels[label] = count;
-    return {{"load_summary", {{"count", all.size()}, {"schedule_delay", summary(delay)}}},
-            {"successes",
-             {{"count", latency.size()},
-              {"latency",
-               {{"request_latency", summary(latency)},
-                {"normalized_time_per_output_token", summary(normalised)},
-                {"time_per_output_token", summary(each)},
-                {"time_to_first_token", summary(first)},
-                {"inter_token_latency", summary(between)}}},
-              {"throughput",
-               {{"input_tokens_per_sec", prompts / seconds},
-                {"output_tokens_per_sec", outputs / seconds},
-                {"total_tokens_per_sec", (prompts + outputs) / seconds},
-                {"requests_per_sec", static_cast<double>(latency.size()) / seconds}}},
-              {"prompt_len", summary(prompt)},
-              {"output_len", summary(output)},
-              {"kv_cache_hit_percent", prompts > 0.0 ? json(100.0 * cached / prompts) : json()},
-              {"session_kv_cache_hit_percent", summary(by_session)}}},
-            {"failures", {{"count", all.size() - latency.size()}, {"by_label", std::move(labels)}}}};
+    json made{{"load_summary", {{"count", all.size()}, {"schedule_delay", summary(delay)}}},
+              {"successes",
+               {{"count", latency.size()},
+                {"latency",
+                 {{"request_latency", summary(latency)},
+                  {"normalized_time_per_output_token", summary(normalised)},
+                  {"time_per_output_token", summary(each)},
+                  {"time_to_first_token", summary(first)},
+                  {"inter_token_latency", summary(between)}}},
+                {"throughput",
+                 {{"input_tokens_per_sec", prompts / seconds},
+                  {"output_tokens_per_sec", outputs / seconds},
+                  {"total_tokens_per_sec", (prompts + outputs) / seconds},
+                  {"requests_per_sec", static_cast<double>(latency.size()) / seconds}}},
+                {"prompt_len", summary(prompt)},
+                {"output_len", summary(output)},
+                {"kv_cache_hit_percent", prompts > 0.0 ? json(100.0 * cached / prompts) : json()},
+                {"session_kv_cache_hit_percent", summary(by_session)}}},
+              {"failures", {{"count", all.size() - latency.size()}, {"by_label", std::move(labels)}}}};
+    if (!most.empty())
+        made["successes"]["goodput_metrics"] = goodput(all, most, seconds);
+    return made;
 }
 
 /// Returns the times to first token by turn index, in seconds.

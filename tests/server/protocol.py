@@ -451,6 +451,16 @@ def loads(at):
     parts = run(0, *here, *lengths, "--poisson", "--stage", "40:0.25", "--stage", "x2:6", "--question-len-std", "3")
     check([p["load_summary"]["count"] for p in parts["stages"]] == [10, 6], parts["stages"])
     check(parts["successes"]["prompt_len"]["min"] < parts["successes"]["prompt_len"]["max"], parts["successes"])
+    # Contexts that grow beyond the server's, from two processes; every turn is answered, and all requests are good.
+    long = run(0, *here, "--system-prompt-len", "40", "--question-len", "60", "--output-len", "64", "--multi-turn", "--num-groups", "1",
+               "--num-prompts-per-group", "3", "--requests", "36", "--context", "900", "--num-workers", "2", "--goodput", "ttft:1000",
+               "--goodput", "tpot:1000", "--goodput", "request_latency:0.000001")
+    good = long["successes"]
+    check(good["count"] == 36 and 450 < good["prompt_len"]["max"] <= 900 - 64, good["prompt_len"])
+    check([(t["turn"], t["count"]) for t in long["turns"]] == [(n, 3) for n in range(12)], long["turns"])
+    met = good["goodput_metrics"]
+    check(met["total_requests"] == 36 and met["good_requests"] == 0 == met["request_latency_attainment_percentage"], met)
+    check(met["ttft_attainment_percentage"] == 100 == met["tpot_attainment_percentage"], met)
     missed = run(1, "--url", "http://127.0.0.1:9", *lengths, "--requests", "2")
     check(missed["failures"] == {"count": 2, "by_label": {"connection": 2}}, missed["failures"])
     failed = run(1, *here, "--requests", "4", "--output-len", "1000000")
