@@ -37,8 +37,7 @@ public:
                                             std::chrono::steady_clock::time_point deadline,
                                             const request_watch& watch) {
         std::ranges::sort(parts);
-        const auto twice = std::ranges::unique(parts);
-        parts.erase(twice.begin(), twice.end());
+        parts.erase(std::unique(parts.begin(), parts.end()), parts.end()); // Clang 14 has no ranges::unique
         for (auto& part : parts)
             if (!known(part))
                 if (auto asked = ask(std::move(part), deadline); !asked) {
