@@ -25366,18 +25366,22 @@ template <class Table>
 class session_guard {
 public:
     session_guard(session_guard&& other) noexcept
-        : table_(std::exchange(other.table_, nullptr)), slot_(other.slot_), bytes_(other.bytes_) {}
+        : table_(std::exchange(other.table_, nullptr)),
+          slot_(other.slot_),
+          bytes_(other.bytes_),
+          is_kept_(other.is_kept_) {}
     /// Releases the session it held before.
     session_guard& operator=(session_guard&& other) noexcept {
         session_guard taken(std::move(other));
         std::swap(table_, taken.table_);
         std::swap(slot_, taken.slot_);
         std::swap(bytes_, taken.bytes_);
+        std::swap(is_kept_, taken.is_kept_);
         return *this;
     }
     ~session_guard() {
         if (table_ != nullptr)
-            table_->release(slot_, bytes_);
+            table_->release(slot_, bytes_, is_kept_);
     }
 
     [[nodiscard]] auto& operator*() const noexcept { return *slot_->session; }
@@ -25385,6 +25389,9 @@ public:
 
     /// Sets the bytes that the session keeps after its release.
     void set_bytes(std::size_t bytes) noexcept { bytes_ = bytes; }
+    /// Sets whether the session stays in the table after its release, as it does by default. The next request of its
+    /// key gets a new one otherwise.
+    void set_kept(bool is_kept) noexcept { is_kept_ = is_kept; }
 
 private:
     friend Table;
@@ -25394,6 +25401,7 @@ private:
     Table* table_;
     slot* slot_;
     std::size_t bytes_;
+    bool is_kept_ = true;
 };
 
 /// Limits of a session table.
@@ -25442,9 +25450,10 @@ private:
     std::set<std::uint64_t> given_up_;
 };
 
-/// Sessions by model and key, limited in count and bytes. Any eviction policy selects the victims; the depth of an
-/// entry is 0 at its first use and 1 after its second. One request holds a session at a time; others wait in order of
-/// arrival. Any thread may call it. Requires: it outlives its holds.
+/// Sessions by model and key, limited in count and bytes. A session is evicted from the client that has the most of
+/// what is short, so that a client displaces no session of another one that has less. Among those sessions any eviction
+/// policy selects the victim; the depth of an entry is 0 at its first use and 1 after its second. One request holds a
+/// session at a time; others wait in order of arrival. Any thread may call it. Requires: it outlives its holds.
 template <class Session, eviction_policy Eviction = default_session_eviction>
 class session_table {
     template <class>
@@ -25473,15 +25482,21 @@ public:
     /// cancelled, besides those of acquire.
     template <class Make, class GivesUp>
     [[nodiscard]] result<hold> acquire(const digest& model, std::string_view key, Make make, GivesUp gives_up) {
+        return acquire(model, key, 0, std::move(make), std::move(gives_up));
+    }
+    /// Like acquire, for a client. A session belongs to the client that it was made for.
+    template <class Make, class GivesUp>
+    [[nodiscard]] result<hold> acquire(const digest& model, std::string_view key, std::uint64_t client, Make make,
+                                       GivesUp gives_up) {
         std::unique_ptr<Session> gone; // destroyed after the lock is released
         std::unique_lock guard(lock_);
         auto found = names_.find({model, std::string(key)});
         if (found == names_.end()) {
-            const auto free = free_slot(gone);
+            const auto free = free_slot(client, gone);
             if (!free)
                 return error{error_code::out_of_memory, "sessions",
                              "all " + std::to_string(limits_.sessions) + " sessions are in use"};
-            found = enter(*free, model, key);
+            found = enter(*free, model, key, client);
         } else
             again(found->second);
         slot& of = *slots_[index_of(found->second)];
@@ -25511,17 +25526,17 @@ public:
         if (!wait(of, guard, gives_up))
             return false;
         gone = std::move(of.session);
-        bytes_ -= std::exchange(of.bytes, 0);
+        set_bytes(of, 0);
         std::unique_ptr<Session> none;
         leave(of, none);
         return true;
     }
 
-    /// Evicts the session that the policy selects. Returns false if all are in use.
+    /// Evicts the session that the policy selects, of the client with the most bytes. Returns false if all are in use.
     bool evict() {
         std::unique_ptr<Session> gone;
         const std::lock_guard guard(lock_);
-        return evict_one(gone);
+        return evict_one(bytes_of, gone);
     }
 
     /// Evicts every session that is not in use.
@@ -25555,8 +25570,16 @@ private:
     using name = std::pair<digest, std::string>;
     using names = std::map<name, slot_id>;
 
+    /// What a client has.
+    struct share {
+        std::size_t sessions = 0;
+        std::size_t bytes = 0;
+    };
+    using shares = std::map<std::uint64_t, share>;
+
     struct slot {
         typename names::iterator place = {};
+        typename shares::iterator client = {};
         std::unique_ptr<Session> session = {};
         std::size_t bytes = 0;
         std::size_t uses = 0;
@@ -25566,8 +25589,11 @@ private:
     };
 
     // Returns a free slot, and evicts a session if none is free.
-    [[nodiscard]] std::optional<slot_id> free_slot(std::unique_ptr<Session>& gone) {
-        if (names_.size() == limits_.sessions && !evict_one(gone))
+    [[nodiscard]] std::optional<slot_id> free_slot(std::uint64_t client, std::unique_ptr<Session>& gone) {
+        const auto sessions_of = [&](const typename shares::value_type& of) { // with the one that comes
+            return of.second.sessions + (of.first == client ? 1 : 0);
+        };
+        if (names_.size() == limits_.sessions && !evict_one(sessions_of, gone))
             return std::nullopt;
         for (std::size_t i = 0; i < slots_.size(); ++i)
             if (!slots_[i])
@@ -25575,17 +25601,21 @@ private:
         return std::nullopt;
     }
 
-    [[nodiscard]] typename names::iterator enter(slot_id at, const digest& model, std::string_view key) {
+    [[nodiscard]] typename names::iterator enter(slot_id at, const digest& model, std::string_view key,
+                                                 std::uint64_t client) {
         auto made = std::make_unique<slot>();
         const auto place = names_.emplace(name{model, std::string(key)}, at).first;
         try {
+            made->client = clients_.try_emplace(client).first;
             admit(at, 0);
         } catch (...) {
             names_.erase(place);
+            drop_empty(clients_.find(client));
             throw;
         }
         made->place = place;
         made->uses = 1;
+        ++made->client->second.sessions;
         slots_[index_of(at)] = std::move(made);
         return place;
     }
@@ -25641,24 +25671,40 @@ private:
         }
     }
 
-    void release(slot* of, std::size_t bytes) {
+    void release(slot* of, std::size_t bytes, bool is_kept) {
+        std::unique_ptr<Session> dropped, none;
         std::vector<std::unique_ptr<Session>> gone;
         const std::lock_guard guard(lock_);
-        bytes_ = bytes_ - of->bytes + bytes;
-        of->bytes = bytes;
+        set_bytes(*of, is_kept ? bytes : 0);
+        if (!is_kept)
+            dropped = std::move(of->session);
         on_released(order_, of->place->second);
-        std::unique_ptr<Session> none;
         leave(*of, none);
         while (bytes_ > limits_.bytes) {
             gone.emplace_back();
-            if (!evict_one(gone.back()))
+            if (!evict_one(bytes_of, gone.back()))
                 break;
         }
     }
 
-    bool evict_one(std::unique_ptr<Session>& gone) {
+    void set_bytes(slot& of, std::size_t bytes) {
+        bytes_ = bytes_ - of.bytes + bytes;
+        of.client->second.bytes += bytes - of.bytes;
+        of.bytes = bytes;
+    }
+
+    static constexpr auto bytes_of = [](const typename shares::value_type& of) { return of.second.bytes; };
+
+    // Evicts a session of a client with the largest share, as `size_of` measures it, among those with an idle session.
+    template <class SizeOf>
+    bool evict_one(SizeOf size_of, std::unique_ptr<Session>& gone) {
+        std::size_t largest = 0;
+        for (const auto& each : slots_)
+            if (each && !each->busy())
+                largest = std::max(largest, size_of(*each->client));
         const auto is_evictable = [&](slot_id at) {
-            return index_of(at) < slots_.size() && slots_[index_of(at)] && !slots_[index_of(at)]->busy();
+            return index_of(at) < slots_.size() && slots_[index_of(at)] && !slots_[index_of(at)]->busy() &&
+                   size_of(*slots_[index_of(at)]->client) == largest;
         };
         const auto victim = order_.victim(is_evictable);
         if (!victim)
@@ -25671,10 +25717,17 @@ private:
 
     void forget(slot_id at, std::unique_ptr<Session>& gone) {
         slot& of = *slots_[index_of(at)];
-        bytes_ -= of.bytes;
+        set_bytes(of, 0);
         gone = std::move(of.session);
         names_.erase(of.place);
+        --of.client->second.sessions;
+        drop_empty(of.client);
         slots_[index_of(at)].reset();
+    }
+
+    void drop_empty(typename shares::iterator client) {
+        if (client != clients_.end() && client->second.sessions == 0)
+            clients_.erase(client);
     }
 
     session_limits limits_;
@@ -25682,6 +25735,7 @@ private:
     std::condition_variable free_;
     checked_eviction<opened_by<Eviction, eviction_capacity>> order_;
     names names_;
+    shares clients_;
     std::vector<std::unique_ptr<slot>> slots_;
     std::size_t bytes_ = 0;
 };
