@@ -23,7 +23,10 @@ using any = kv::any_codec<std::tuple<kv::codec::bf16, kv::codec::f16, kv::codec:
                                      kv::codec::int4, kv::codec::int4_per_channel, kv::codec::hadamard<kv::codec::int4>,
                                      kv::codec::codebook<4>, kv::codec::codebook<3>, kv::codec::codebook<2>,
                                      kv::codec::mixed_kv<kv::codec::int4_per_channel, kv::codec::int8>,
-                                     kv::codec::mixed_kv<kv::codec::int4, kv::codec::int4_per_channel>>>;
+                                     kv::codec::mixed_kv<kv::codec::int4, kv::codec::int4_per_channel>,
+                                     kv::codec::delta<3>, kv::codec::mixed_kv<kv::codec::delta<4>, kv::codec::int4>,
+                                     kv::codec::mixed_kv<kv::codec::delta<3>, kv::codec::codebook<3>>,
+                                     kv::codec::mixed_kv<kv::codec::delta<2>, kv::codec::int8>>>;
 
 /// The same codec without its quantized operands.
 struct decoding {
@@ -48,7 +51,8 @@ struct decoding {
 };
 
 struct past {
-    static constexpr std::uint32_t page_tokens = 32, pages = 5;
+    static constexpr std::uint32_t pages = 5;
+    std::uint32_t page_tokens;
     kv::page_shape shape;
     any::state codec;
     kv::storage::heap::state storage;
@@ -58,8 +62,9 @@ struct past {
     std::vector<float> queries;
     kv::attention_shape asks;
 
-    past(const std::string& name, std::uint32_t dim, std::uint32_t group)
-        : shape{1, 2, dim, page_tokens},
+    past(const std::string& name, std::uint32_t dim, std::uint32_t group, std::uint32_t tokens = 32)
+        : page_tokens(tokens),
+          shape{1, 2, dim, page_tokens},
           codec(any::named(name)->open(shape)),
           storage(kv::storage::heap{}.open(pages, codec.page_bytes())),
           queries(numbers::uniforms(3, std::size_t{pages} * page_tokens * 2 * group * dim, 2.0f)),
@@ -150,6 +155,19 @@ TEST_CASE("the bits of a query over quantized tiles do not depend on neighboring
     }
 }
 
+TEST_CASE("deltas are summed from the first row of a group, whichever tile attention begins with") {
+    // Attention takes four tiles at once, and a group has three: each of its tiles begins a call somewhere.
+    for (const std::string& name : all_names()) {
+        if (name.find("delta") == name.npos)
+            continue;
+        CAPTURE(name);
+        const past all(name, 64, 2, 48);
+        const auto own = all.run(all.codec, 0, 5);
+        CHECK(distance(own, all.run(decoding{all.codec}, 0, 5)) < 1.2e-2);
+        CHECK(numbers::same_bits(own, all.run(all.codec, 0, 1)));
+    }
+}
+
 TEST_CASE("attention over codes gives the same bits in every build") {
     const auto digest = [](const char* name) {
         const past all(name, 40, 3);
@@ -163,4 +181,6 @@ TEST_CASE("attention over codes gives the same bits in every build") {
     CHECK(digest("int4_per_channel") == "16d322c33b51a7fa1af7fe9207d46664");
     CHECK(digest("codebook<4>") == "d537fcc232d16b4809819d418c11b472");
     CHECK(digest("codebook<3>") == "3fd0026667f715a605a427f708992253");
+    CHECK(digest("delta<3>") == "f7a001359303a8c47a271c31eb60ba06");
+    CHECK(digest("mixed_kv<delta<4>, int4>") == "c078a59c8a31a52758ccfca9f717e29a");
 }

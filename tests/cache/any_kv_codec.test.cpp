@@ -66,6 +66,8 @@ TEST_CASE("codecs of keys and values that are chosen at run time have the pages 
     same(codebook<4>{}, "codebook_4", "codebook_4");
     same(codebook<3>{}, "codebook_3", "codebook_3");
     same(codebook<2>{}, "codebook_2", "codebook_2");
+    same(delta<3>{}, "delta_3", "delta_3");
+    same(mixed_kv<delta<3>, codebook<3>>{}, "delta_3", "codebook_3");
     same(mixed_kv<int8, int4>{}, "int8", "int4");
     same(mixed_kv<int4_per_channel, hadamard<int4>>{}, "int4_per_channel", "hadamard_int4");
 }
@@ -84,7 +86,11 @@ TEST_CASE("pairs of named codecs pass the conformance tests") {
                                                   {"codebook_5", 0.07},
                                                   {"codebook_4", 0.13},
                                                   {"codebook_3", 0.23},
-                                                  {"codebook_2", 0.4}};
+                                                  {"codebook_2", 0.4},
+                                                  // The deltas of independent rows are larger than the rows.
+                                                  {"delta_4", 0.17},
+                                                  {"delta_3", 0.33},
+                                                  {"delta_2", 0.6}};
     for (const std::string& keys : side::names())
         for (const std::string& values : {std::string("f32"), std::string("int4"), keys}) {
             CAPTURE(keys, values);
@@ -115,5 +121,5 @@ TEST_CASE("an unknown codec is refused with the names that there are") {
     CHECK(made.error().code == kv::error_code::not_found);
     CHECK(made.error().message ==
           "no codec is named \"int5\"; there are f32, bf16, f16, int8, int8_grouped, int4, int4_per_channel, "
-          "hadamard_int8, hadamard_int4, codebook_5, codebook_4, codebook_3, codebook_2");
+          "hadamard_int8, hadamard_int4, codebook_5, codebook_4, codebook_3, codebook_2, delta_4, delta_3, delta_2");
 }

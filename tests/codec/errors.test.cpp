@@ -215,3 +215,30 @@ TEST_CASE("an outlier channel of keys and an outlier token of values distinguish
           true, true);
     check("codebook of 4 bits", kv::codec::codebook<4>{}, false, true);
 }
+
+TEST_CASE("the errors of deltas are those of the differences between rows, and do not add up in a group") {
+    // A random walk: each row is the row before and a normal step.
+    rows walk = normal_rows(7), steps = walk;
+    for (std::size_t i = dim; i < walk.size(); ++i)
+        walk[i] += walk[i - dim];
+    const auto squares = [](const rows& of, const rows& other, std::size_t first, std::size_t last) {
+        double all = 0; // of the differences in rows [first, last) of each group of 64
+        for (std::size_t i = 0; i < of.size(); ++i)
+            if (i / dim % 64 >= first && i / dim % 64 < last)
+                all += (of[i] - other[i]) * (of[i] - other[i]);
+        return all / static_cast<double>(last - first);
+    };
+    for (double& x : walk)
+        x = static_cast<float>(x);
+    const both got = quantized(kv::codec::delta<3>{}, walk, walk);
+    const double step = squares(steps, rows(steps.size()), 1, 64);
+    for (const rows* side : {&got.keys, &got.values}) {
+        // The error of eight levels for a normal distribution is 0.0345; the error before a step is a part of it.
+        CHECK(squares(*side, walk, 1, 64) <= 0.04 * step);
+        CHECK(squares(*side, walk, 1, 64) >= 0.025 * step);
+        CHECK(squares(*side, walk, 48, 64) <= 1.1 * squares(*side, walk, 1, 17));
+        CHECK(squares(*side, walk, 0, 1) <= 1e-5 * squares(walk, rows(walk.size()), 0, 1));
+    }
+    CHECK(error_of(quantized(kv::codec::codebook<3>{}, walk, walk).keys, walk) >
+          10 * error_of(quantized(kv::codec::delta<3>{}, walk, walk).keys, walk));
+}

@@ -117,6 +117,10 @@ TEST_CASE("every codec's page has the bytes it always had") {
     CHECK(digest_of_page(kv::codec::codebook<4>{}, shape) == "1b303ff1259575027c6945aac62b1b81");
     CHECK(digest_of_page(kv::codec::codebook<3>{}, shape) == "144cec1b653df3e9ffb66eaeb21b87be");
     CHECK(digest_of_page(kv::codec::codebook<2>{}, shape) == "3633c7c5d9eaf2fcb8c9815ff04c4f30");
+    CHECK(digest_of_page(kv::codec::delta<4>{}, shape) == "2457fe4cb4a2a01bcfebf28dd76c1d92");
+    CHECK(digest_of_page(kv::codec::delta<3>{}, shape) == "d941c7aef1725d15dc3b407c55c1af3a");
+    CHECK(digest_of_page(kv::codec::delta<3>{.group = 16}, shape) == "fde524701bab23e625be3f3c0b2e0b24");
+    CHECK(digest_of_page(kv::codec::delta<2>{}, shape) == "b9e8a952d4363f49d5aeaac232015a13");
 }
 
 TEST_CASE("pages have the bits per number that their codecs state") {
@@ -135,6 +139,10 @@ TEST_CASE("pages have the bits per number that their codecs state") {
     CHECK(bits(kv::codec::codebook<4>{}) == 4.125);
     CHECK(bits(kv::codec::codebook<3>{}) == 3.125);
     CHECK(bits(kv::codec::codebook<2>{}) == 2.125);
+    CHECK(bits(kv::codec::delta<4>{}) == 4.375);
+    CHECK(bits(kv::codec::delta<3>{}) == 3.375);
+    CHECK(bits(kv::codec::delta<3>{.group = 16}) == 4.125);
+    CHECK(bits(kv::codec::delta<2>{}) == 2.375);
     CHECK(bits(kv::codec::mixed_kv<kv::codec::int4_per_channel, kv::codec::int4>{}) == 4.75);
 }
 
@@ -164,12 +172,15 @@ TEST_CASE("values beyond a codec's range become the largest that it can encode, 
     CHECK(finite(kv::codec::int4{}));
     CHECK(finite(kv::codec::int4_per_channel{}));
     CHECK(finite(kv::codec::codebook<4>{}));
+    CHECK(finite(kv::codec::delta<3>{}));
 }
 
 TEST_CASE("a page that a codec's groups do not fill is a mistake") {
     const kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 16, .tokens = 48};
     CHECK_THROWS_AS(kv::codec::int4_per_channel{}.open(shape), kv::contract_violation);
     CHECK_THROWS_AS(kv::codec::int8_grouped{.group = 24}.open(shape), kv::contract_violation);
+    CHECK_THROWS_AS(kv::codec::delta<3>{.group = 32}.open(shape), kv::contract_violation);
+    CHECK_THROWS_AS(kv::codec::delta<3>{.group = 24}.open(shape), kv::contract_violation);
 }
 
 TEMPLATE_LIST_TEST_CASE("the bytes of a page of any valid shape do not overflow", "", kv::codec_policies) {
@@ -182,9 +193,10 @@ TEMPLATE_LIST_TEST_CASE("the bytes of a page of any valid shape do not overflow"
                     const shape of{1u << l, 1u << h, 1u << d, 1u << t};
                     if (!of.valid())
                         continue;
-                    // By the smallest page of this head_dim, in floating point, which does not overflow.
-                    const double expected = std::ldexp(static_cast<double>(bytes({1, 1, of.head_dim, 32})),
-                                                       static_cast<int>(l + h + t - 5));
+                    // By a page of one head and at most 64 tokens, in floating point, which does not overflow.
+                    const std::uint32_t small = std::min(t, 6u);
+                    const double expected = std::ldexp(static_cast<double>(bytes({1, 1, of.head_dim, 1u << small})),
+                                                       static_cast<int>(l + h + t - small));
                     REQUIRE(static_cast<double>(bytes(of)) == expected);
                     REQUIRE(expected < std::ldexp(1.0, 56));
                 }

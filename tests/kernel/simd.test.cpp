@@ -242,6 +242,24 @@ TEST_CASE("the sums of several at once are those of each alone") {
     }
 }
 
+TEST_CASE("running sums are exact for integers, and have the bits of one fixed tree") {
+    for (std::uint64_t seed = 0; seed < 200; ++seed) {
+        const auto from = numbers::uniforms(seed, 16);
+        std::vector<float> whole(16), want = from, sums(16), got(16);
+        for (std::size_t i = 0; i < 16; ++i) {
+            whole[i] = std::trunc(from[i] * 1000.0f);
+            sums[i] = whole[i] + (i > 0 ? sums[i - 1] : 0.0f);
+        }
+        kv::running_sums(kv::f32x16::load(whole.data())).store(got.data());
+        REQUIRE(got == sums);
+        for (std::size_t by = 1; by < 16; by *= 2)
+            for (std::size_t i = 16; i > by; --i)
+                want[i - 1] += want[i - 1 - by];
+        kv::running_sums(kv::f32x16::load(from.data())).store(got.data());
+        REQUIRE(numbers::same_bits(got, want));
+    }
+}
+
 TEST_CASE("what rises is the largest so far, and by how much") {
     for (std::uint64_t seed = 0; seed < 500; ++seed) {
         const auto from = four_vectors(seed);

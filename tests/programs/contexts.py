@@ -15,10 +15,11 @@ import tempfile
 from pathlib import Path
 
 generate, chat, model = sys.argv[1:4]
-CODECS = ["f32", "bf16", "int8", "int4", "hadamard_int4", "codebook_5", "codebook_3", "k=int8,v=int4", "v=codebook_2"]
+CODECS = ["f32", "bf16", "int8", "int4", "hadamard_int4", "codebook_5", "codebook_3", "k=int8,v=int4", "v=codebook_2",
+          "k=delta_3,v=codebook_3"]
 IDS = [3 + one * one % 251 for one in range(203)]  # of a page and a part, with every page size
 WORDS = ("f32, bf16, f16, int8, int8_grouped, int4, int4_per_channel, hadamard_int8, hadamard_int4, codebook_5, "
-         "codebook_4, codebook_3, codebook_2")
+         "codebook_4, codebook_3, codebook_2, delta_4, delta_3, delta_2")
 
 
 def run(program, *flags, text="", fails=False):

@@ -75,6 +75,10 @@ template <>
 constexpr double tolerance<kv::codec::codebook<3>> = 0.23;
 template <>
 constexpr double tolerance<kv::codec::codebook<2>> = 0.4;
+template <> // the deltas of independent rows are larger than the rows
+constexpr double tolerance<kv::codec::delta<3>> = 0.33;
+template <>
+constexpr double tolerance<kv::codec::mixed_kv<kv::codec::delta<3>, kv::codec::codebook<3>>> = 0.33;
 template <>
 constexpr double tolerance<kv::codec::mixed_kv<kv::codec::int4_per_channel, kv::codec::int4>> = 0.085;
 template <>

@@ -295,8 +295,48 @@ inline void score_dots(quantized_queries<operand_for<Bits>>& queries, std::size_
     }
 }
 
-/// The same for keys with a step and a middle for each element of head_dim. The queries are already multiplied by the
-/// steps; `middle` is their product with the middles. middle: (N)
+/// Turns the products of N queries with tiles of deltas into scores: a row is the sum of its group's base and of all
+/// deltas up to its own, and so is its product. The products of a group's earlier tiles are computed here if the tile
+/// before is not in the same call. queries: (N, padded_head_dim), scores: (N, most_tiles, 16)
+template <unsigned Bits, bool Linear, std::size_t N>
+inline void sum_deltas(quantized_queries<operand_for<Bits>>& quantized, std::size_t first,
+                       std::span<const attention_tile> tiles, std::size_t head_dim, rows_in queries,
+                       float* scores) noexcept {
+    float last[N]; // scores of the row before
+    const auto sum_up = [&](float* of) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
+            float* const own = of + i * most_tiles * tile_tokens;
+            (running_sums(f32x16::load(own)) + f32x16::broadcast(last[i])).store(own);
+            last[i] = own[tile_tokens - 1];
+        }
+    };
+    for (std::size_t t = 0; t < tiles.size(); ++t, scores += tile_tokens) {
+        const codec::quantized_operand& keys = tiles[t].codes.keys;
+        const bool follows =
+            t > 0 && tiles[t - 1].codes.keys.base == keys.base && tiles[t - 1].codes.keys.before + 1 == keys.before;
+        if (!follows) {
+            f32x16 sums[N];
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] = f32x16::zero();
+            for (std::size_t d = 0; d < padded_head_dim(head_dim); d += 16)
+                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] =
+                    fma(f32x16::load(queries.data + i * queries.stride + d), f32x16::load(keys.base + d), sums[i]);
+            sum(sums, last);
+            attention_tile earlier = tiles[t];
+            for (std::size_t back = keys.before; back > 0; --back) {
+                alignas(64) float products[N * most_tiles * tile_tokens];
+                earlier.codes.keys.codes = keys.codes - back * keys.stride;
+                earlier.codes.keys.scales =
+                    reinterpret_cast<const half*>(reinterpret_cast<const std::byte*>(keys.scales) - back * keys.stride);
+                score_dots<Bits, Linear, N>(quantized, first, {&earlier, 1}, head_dim, products, code_fetch());
+                sum_up(products);
+            }
+        }
+        sum_up(scores);
+    }
+}
+
+/// Scores with keys that have a step and a middle for each element of head_dim. The queries are already multiplied by
+/// the steps; `middle` is their product with the middles. middle: (N)
 template <std::size_t N>
 inline void score_channels(quantized_queries<int8_operand>& queries, const codec::quantized_operand& keys,
                            std::size_t head_dim, const float* middle, float* scores) noexcept {

@@ -272,12 +272,21 @@ void quantized_tiles<Most>::by_dots(std::span<const attention_tile> tiles, std::
     }
     ();
     const bool linear = Bits == 4 && is_linear<Bits>(tiles.front().codes.keys.table);
+    const bool deltas = tiles.front().codes.keys.base != nullptr;
     together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
         const code_fetch fetched = q == 0 ? ahead : code_fetch();
+        float* const to = scores_of(scores, q, 0);
+        const auto with = [&](auto is_linear) {
+            score_dots<Bits, decltype(is_linear)::value, N>(queries, first + q, tiles, head_dim_, to, fetched);
+            if constexpr (Bits < 8)
+                if (deltas)
+                    sum_deltas<Bits, decltype(is_linear)::value, N>(
+                        queries, first + q, tiles, head_dim_, {plain_.data() + (first + q) * width_, N, width_}, to);
+        };
         if (linear)
-            score_dots<Bits, Bits == 4, N>(queries, first + q, tiles, head_dim_, scores_of(scores, q, 0), fetched);
+            with(std::bool_constant<Bits == 4>{});
         else
-            score_dots<Bits, false, N>(queries, first + q, tiles, head_dim_, scores_of(scores, q, 0), fetched);
+            with(std::false_type{});
     });
 }
 

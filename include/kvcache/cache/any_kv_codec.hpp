@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/codec/codebook.hpp>
+#include <kvcache/codec/delta.hpp>
 #include <kvcache/codec/float16.hpp>
 #include <kvcache/codec/hadamard.hpp>
 #include <kvcache/codec/int4.hpp>
@@ -83,10 +84,10 @@ private:
 } // namespace detail
 
 /// A list of codecs that have one coder for keys and one for values.
-using side_codecs =
-    std::tuple<detail::whole_f32, codec::bf16, codec::f16, codec::int8, codec::int8_grouped, codec::int4,
-               codec::int4_per_channel, codec::hadamard<codec::int8>, codec::hadamard<codec::int4>, codec::codebook<5>,
-               codec::codebook<4>, codec::codebook<3>, codec::codebook<2>>;
+using side_codecs = std::tuple<detail::whole_f32, codec::bf16, codec::f16, codec::int8, codec::int8_grouped,
+                               codec::int4, codec::int4_per_channel, codec::hadamard<codec::int8>,
+                               codec::hadamard<codec::int4>, codec::codebook<5>, codec::codebook<4>, codec::codebook<3>,
+                               codec::codebook<2>, codec::delta<4>, codec::delta<3>, codec::delta<2>>;
 
 /// A codec for the keys or the values of pages that is chosen from a list by its name at run time, with its standard
 /// options. A name is that of the type with `_` for `<`: "int8", "hadamard_int4", "codebook_3". The first of the

@@ -35,6 +35,9 @@ struct quantized_operand {
     const std::int8_t* table = nullptr; ///< Value of each index, ascending; of `channels` from the middle. (16)
     std::size_t group = 0;              ///< Elements of head_dim that share a scale.
     std::size_t bytes = 0; ///< Approximate number of bytes from `codes` on, to prefetch before the tile is read.
+    const bfloat16* base = nullptr; ///< Of deltas: the row that the first row of their group adds to; else null.
+    std::size_t before = 0;         ///< Of deltas: tiles of the group before this one.
+    std::size_t stride = 0;         ///< Of deltas: bytes from a tile of the group to the next.
 };
 
 /// Keys and values of a tile, in quantized form.

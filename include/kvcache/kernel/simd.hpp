@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -190,6 +191,30 @@ template <class Op>
     for (std::size_t i = 0; i < detail::native_parts; ++i)
         v.part[i] = xsimd::select(key.part[i] >= limit, x.part[i], nothing);
     return v;
+}
+
+/// Running sums of the lanes by one fixed tree: lane i becomes the sum of lanes 0 to i.
+[[nodiscard]] inline f32x16 running_sums(const f32x16& x) noexcept {
+#if defined(__AVX512F__)
+    const auto above = [](__m512 of, auto lanes) { // each lane moves up; zeros follow
+        return _mm512_castsi512_ps(
+            _mm512_alignr_epi32(_mm512_castps_si512(of), _mm512_setzero_si512(), 16 - decltype(lanes)::value));
+    };
+    __m512 v = x.part[0].data;
+    v = _mm512_add_ps(v, above(v, std::integral_constant<int, 1>{}));
+    v = _mm512_add_ps(v, above(v, std::integral_constant<int, 2>{}));
+    v = _mm512_add_ps(v, above(v, std::integral_constant<int, 4>{}));
+    v = _mm512_add_ps(v, above(v, std::integral_constant<int, 8>{}));
+    return {{detail::native_floats(v)}};
+#else
+    alignas(64) float lanes[32] = {};
+    f32x16 v = x;
+    for (std::size_t by = 1; by < f32x16::lanes; by *= 2) {
+        v.store(lanes + f32x16::lanes);
+        v = v + f32x16::load(lanes + f32x16::lanes - by);
+    }
+    return v;
+#endif
 }
 
 /// Returns whether any lane is greater than `bound`; NaN is not.
