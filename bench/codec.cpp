@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "../examples/support/codec_flag.hpp"
 #include "../examples/support/guarded.hpp"
 #include "codec/answers.hpp"
 #include "codec/errors.hpp"
@@ -50,23 +51,30 @@ using codecs = std::tuple<
     kv::codec::bf16, kv::codec::f16, kv::codec::int8, kv::codec::int8_grouped, kv::codec::int4,
     kv::codec::int4_per_channel, kv::codec::hadamard<kv::codec::int4>, kv::codec::hadamard<kv::codec::int4_per_channel>,
     rotated_channels, kv::codec::hadamard<kv::codec::int8>, kv::codec::codebook<5>, kv::codec::codebook<4>,
-    kv::codec::codebook<3>, kv::codec::codebook<2>, kv::codec::mixed_kv<kv::codec::int4_per_channel, kv::codec::int4>,
+    kv::codec::codebook<3>, kv::codec::codebook<2>, kv::codec::mixed_kv<kv::codec::delta<4>, kv::codec::codebook<4>>,
+    kv::codec::mixed_kv<kv::codec::delta<3>, kv::codec::codebook<3>>,
+    kv::codec::mixed_kv<kv::codec::int4_per_channel, kv::codec::int4>,
     kv::codec::mixed_kv<kv::codec::hadamard<kv::codec::int4>, kv::codec::int4>, kv::codec::keep_sinks<kv::codec::int4>>;
 using any = kv::any_codec<codecs>;
 
+// Calls body(name, codec) for the codecs that the command line names, or for those of the list.
 template <class Body>
-void for_codecs(Body body) {
+void for_codecs(const std::vector<std::string>& named, Body body) {
+    for (const std::string& name : named)
+        body(name, *support::read_codec(name));
+    if (!named.empty())
+        return;
     const auto one = [&](const auto& policy) {
         using type = std::decay_t<decltype(policy)>;
         body(std::is_same_v<type, rotated_channels> ? "mixed_kv<hadamard<int4_per_channel{64}>, hadamard<int4>>"
                                                     : kv::type_name<type>(),
-             kv::type_name<type>());
+             *any::named(kv::type_name<type>()));
     };
     std::apply([&](const auto&... policy) { (one(policy), ...); }, codecs{});
 }
 
 struct options {
-    std::vector<std::string> tensors, models, texts;
+    std::vector<std::string> tensors, models, texts, codecs;
     std::string json, filter;
     std::size_t head_dim = 128, window = 4096, windows = 8, questions = 100, cached = 1024, past = 262144;
     bool no_speed = false, no_errors = false;
@@ -85,10 +93,10 @@ public:
         std::printf("%-34s %-20s %7s %10s %10s %9s %9s %9s\n", "codec", "set", "bits", "keys", "values", "products",
                     "encode", "decode");
         for (const auto& set : sets)
-            for_codecs([&](const std::string& name, const std::string& type) {
+            for_codecs(of_.codecs, [&](const std::string& name, const auto& codec) {
                 if (!wanted(name))
                     return;
-                const auto made = bench::measure(*any::named(type), set, page_tokens);
+                const auto made = bench::measure(codec, set, page_tokens);
                 std::printf("%-34s %-20s %7.3f %10.3g %10.3g %9.4f %9.2f %9.2f\n", name.c_str(), set.name.c_str(),
                             made.bits_per_value, made.keys, made.values, made.products, made.encode_gbps,
                             made.decode_gbps);
@@ -115,10 +123,10 @@ public:
                                 {"attention in cache, 4 heads a KV head", 1, 4, of_.cached}};
         for (const place& at : places) {
             bench::attended_past plain(kv::codec::f32{}, at.kv_heads, at.group, at.tokens);
-            for_codecs([&](const std::string& name, const std::string& type) {
+            for_codecs(of_.codecs, [&](const std::string& name, const auto& codec) {
                 if (!wanted(name))
                     return;
-                bench::attended_past quantized(*any::named(type), at.kv_heads, at.group, at.tokens);
+                bench::attended_past quantized(codec, at.kv_heads, at.group, at.tokens);
                 bench::samples ratio, micros;
                 (void)plain(), (void)quantized();
                 for (int again = 0; again < (at.tokens > 10000 ? 5 : 200); ++again) {
@@ -189,8 +197,7 @@ public:
             row["accuracy"] = asked.right(model, threads, codec, page_tokens);
             std::printf("%-34s %.1f %% answered\n", "", 100.0 * row["accuracy"].get<double>());
         };
-        for_codecs(
-            [&](const std::string& name, const std::string& type) { compare(name, loaded.model, *any::named(type)); });
+        for_codecs(of_.codecs, [&](const std::string& name, const auto& codec) { compare(name, loaded.model, codec); });
         compare("int8 products", loaded.model.in_int8(threads), kv::codec::f32{});
     }
 
@@ -237,6 +244,8 @@ int program(int count, char** words) {
     app.add_option("--past", given.past, "Tokens of the attention beyond the cache");
     app.add_option("--cached", given.cached, "Tokens of the attention inside the cache");
     app.add_option("--filter", given.filter, "Only codecs whose names contain this");
+    app.add_option("--codec", given.codecs, "Codecs in place of the list: NAME or k=NAME,v=NAME")
+        ->check(support::codec_validator());
     app.add_option("--json", given.json, "A file for the rows");
     app.add_flag("--no-speed", given.no_speed, "No attention");
     app.add_flag("--no-errors", given.no_errors, "No sets");

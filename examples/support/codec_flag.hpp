@@ -88,17 +88,21 @@ template <class Codec>
         return 0;
 }
 
+/// Checks the value of an option with read_codec.
+[[nodiscard]] inline CLI::Validator codec_validator() {
+    return {[](std::string& value) {
+                const auto read = read_codec(value);
+                return read ? std::string() : read.error().message;
+            },
+            "CODEC"};
+}
+
 /// Adds the option `--codec`, whose value is stored in `text`.
 inline CLI::Option* add_codec_flag(CLI::App& app, std::string& text) {
     return app
         .add_option("--codec", text,
                     "How pages store keys and values: NAME, or k=NAME,v=NAME; the names are " + codec_names())
-        ->check(CLI::Validator(
-            [](std::string& value) {
-                const auto read = read_codec(value);
-                return read ? std::string() : read.error().message;
-            },
-            "CODEC"))
+        ->check(codec_validator())
         ->capture_default_str();
 }
 
