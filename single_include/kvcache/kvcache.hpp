@@ -1984,6 +1984,30 @@ template <class Op>
     return v;
 }
 
+/// Running sums of the lanes by one fixed tree: lane i becomes the sum of lanes 0 to i.
+[[nodiscard]] inline f32x16 running_sums(const f32x16& x) noexcept {
+#if defined(__AVX512F__)
+    const auto above = [](__m512 of, auto lanes) { // each lane moves up; zeros follow
+        return _mm512_castsi512_ps(
+            _mm512_alignr_epi32(_mm512_castps_si512(of), _mm512_setzero_si512(), 16 - decltype(lanes)::value));
+    };
+    __m512 v = x.part[0].data;
+    v = _mm512_add_ps(v, above(v, std::integral_constant<int, 1>{}));
+    v = _mm512_add_ps(v, above(v, std::integral_constant<int, 2>{}));
+    v = _mm512_add_ps(v, above(v, std::integral_constant<int, 4>{}));
+    v = _mm512_add_ps(v, above(v, std::integral_constant<int, 8>{}));
+    return {{detail::native_floats(v)}};
+#else
+    alignas(64) float lanes[32] = {};
+    f32x16 v = x;
+    for (std::size_t by = 1; by < f32x16::lanes; by *= 2) {
+        v.store(lanes + f32x16::lanes);
+        v = v + f32x16::load(lanes + f32x16::lanes - by);
+    }
+    return v;
+#endif
+}
+
 /// Returns whether any lane is greater than `bound`; NaN is not.
 [[nodiscard]] inline bool any_above(const f32x16& x, float bound) noexcept {
     const detail::native_floats limit(bound);
@@ -2852,6 +2876,9 @@ struct quantized_operand {
     const std::int8_t* table = nullptr; ///< Value of each index, ascending; of `channels` from the middle. (16)
     std::size_t group = 0;              ///< Elements of head_dim that share a scale.
     std::size_t bytes = 0; ///< Approximate number of bytes from `codes` on, to prefetch before the tile is read.
+    const bfloat16* base = nullptr; ///< Of deltas: the row that the first row of their group adds to; else null.
+    std::size_t before = 0;         ///< Of deltas: tiles of the group before this one.
+    std::size_t stride = 0;         ///< Of deltas: bytes from a tile of the group to the next.
 };
 
 /// Keys and values of a tile, in quantized form.
@@ -3807,8 +3834,48 @@ inline void score_dots(quantized_queries<operand_for<Bits>>& queries, std::size_
     }
 }
 
-/// The same for keys with a step and a middle for each element of head_dim. The queries are already multiplied by the
-/// steps; `middle` is their product with the middles. middle: (N)
+/// Turns the products of N queries with tiles of deltas into scores: a row is the sum of its group's base and of all
+/// deltas up to its own, and so is its product. The products of a group's earlier tiles are computed here if the tile
+/// before is not in the same call. queries: (N, padded_head_dim), scores: (N, most_tiles, 16)
+template <unsigned Bits, bool Linear, std::size_t N>
+inline void sum_deltas(quantized_queries<operand_for<Bits>>& quantized, std::size_t first,
+                       std::span<const attention_tile> tiles, std::size_t head_dim, rows_in queries,
+                       float* scores) noexcept {
+    float last[N]; // scores of the row before
+    const auto sum_up = [&](float* of) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
+            float* const own = of + i * most_tiles * tile_tokens;
+            (running_sums(f32x16::load(own)) + f32x16::broadcast(last[i])).store(own);
+            last[i] = own[tile_tokens - 1];
+        }
+    };
+    for (std::size_t t = 0; t < tiles.size(); ++t, scores += tile_tokens) {
+        const codec::quantized_operand& keys = tiles[t].codes.keys;
+        const bool follows =
+            t > 0 && tiles[t - 1].codes.keys.base == keys.base && tiles[t - 1].codes.keys.before + 1 == keys.before;
+        if (!follows) {
+            f32x16 sums[N];
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] = f32x16::zero();
+            for (std::size_t d = 0; d < padded_head_dim(head_dim); d += 16)
+                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] =
+                    fma(f32x16::load(queries.data + i * queries.stride + d), f32x16::load(keys.base + d), sums[i]);
+            sum(sums, last);
+            attention_tile earlier = tiles[t];
+            for (std::size_t back = keys.before; back > 0; --back) {
+                alignas(64) float products[N * most_tiles * tile_tokens];
+                earlier.codes.keys.codes = keys.codes - back * keys.stride;
+                earlier.codes.keys.scales =
+                    reinterpret_cast<const half*>(reinterpret_cast<const std::byte*>(keys.scales) - back * keys.stride);
+                score_dots<Bits, Linear, N>(quantized, first, {&earlier, 1}, head_dim, products, code_fetch());
+                sum_up(products);
+            }
+        }
+        sum_up(scores);
+    }
+}
+
+/// Scores with keys that have a step and a middle for each element of head_dim. The queries are already multiplied by
+/// the steps; `middle` is their product with the middles. middle: (N)
 template <std::size_t N>
 inline void score_channels(quantized_queries<int8_operand>& queries, const codec::quantized_operand& keys,
                            std::size_t head_dim, const float* middle, float* scores) noexcept {
@@ -4154,12 +4221,21 @@ void quantized_tiles<Most>::by_dots(std::span<const attention_tile> tiles, std::
     }
     ();
     const bool linear = Bits == 4 && is_linear<Bits>(tiles.front().codes.keys.table);
+    const bool deltas = tiles.front().codes.keys.base != nullptr;
     together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
         const code_fetch fetched = q == 0 ? ahead : code_fetch();
+        float* const to = scores_of(scores, q, 0);
+        const auto with = [&](auto is_linear) {
+            score_dots<Bits, decltype(is_linear)::value, N>(queries, first + q, tiles, head_dim_, to, fetched);
+            if constexpr (Bits < 8)
+                if (deltas)
+                    sum_deltas<Bits, decltype(is_linear)::value, N>(
+                        queries, first + q, tiles, head_dim_, {plain_.data() + (first + q) * width_, N, width_}, to);
+        };
         if (linear)
-            score_dots<Bits, Bits == 4, N>(queries, first + q, tiles, head_dim_, scores_of(scores, q, 0), fetched);
+            with(std::bool_constant<Bits == 4>{});
         else
-            score_dots<Bits, false, N>(queries, first + q, tiles, head_dim_, scores_of(scores, q, 0), fetched);
+            with(std::false_type{});
     });
 }
 
@@ -12466,6 +12542,174 @@ static_assert(codec_policy<codebook<4>>);
 
 }}} // namespace kvcache::codec
 
+// ---- kvcache/codec/delta.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
+
+namespace detail {
+
+/// Coder of a group of rows as the first row in bfloat16, and the difference of each later row from the decoded row
+/// before it, as `codebook` codes a row. So the errors of the differences do not add up. A group is its tiles, then the
+/// first row:
+///
+///     [ codes of 16 rows ][ scales: (16) ][ codes of the next ][ scales: (16) ] ... [ row 0: (padded_head_dim) ]
+template <unsigned Bits>
+class delta_coder {
+public:
+    delta_coder(kv_kind side, std::size_t head_dim, std::size_t tokens)
+        : side_(side),
+          head_dim_(head_dim),
+          width_(padded_head_dim(head_dim)),
+          tiles_(tokens / tile_tokens),
+          codes_(side, head_dim),
+          rotation_(codebook_quantizer<Bits>{}, side, head_dim) {}
+
+    [[nodiscard]] std::size_t tokens() const noexcept { return tiles_ * tile_tokens; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return tiles_ * stride() + width_ * sizeof(bfloat16); }
+    [[nodiscard]] std::string name() const {
+        return "deltas of " + std::to_string(Bits) + " bits, a row in bf16 every " + std::to_string(tokens()) +
+               " tokens, byte queries";
+    }
+    void transform(std::span<float> row) const noexcept { rotation_.transform(row); }
+    void inverse_transform(std::span<float> row) const noexcept { rotation_.inverse_transform(row); }
+
+    void encode(const float* from, std::byte* to) const {
+        std::memset(to, 0, bytes());
+        aligned_vector<float> before(width_), delta(width_); // zeros
+        auto* const base = reinterpret_cast<bfloat16*>(to + tiles_ * stride());
+        for (std::size_t d = 0; d < head_dim_; ++d) {
+            base[d] = to_bfloat16(number(from, 0, d));
+            before[d] = widen(base[d]);
+        }
+        for (std::size_t t = 1; t < tokens(); ++t) {
+            std::byte* const tile = to + t / tile_tokens * stride();
+            for (std::size_t d = 0; d < head_dim_; ++d)
+                delta[d] = number(from, t, d) - before[d];
+            f32x16 squares = f32x16::zero();
+            for (std::size_t d = 0; d < width_; d += 16) {
+                const f32x16 x = f32x16::load(delta.data() + d);
+                squares = fma(x, x, squares);
+            }
+            half& kept = reinterpret_cast<half*>(tile + codes_.bytes())[t % tile_tokens];
+            kept = to_half(std::sqrt(sum(squares) / static_cast<float>(head_dim_)) * normal_levels<Bits>::unit);
+            const float scale = widen(kept);
+            const f32x16 by = f32x16::broadcast(scale != 0.0f ? 1.0f / scale : 0.0f);
+            for (std::size_t d = 0; d < head_dim_; d += 16) {
+                alignas(64) float codes[16];
+                quantizer_.code(f32x16::load(delta.data() + d) * by).store(codes);
+                for (std::size_t i = 0; i < 16 && d + i < head_dim_; ++i) {
+                    const auto code = static_cast<std::uint8_t>(static_cast<std::int32_t>(codes[i]));
+                    codes_.put(tile, d + i, t % tile_tokens, code);
+                    before[d + i] = std::fma(scale, static_cast<float>(table[code]), before[d + i]);
+                }
+            }
+        }
+    }
+
+    /// Decodes a tile. Cost: reads the codes of the group's earlier tiles too.
+    void decode(const std::byte* from, std::size_t tile, float* to) const noexcept {
+        const bfloat16* const base = base_of(from);
+        f32x16 four[4];
+        if (side_ == kv_kind::keys) {
+            for (std::size_t d = 0; d < head_dim_; d += 4) {
+                const f32x16 none = f32x16::zero();
+                f32x16 sums[4] = {none, none, none, none}; // of the earlier tiles
+                for (std::size_t t = 0; t < tile; ++t) {
+                    numbers(from, t, d / 4, four);
+                    for (std::size_t i = 0; i < 4; ++i)
+                        sums[i] = fma(four[i], scales(from, t), sums[i]);
+                }
+                numbers(from, tile, d / 4, four);
+                for (std::size_t i = 0; i < 4 && d + i < head_dim_; ++i)
+                    (running_sums(four[i] * scales(from, tile)) + f32x16::broadcast(widen(base[d + i]) + sum(sums[i])))
+                        .store(to + (d + i) * tile_tokens);
+            }
+            return;
+        }
+        for (std::size_t c = 0; c < width_; c += 16) {
+            f32x16 row = f32x16::load(base + c);
+            for (std::size_t t = 0; t <= tile; ++t)
+                for (std::size_t lane = 0; lane < tile_tokens; lane += 4) {
+                    numbers(from, t, (c + lane) / 4, four);
+                    for (std::size_t i = 0; i < 4; ++i) {
+                        row = fma(four[i], f32x16::broadcast(widen(scales_of(from, t)[lane + i])), row);
+                        if (t == tile)
+                            row.store(to + (lane + i) * width_ + c);
+                    }
+                }
+        }
+    }
+
+    /// Returns the operand that describes an encoded tile of keys. Attention decodes values.
+    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t tile) const noexcept {
+        if (side_ == kv_kind::values)
+            return {};
+        return {.format = Bits == 4   ? quant_format::int4
+                          : Bits == 3 ? quant_format::int3
+                                      : quant_format::int2,
+                .codes = from + tile * stride(),
+                .scales = scales_of(from, tile),
+                .table = table,
+                .group = head_dim_,
+                .bytes = stride() + (tile + 1 == tiles_ ? width_ * sizeof(bfloat16) : 0),
+                .base = base_of(from),
+                .before = tile,
+                .stride = stride()};
+    }
+
+private:
+    static constexpr const std::int8_t (&table)[16] = normal_levels<Bits>::table;
+
+    [[nodiscard]] std::size_t stride() const noexcept { return codes_.bytes() + tile_tokens * sizeof(half); }
+    [[nodiscard]] const half* scales_of(const std::byte* from, std::size_t tile) const noexcept {
+        return reinterpret_cast<const half*>(from + tile * stride() + codes_.bytes());
+    }
+    [[nodiscard]] f32x16 scales(const std::byte* from, std::size_t tile) const noexcept {
+        return f32x16::load(scales_of(from, tile));
+    }
+    [[nodiscard]] const bfloat16* base_of(const std::byte* from) const noexcept {
+        return reinterpret_cast<const bfloat16*>(from + tiles_ * stride());
+    }
+    void numbers(const std::byte* from, std::size_t tile, std::size_t quad, f32x16 (&to)[4]) const noexcept {
+        kvcache::detail::numbers_of(codes_.view(from + tile * stride(), table), quad, to);
+    }
+    // Element `d` of row `t` of the group.
+    [[nodiscard]] float number(const float* from, std::size_t t, std::size_t d) const noexcept {
+        const float* const tile = from + t / tile_tokens * tile_numbers(side_, head_dim_);
+        return side_ == kv_kind::keys ? tile[d * tile_tokens + t % tile_tokens] : tile[t % tile_tokens * width_ + d];
+    }
+
+    kv_kind side_;
+    std::size_t head_dim_;
+    std::size_t width_;
+    std::size_t tiles_;
+    packed_quants<Bits> codes_;
+    codebook_quantizer<Bits> quantizer_;
+    randomized_hadamard_coder<Bits> rotation_; // for its transforms
+};
+
+} // namespace detail
+
+/// Stores the first row of each group of tokens in bfloat16, and of each later row its difference from the row before,
+/// as `codebook` stores rows. Bits + 16 / head_dim + 16 / group bits a value. Meant for keys, of which adjacent ones
+/// are alike: attention sums their products, and decodes values: `mixed_kv<delta<3>, codebook<3>>`. (quant.cpp)
+template <unsigned Bits = 3>
+struct delta {
+    static_assert(Bits >= 2 && Bits <= 4, "deltas have 2, 3 or 4 bits");
+    using role = codec_role;
+    std::size_t group = 64; ///< Tokens that a row in bfloat16 begins; a multiple of 16. A smaller page is one group.
+
+    [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
+        require(group > 0 && group % tile_tokens == 0, "a group is a multiple of 16 tokens");
+        return detail::delta_coder<Bits>(side, shape.head_dim, std::min<std::size_t>(group, shape.tokens));
+    }
+    [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
+};
+
+static_assert(codec_policy<delta<3>>);
+
+}}} // namespace kvcache::codec
+
 // ---- kvcache/codec/float16.hpp ------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
@@ -13054,15 +13298,14 @@ static_assert(codec_policy<nhd_f32> && row_major_codec<nhd_bf16::state> && row_m
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// All codec policies of the library, with their default options.
-using codec_policies =
-    std::tuple<codec::f32, codec::row_major<float, codec::kv_layout::nhd>,
-               codec::row_major<half, codec::kv_layout::nhd>, codec::row_major<bfloat16, codec::kv_layout::nhd>,
-               codec::row_major<float, codec::kv_layout::hnd>, codec::row_major<half, codec::kv_layout::hnd>,
-               codec::row_major<bfloat16, codec::kv_layout::hnd>, codec::bf16, codec::f16, codec::int8,
-               codec::int8_grouped, codec::int4, codec::int4_per_channel, codec::hadamard<codec::int4>,
-               codec::codebook<5>, codec::codebook<4>, codec::codebook<3>, codec::codebook<2>,
-               codec::mixed_kv<codec::int4_per_channel, codec::int4>, codec::keep_sinks<codec::int8>,
-               codec::keep_recent<codec::int8>>;
+using codec_policies = std::tuple<
+    codec::f32, codec::row_major<float, codec::kv_layout::nhd>, codec::row_major<half, codec::kv_layout::nhd>,
+    codec::row_major<bfloat16, codec::kv_layout::nhd>, codec::row_major<float, codec::kv_layout::hnd>,
+    codec::row_major<half, codec::kv_layout::hnd>, codec::row_major<bfloat16, codec::kv_layout::hnd>, codec::bf16,
+    codec::f16, codec::int8, codec::int8_grouped, codec::int4, codec::int4_per_channel, codec::hadamard<codec::int4>,
+    codec::codebook<5>, codec::codebook<4>, codec::codebook<3>, codec::codebook<2>, codec::delta<3>,
+    codec::mixed_kv<codec::delta<3>, codec::codebook<3>>, codec::mixed_kv<codec::int4_per_channel, codec::int4>,
+    codec::keep_sinks<codec::int8>, codec::keep_recent<codec::int8>>;
 
 }} // namespace kvcache
 
