@@ -57,7 +57,8 @@ PLATFORMS = {
                        "cache/tier_client"],
         ["~*threads*", "~of prompts that arrive together*"], "core;index;eviction;hash;storage;record;cache",
         [f"-DCMAKE_TOOLCHAIN_FILE={EMSCRIPTEN}",
-         "-DCMAKE_EXE_LINKER_FLAGS=-sALLOW_MEMORY_GROWTH -sNODERAWFS -sENVIRONMENT=node -sEXIT_RUNTIME -sTOTAL_STACK=4194304"]),
+         "-DCMAKE_EXE_LINKER_FLAGS=-sALLOW_MEMORY_GROWTH -sNODERAWFS -sENVIRONMENT=node -sEXIT_RUNTIME -sTOTAL_STACK=4194304"],
+        seldom=True),
     "clang": Platform(
         "Linux, Clang 19", "clang++-19", "-O0 -march=native -Wno-deprecated-declarations",  # those of GCC's own library
         seldom=True),
