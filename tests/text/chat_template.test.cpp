@@ -112,7 +112,7 @@ TEST_CASE("a chat's control tokens come from its template only") {
 TEST_CASE("a message that is cut is encoded part by part, and the rendering has no cut") {
     const auto words = open(goldens / "qwen");
     const auto chat = parse(read(goldens / "chats.json")["templates"]["chatml"].get<std::string>());
-    const std::string cut = "\xee\x80\x80", before = "Read th", part = "is one, and no other", after = "s. Why?";
+    const std::string cut = "\xee\x80\x80", before = "Rea", part = "d this one, and no other", after = "s. Why?";
     const std::vector<kv::chat_message> plain{{"user", before + part + after}};
     const std::vector<kv::chat_message> with_cuts{{"user", before + cut + part + cut + after}};
     const auto whole = chat.render(plain, {}), parts = chat.render(with_cuts, {.cut = cut});
