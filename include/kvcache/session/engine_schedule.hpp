@@ -22,6 +22,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <utility>
@@ -362,6 +363,8 @@ private:
         const auto holders =
             ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
         expects(last != running_.end(), "a step that failed had requests");
+        if (reason.code == error_code::out_of_memory && holders < 2 && make_room())
+            return;
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*last)->fail(std::move(reason));
             for (slot& one : (*last)->slots)
@@ -369,6 +372,17 @@ private:
             return;
         }
         give_way(last);
+    }
+
+    // Evicts pages of any tenant for a request that runs alone: fair tenants keep theirs from those that have more, not
+    // from one that could not run at all. Returns whether there were any.
+    [[nodiscard]] bool make_room() {
+        auto& core = cache_.core();
+        const std::lock_guard guard(core.lock());
+        auto& pages = core.pages();
+        const std::size_t before = pages.pool().free().size();
+        static_cast<void>(pages.keep_free(before + rows_ / page_tokens() + 2));
+        return pages.pool().free().size() > before;
     }
 
     // Whether a request is given up before another one: the last of a client; of two clients' the one that came later.

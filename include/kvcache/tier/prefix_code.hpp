@@ -28,6 +28,7 @@ template <class Number>
         number = load_little<Number>(std::span(from, sizeof number), 0);
     return number;
 }
+/// Writes a number in little-endian order.
 template <class Number>
 void store_number(std::byte* to, Number number) noexcept {
     if constexpr (std::endian::native == std::endian::little)
