@@ -28,11 +28,13 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 /// `max_batch_tokens` per pass. Each row sees the rows before it.
 template <knows_chunks Cache, class Model>
 class selective_prefill {
-    using Lease = typename Cache::lease;
+    using lease_type = typename Cache::lease;
 
 public:
     selective_prefill(const Model& model, thread_pool& threads, std::size_t max_batch_tokens)
-        : model_(model), max_batch_tokens_(max_batch_tokens), pass_(model.template make_forward_pass<Lease>(threads)) {}
+        : model_(model),
+          max_batch_tokens_(max_batch_tokens),
+          pass_(model.template make_forward_pass<lease_type>(threads)) {}
 
     /// Returns rows times layers computed so far.
     [[nodiscard]] std::size_t layer_rows() const noexcept { return layer_rows_; }
@@ -40,7 +42,7 @@ public:
     /// Computes the rows that the lease does not keep, and writes the logits of the last one. `tokens` are the tokens
     /// of the lease's rows. With `bottom_right` the j-th of m rows from the end sees all but the last m - j
     /// positions, later ones included, as in CacheBlend; then all rows run in one pass.
-    void run(const Lease& lease, std::span<const token_id> tokens, bool bottom_right, std::span<float> logits) {
+    void run(const lease_type& lease, std::span<const token_id> tokens, bool bottom_right, std::span<float> logits) {
         rows_.clear();
         for (std::size_t row = 0; row < tokens.size(); ++row)
             if (!lease.opened().keeps(row))
@@ -90,7 +92,7 @@ public:
     /// between the computed and the stored keys or values, in ascending order of rows. `known` are the rows of this
     /// lease, or of a lease for the same tokens that kept more rows. All rows that this lease does not keep are
     /// computed up to the layer. If it keeps every kept row of `known`, all rows are computed.
-    [[nodiscard]] std::vector<float> deviations(const Lease& lease, std::span<const token_id> tokens,
+    [[nodiscard]] std::vector<float> deviations(const lease_type& lease, std::span<const token_id> tokens,
                                                 std::span<const spliced_row> known, std::size_t layer,
                                                 deviation_metric compared, const rope* rotation) {
         expects(layer < model_.layers().size(), "the layer that is compared is one of the model's");
@@ -123,7 +125,7 @@ public:
 
 private:
     using pass_type =
-        decltype(std::declval<const Model&>().template make_forward_pass<Lease>(std::declval<thread_pool&>()));
+        decltype(std::declval<const Model&>().template make_forward_pass<lease_type>(std::declval<thread_pool&>()));
     static constexpr bool can_judge = requires(pass_type pass, layer_id layer) {
         pass.project(layer);
         pass.keys(std::size_t{});
@@ -167,7 +169,7 @@ private:
         return {};
     }
 
-    void begin(const Lease& lease, std::span<const token_id> tokens, std::size_t at, std::size_t most,
+    void begin(const lease_type& lease, std::span<const token_id> tokens, std::size_t at, std::size_t most,
                logits_mode wanted) {
         const std::size_t count = std::min(most, rows_.size() - at);
         ids_.clear();
@@ -183,7 +185,7 @@ private:
     }
 
     // The squared distance of row `i` of the pass from the stored row `at`.
-    [[nodiscard]] float distance(const Lease& lease, std::size_t i, const spliced_row& at, layer_id layer,
+    [[nodiscard]] float distance(const lease_type& lease, std::size_t i, const spliced_row& at, layer_id layer,
                                  deviation_metric compared, const rope* rotation) {
         const std::size_t heads = lease.shape().kv_heads, dim = lease.shape().head_dim;
         const std::size_t lane = at.row % tile_tokens;
@@ -224,7 +226,7 @@ private:
     std::size_t max_batch_tokens_;
     pass_type pass_;
     std::size_t layer_rows_ = 0;
-    batch_slice<Lease> part_;
+    batch_slice<lease_type> part_;
     std::vector<std::size_t> rows_, limits_;
     std::vector<token_id> ids_;
     std::vector<float> scratch_, turn_, fresh_;
