@@ -244,7 +244,7 @@ int program(int count, char** words) {
     app.add_option("--past", given.past, "Tokens of the attention beyond the cache");
     app.add_option("--cached", given.cached, "Tokens of the attention inside the cache");
     app.add_option("--filter", given.filter, "Only codecs whose names contain this");
-    app.add_option("--codec", given.codecs, "Codecs in place of the list: NAME or k=NAME,v=NAME")
+    app.add_option("--codec", given.codecs, "Measures this codec, NAME or k=NAME,v=NAME, and not the list; repeatable")
         ->check(support::codec_validator());
     app.add_option("--json", given.json, "A file for the rows");
     app.add_flag("--no-speed", given.no_speed, "No attention");

@@ -39,7 +39,7 @@ public:
         std::ranges::sort(parts);
         parts.erase(std::unique(parts.begin(), parts.end()), parts.end()); // Clang 14 has no ranges::unique
         for (auto& part : parts)
-            if (!known(part))
+            if (!kvcache::chunk_reuse<store<Codec>>(at_.cache).contains(part, tenant_))
                 if (auto asked = ask(std::move(part), deadline); !asked) {
                     cancel();
                     return asked;
@@ -59,15 +59,6 @@ public:
     }
 
 private:
-    [[nodiscard]] bool known(const std::vector<kvcache::token_id>& part) {
-        const auto none = at_.cache.open(tenant_);
-        auto asked = part;
-        asked.push_back(part.front()); // the last token is never reused
-        kvcache::chunk_reuse<store<Codec>> chunks(at_.cache);
-        return chunks.match(none, asked).map().tokens(kvcache::reuse_kind::approximate) >=
-               chunks.splice_position(part.size());
-    }
-
     [[nodiscard]] kvcache::result<void> ask(std::vector<kvcache::token_id> part,
                                             std::chrono::steady_clock::time_point deadline) {
         kvcache::engine_request<store<Codec>> request{.prompt = std::move(part),

@@ -115,7 +115,7 @@ inline void read_log_probabilities(field_reader& fields, question& into) {
 }
 
 // What a request reuses: {"mode": "chunks", "recompute": "head", "rows": 16}, or "recompute": "head:16"; for blend and
-// gradual "percent" in place of "rows".
+// gradual it has "percent" and no "rows".
 inline void read_cache(field_reader& fields, question& into) {
     const sent_json* asked = fields.find("cache");
     if (asked == nullptr)

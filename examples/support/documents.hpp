@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -106,17 +107,10 @@ template <class Cache, class Model>
         return {};
     kvcache::chunk_reuse<Cache> chunks(cache);
     for (const auto& one : documents) {
-        std::size_t known = 0, of = 0; // tokens
-        for (const auto& part : split.split(one)) {
-            auto asked =
-                std::vector<kvcache::token_id>(one.begin() + static_cast<std::ptrdiff_t>(part.first),
-                                               one.begin() + static_cast<std::ptrdiff_t>(part.first + part.count));
-            asked.push_back(asked.front()); // the last token is never reused
-            const auto none = cache.open();
-            known += chunks.match(none, asked).map().tokens(kvcache::reuse_kind::approximate);
-            of += chunks.splice_position(part.count);
-        }
-        if (known >= of)
+        const auto parts = split.split(one);
+        if (std::ranges::all_of(parts, [&](const kvcache::index::token_run& part) {
+                return chunks.contains(std::span(one).subspan(part.first, part.count));
+            }))
             continue;
         if (auto warmed = pipeline.warm(one, {.sink_tokens = f.sinks, .overlap = f.overlap}); !warmed)
             return warmed.error();

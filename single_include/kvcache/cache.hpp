@@ -1315,8 +1315,8 @@ struct cache_config {
     /// not, both keep their pages, no entry of a page table ever changes at a commit, and later prompts share the
     /// first.
     bool merge_equal_pages = true;
-    /// Whether pages are evicted from the tenant with the most pages, its own first, so that no tenant displaces those
-    /// with fewer. If not, the eviction policy chooses among the pages of all tenants.
+    /// Whether pages are evicted from the tenant with the most pages, and for a tenant from none that has no more than
+    /// itself (cache/tenant_quotas.hpp). If not, the eviction policy chooses among the pages of all tenants.
     bool fair_tenants = false;
 };
 
@@ -4756,12 +4756,18 @@ public:
     [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
                                std::size_t page_bytes) {
         pages_.emit({event_kind::refused, 0, rows, pages});
-        const bool over_quota = pages_.available(state.tenant) < pages_.available();
-        const std::size_t all = over_quota ? pages_.tenants().usage(state.tenant).quota : pages_.pool().pages();
-        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
+        const tenant_usage& own = pages_.tenants().usage(state.tenant);
+        const std::size_t had = pages_.available(state.tenant);
+        const bool short_of_own = had < pages_.available();
+        const bool over_quota = short_of_own && had == own.quota - std::min(own.quota, own.pages - own.evictable);
+        const std::size_t all = over_quota ? own.quota : pages_.pool().pages();
+        return {error_code::out_of_memory,
+                over_quota     ? "quota"
+                : short_of_own ? "share"
+                               : "pages",
                 detail::joined({std::to_string(rows), " tokens need ", std::to_string(pages), " pages of ",
-                                std::to_string(page_bytes), " bytes; ", std::to_string(pages_.available(state.tenant)),
-                                " of ", std::to_string(all), " can be had"})};
+                                std::to_string(page_bytes), " bytes; ", std::to_string(had), " of ",
+                                std::to_string(all), " can be had"})};
     }
 
     /// The same where there was room for them, and the storage refused. If it says why, that is the error.
@@ -5546,7 +5552,8 @@ public:
 
     /// Reserves `rows` rows after the tokens of a sequence, and the memory to commit them. Evicts unreferenced pages if
     /// no page is free. Errors: out_of_memory, with the pages needed and available, and the field "quota" where the
-    /// tenant has its share, "pages" where the cache is full; nothing has changed then.
+    /// tenant has as many as it may, "share" where fair tenants leave it no more, "pages" where the cache is full;
+    /// nothing has changed then.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         return core().reserve(to.state_in(core()), rows, options);
     }

@@ -6813,8 +6813,8 @@ struct cache_config {
     /// not, both keep their pages, no entry of a page table ever changes at a commit, and later prompts share the
     /// first.
     bool merge_equal_pages = true;
-    /// Whether pages are evicted from the tenant with the most pages, its own first, so that no tenant displaces those
-    /// with fewer. If not, the eviction policy chooses among the pages of all tenants.
+    /// Whether pages are evicted from the tenant with the most pages, and for a tenant from none that has no more than
+    /// itself (cache/tenant_quotas.hpp). If not, the eviction policy chooses among the pages of all tenants.
     bool fair_tenants = false;
 };
 
@@ -9469,12 +9469,18 @@ public:
     [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
                                std::size_t page_bytes) {
         pages_.emit({event_kind::refused, 0, rows, pages});
-        const bool over_quota = pages_.available(state.tenant) < pages_.available();
-        const std::size_t all = over_quota ? pages_.tenants().usage(state.tenant).quota : pages_.pool().pages();
-        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
+        const tenant_usage& own = pages_.tenants().usage(state.tenant);
+        const std::size_t had = pages_.available(state.tenant);
+        const bool short_of_own = had < pages_.available();
+        const bool over_quota = short_of_own && had == own.quota - std::min(own.quota, own.pages - own.evictable);
+        const std::size_t all = over_quota ? own.quota : pages_.pool().pages();
+        return {error_code::out_of_memory,
+                over_quota     ? "quota"
+                : short_of_own ? "share"
+                               : "pages",
                 detail::joined({std::to_string(rows), " tokens need ", std::to_string(pages), " pages of ",
-                                std::to_string(page_bytes), " bytes; ", std::to_string(pages_.available(state.tenant)),
-                                " of ", std::to_string(all), " can be had"})};
+                                std::to_string(page_bytes), " bytes; ", std::to_string(had), " of ",
+                                std::to_string(all), " can be had"})};
     }
 
     /// The same where there was room for them, and the storage refused. If it says why, that is the error.
@@ -10259,7 +10265,8 @@ public:
 
     /// Reserves `rows` rows after the tokens of a sequence, and the memory to commit them. Evicts unreferenced pages if
     /// no page is free. Errors: out_of_memory, with the pages needed and available, and the field "quota" where the
-    /// tenant has its share, "pages" where the cache is full; nothing has changed then.
+    /// tenant has as many as it may, "share" where fair tenants leave it no more, "pages" where the cache is full;
+    /// nothing has changed then.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         return core().reserve(to.state_in(core()), rows, options);
     }
@@ -22848,7 +22855,7 @@ public:
     [[nodiscard]] match_type match(const sequence& prefix, std::span<const token_id> tokens) {
         std::vector<sequence> loaded; // which hold their pages until they are pinned
         if constexpr (Cache::has_tier)
-            load(prefix, tokens, loaded);
+            load(prefix.state_in(core_).tenant, tokens, prefix.size(), loaded);
         const std::lock_guard guard(core_.lock());
         const std::uint32_t tenant = prefix.state_in(core_).tenant;
         chunk_search search(core_.pages().index(), tenant, core_.shape().tokens, tokens, prefix.size());
@@ -22874,12 +22881,10 @@ public:
             const std::lock_guard guard(core_.lock());
             const std::size_t page_tokens = core_.shape().tokens, last = first + count - 1;
             const sequence_state& state = of.state_in(core_);
-            auto& index = core_.pages().index();
             const bool done = detail::completes<std::bad_alloc>([&] {
-                const auto same = index.chunks(state.tenant, of.tokens().subspan(first, count), 0);
-                known = !same.empty() && same.front().count == count;
-                noted = index.note(state.tenant, state.table[last / page_tokens].page,
-                                   static_cast<std::uint32_t>(last % page_tokens + 1), count);
+                known = in_memory(state.tenant, of.tokens().subspan(first, count));
+                noted = core_.pages().index().note(state.tenant, state.table[last / page_tokens].page,
+                                                   static_cast<std::uint32_t>(last % page_tokens + 1), count);
             });
             noted = noted && done;
         }
@@ -22887,6 +22892,18 @@ public:
             if (noted)
                 chunk_records<core_type>(core_).store(of, first, count, known);
         return noted ? count : 0;
+    }
+
+    /// Whether memory or the tier has a chunk of these tokens, or of their whole pages if the codec encodes whole
+    /// pages. What the tier has is loaded. Cost: as match.
+    [[nodiscard]] bool contains(std::span<const token_id> tokens, const tenant& of = {}) {
+        const std::uint32_t tenant = core_.number_of(of);
+        const auto whole = tokens.first(splice_position(tokens.size()));
+        std::vector<sequence> loaded;
+        if constexpr (Cache::has_tier)
+            load(tenant, whole, 0, loaded);
+        const std::lock_guard guard(core_.lock());
+        return in_memory(tenant, whole);
     }
 
     /// The last position up to `position` at which a spliced lease can begin: itself, or the beginning of its page if
@@ -22921,14 +22938,18 @@ public:
     }
 
 private:
-    // Loads from the tier the chunks that memory lacks.
-    void load(const sequence& prefix, std::span<const token_id> tokens, std::vector<sequence>& held) {
-        const std::uint32_t tenant = prefix.state_in(core_).tenant;
+    // Whether a chunk of exactly these tokens is in memory. Requires: the lock is held.
+    [[nodiscard]] bool in_memory(std::uint32_t tenant, std::span<const token_id> tokens) {
+        const auto found = core_.pages().index().chunks(tenant, tokens, 0);
+        return !found.empty() && found.front().count == tokens.size();
+    }
+
+    // Loads from the tier the chunks that memory lacks, after the first `known` tokens.
+    void load(std::uint32_t tenant, std::span<const token_id> tokens, std::size_t known, std::vector<sequence>& held) {
         std::vector<prompt_span> spans;
         {
             const std::lock_guard guard(core_.lock());
-            spans =
-                chunk_search(core_.pages().index(), tenant, core_.shape().tokens, tokens, prefix.size()).found.spans;
+            spans = chunk_search(core_.pages().index(), tenant, core_.shape().tokens, tokens, known).found.spans;
         }
         chunk_records<core_type> records(core_);
         for (const prompt_span& one : spans)
@@ -23097,8 +23118,16 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 template <knows_chunks Cache, class Model>
 class selective_prefill {
     using lease_type = typename Cache::lease;
+    using pass_type =
+        decltype(std::declval<const Model&>().template make_forward_pass<lease_type>(std::declval<thread_pool&>()));
 
 public:
+    /// Whether the model shows its keys and values, which a policy that selects by deviation compares.
+    static constexpr bool can_judge = requires(pass_type pass, layer_id layer) {
+        pass.project(layer);
+        pass.keys(std::size_t{});
+    };
+
     selective_prefill(const Model& model, thread_pool& threads, std::size_t max_batch_tokens)
         : model_(model),
           max_batch_tokens_(max_batch_tokens),
@@ -23192,13 +23221,6 @@ public:
     }
 
 private:
-    using pass_type =
-        decltype(std::declval<const Model&>().template make_forward_pass<lease_type>(std::declval<thread_pool&>()));
-    static constexpr bool can_judge = requires(pass_type pass, layer_id layer) {
-        pass.project(layer);
-        pass.keys(std::size_t{});
-    };
-
     [[nodiscard]] const rope* rotation() const noexcept {
         if constexpr (requires { model_.rotation(); })
             return &model_.rotation();
@@ -24410,11 +24432,14 @@ private:
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
-/// Whether chunks can be placed over a cache and with a model. Errors: unsupported.
+/// Whether chunks can be placed over a cache and with a model, as a policy says. Errors: unsupported.
 template <class Cache, class Model>
-[[nodiscard]] result<void> places_chunks([[maybe_unused]] const Model& model) {
+[[nodiscard]] result<void> places_chunks([[maybe_unused]] const Model& model,
+                                         [[maybe_unused]] const any_recompute& policy) {
     if constexpr (!knows_chunks<Cache>)
         return error{error_code::unsupported, "index", "the cache's index does not know chunks: index::chunk does"};
+    else if (!selective_prefill<Cache, Model>::can_judge && policy.open({}).judges())
+        return error{error_code::unsupported, "recompute", "the model does not show its keys and values"};
     else
         return keys_can_move(model);
 }
@@ -24465,6 +24490,7 @@ struct engine_job {
     engine_outcome<Cache> outcome = {};
     std::optional<std::chrono::steady_clock::time_point> due = {}; // of the first token
     std::optional<bool> late = {};                                 // whether it came later
+    std::size_t charged = 0;                                       // tokens that its client owed at its beginning
     bool counted = false;                                          // `reused` is recorded
     typename tier_prefetch<Cache>::ticket ahead = {};              // the prefetch it waits for
 
@@ -24974,7 +25000,7 @@ private:
         const auto holders =
             ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
         expects(last != running_.end(), "a step that failed had requests");
-        if (reason.code == error_code::out_of_memory && holders < 2 && make_room())
+        if (reason.field == "share" && holders < 2 && make_room())
             return;
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*last)->fail(std::move(reason));
@@ -25182,7 +25208,7 @@ private:
                             !ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
             return refuse("known", "a known sequence holds the first tokens of the prompt, and not all");
         if (asked.mode == reuse_mode::chunks)
-            if (auto can = detail::places_chunks<Cache>(model_); !can)
+            if (auto can = detail::places_chunks<Cache>(model_, asked.recompute); !can)
                 return can;
         if (asked.choices == 0 || asked.choices > most_answers())
             return refuse("n", "1 to " + std::to_string(most_answers()) + " answers can be had");
@@ -25244,7 +25270,7 @@ private:
     // Whether a request may begin, as far as the limits of its client and the tier go.
     [[nodiscard]] bool may_begin(const job& each, const detail::client_counts& answers) const {
         return !each.over() && tier_prefetch<Cache>::over(each.ahead) &&
-               (each.counted || !debts_.owes(each.request.client)) &&
+               (each.charged > 0 || !debts_.owes(each.request.client)) &&
                answers.of(each.request.client) + each.slots.size() <= most_answers();
     }
 
@@ -25282,8 +25308,10 @@ private:
             }
             slots += wanted;
             answers.add(client, wanted);
-            if (!(*next)->counted)
-                debts_.charge(client, static_cast<double>((*next)->request.prompt.size()));
+            if ((*next)->charged == 0) {
+                (*next)->charged = (*next)->request.prompt.size();
+                debts_.charge(client, static_cast<double>((*next)->charged));
+            }
             schedule_.running().push_back(std::move(*next));
             queue_.erase(next);
         }
@@ -25355,9 +25383,12 @@ private:
                 stats_.generated += generated;
                 stats_.on_time += each->late && !*each->late;
                 stats_.late += each->late && *each->late;
-                if (each->counted)
+                if (each->charged > 0) { // at last for what was computed; what preemptions repeat is not its doing
+                    const auto& done = each->outcome;
+                    const std::size_t ran = std::min(done.prefilled + done.recomputed, each->request.prompt.size());
                     debts_.charge(each->request.client,
-                                  static_cast<double>(generated) - static_cast<double>(each->outcome.reused));
+                                  static_cast<double>(ran + generated) - static_cast<double>(each->charged));
+                }
             }
         }
         for (auto& each : over)

@@ -320,10 +320,11 @@ TEST_CASE("with fair tenants pages in use by one displace none of a tenant with 
         past mine;
         REQUIRE(append(loud, held, mine, counted(1000, 14 * 16)));
         CHECK_FALSE(append(loud, held, mine, counted(5000, 1))); // the other six are quiet's, which has fewer
+        CHECK(cache.reserve(held, 1).error().field == "share");
         auto second = quiet.open();
         past own;
         CHECK_FALSE(append(quiet, second, own, counted(3000, 112))); // seven pages: one more than its own six
-        CHECK(append(quiet, second, own, counted(3000, 96)));        // in place of its first prompt
+        CHECK(append(quiet, second, own, counted(3000, 96)));        // its first prompt is evicted for them
         CHECK(cache.check());
     }
     CHECK(store(quiet, prompt) == 0);

@@ -2,6 +2,7 @@
 // Content that stays in memory without a sequence: prompts and chunks, within a budget.
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/chunk/content_pins.hpp>
+#include <kvcache/codec/int8.hpp>
 #include <kvcache/index/chunk.hpp>
 #include <kvcache/recompute/none.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
@@ -83,6 +84,27 @@ TEST_CASE("a chunk is pinned by its own tokens, with what stands before it") {
     CHECK(own.held.clear_all());
     CHECK(own.approximate(joined({question, chunk, question})) == 0);
     CHECK(own.held.check());
+}
+
+TEST_CASE("with a codec of whole pages the whole pages of a chunk are pinned") {
+    using cache = kv::cache<kv::index::chunk, kv::recompute::none, kv::codec::int8>;
+    auto held = kv::make_cache({small::model().shape(16), {.pages = 24}, small::model().id({1, 2})},
+                               kv::index::chunk{.least = 8}, kv::recompute::none{}, kv::codec::int8{});
+    kv::thread_pool pool(1);
+    kv::chunk_pipeline<cache, kv::transformer> pipeline(held, small::model(), pool, {.split = {.size = 0, .least = 8}});
+    kv::content_pins pins(held, 10);
+    kv::chunk_reuse<cache> chunks(held);
+    CHECK_FALSE(chunks.contains(chunk));
+    REQUIRE(pipeline.warm(chunk, {})->chunks == 1); // 40 tokens
+    CHECK(chunks.contains(chunk));
+    CHECK_FALSE(chunks.contains(joined({question, chunk})));
+    REQUIRE(pins.pin(chunk));
+    CHECK(pins.pages() >= 2);
+    CHECK_FALSE(held.clear_all());
+    CHECK(chunks.contains(chunk));
+    pins.clear();
+    CHECK(held.clear_all());
+    CHECK_FALSE(chunks.contains(chunk));
 }
 
 TEST_CASE("pins have a budget, in pages that are each counted once") {

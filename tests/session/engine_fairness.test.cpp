@@ -283,3 +283,60 @@ TEST_CASE("a client begins nothing while it owes tokens, cached ones excepted; o
     run(start + std::chrono::milliseconds(3150), 5);
     CHECK(h.ended.count(4) == 1);
 }
+
+TEST_CASE("a cancelled request owes nothing for what it did not compute") {
+    using clock = std::chrono::steady_clock;
+    const clock::time_point start(std::chrono::hours(1));
+    host h({.max_batch_tokens = 32, .max_sequences = 8, .client_tokens_per_second = 10.0});
+    h.engine.step(start);
+    const auto long_one = h.ask(0, 1, some(1000, 0), 50);
+    REQUIRE(long_one.has_value());
+    h.engine.step(start); // 32 rows
+    h.engine.cancel(*long_one);
+    h.engine.step(start);
+    REQUIRE(h.ended.count(0) == 1);
+    REQUIRE(h.ask(1, 1, some(5, 1), 1).has_value());
+    h.engine.step(start + std::chrono::seconds(2));
+    CHECK(h.ended.count(1) == 0);
+    h.engine.step(start + std::chrono::seconds(8)); // 80 tokens
+    CHECK(h.ended.count(1) == 1);
+}
+
+TEST_CASE("with fair tenants a request that runs alone gets the pages of others; one over its quota takes none") {
+    for (const std::size_t quota : {100u, 6u}) {
+        auto store = kv::make_cache({.shape = small::model().shape(16),
+                                     .limit = {.pages = 20},
+                                     .id = small::model().id({1, 2}),
+                                     .tenants = 12,
+                                     .fair_tenants = true});
+        using cache = decltype(store);
+        kv::thread_pool pool;
+        kv::pipeline<cache, kv::transformer> plain(store, small::model(), pool, 32);
+        kv::engine<cache, kv::transformer> engine(store, small::model(), plain, {.max_batch_tokens = 32});
+        const auto ask = [&](const std::string& who, std::size_t own, std::size_t prompt) {
+            std::optional<kv::error> failure;
+            kv::engine_request<cache> request{.prompt = some(prompt, static_cast<unsigned>(who.size())),
+                                              .tenant = *store.open_tenant(kv::tenant_salt(who), own),
+                                              .stop = {.max_tokens = 2}};
+            request.on_finish = [&](auto&& end) {
+                failure = end.failure;
+                for (auto& answer : end.answers)
+                    answer.sequence.reset();
+            };
+            REQUIRE(engine.submit(std::move(request)).has_value());
+            while (engine.step({})) {
+            }
+            return failure;
+        };
+        for (int i = 1; i <= 10; ++i)
+            CHECK_FALSE(ask(std::string(static_cast<std::size_t>(i), 'x'), 100, 30)); // two pages each: all of them
+        const auto failed = ask("large", quota, 200);                                 // thirteen pages
+        CHECK(failed.has_value() == (quota == 6));
+        if (failed) {
+            CHECK(failed->field == "quota");
+            CHECK(store.stats().evictable >= 20 - 6 - 1); // what the others have cached is still there
+        }
+        CHECK(store.check().has_value());
+        CHECK(store.stats().in_use == 0);
+    }
+}

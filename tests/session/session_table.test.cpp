@@ -232,7 +232,7 @@ TEST_CASE("a session is evicted from the client that has the most") {
         use_as(table, 2, "b" + std::to_string(n));
     CHECK(keys(table) == "a11 a21 b61 b71 b81 b91 ");
     for (int n = 3; n < 10; ++n)
-        use_as(table, 1, "a" + std::to_string(n)); // at first in place of b, until both have three
+        use_as(table, 1, "a" + std::to_string(n)); // evicts sessions of b, until both have three
     CHECK(keys(table) == "a71 a81 a91 b71 b81 b91 ");
     use_as(table, 3, "c", 90); // takes more bytes than all others
     CHECK(keys(table).find("c1 ") != std::string::npos);

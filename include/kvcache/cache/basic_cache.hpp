@@ -67,7 +67,8 @@ public:
 
     /// Reserves `rows` rows after the tokens of a sequence, and the memory to commit them. Evicts unreferenced pages if
     /// no page is free. Errors: out_of_memory, with the pages needed and available, and the field "quota" where the
-    /// tenant has its share, "pages" where the cache is full; nothing has changed then.
+    /// tenant has as many as it may, "share" where fair tenants leave it no more, "pages" where the cache is full;
+    /// nothing has changed then.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         return core().reserve(to.state_in(core()), rows, options);
     }

@@ -151,8 +151,8 @@ struct cache_config {
     /// not, both keep their pages, no entry of a page table ever changes at a commit, and later prompts share the
     /// first.
     bool merge_equal_pages = true;
-    /// Whether pages are evicted from the tenant with the most pages, its own first, so that no tenant displaces those
-    /// with fewer. If not, the eviction policy chooses among the pages of all tenants.
+    /// Whether pages are evicted from the tenant with the most pages, and for a tenant from none that has no more than
+    /// itself (cache/tenant_quotas.hpp). If not, the eviction policy chooses among the pages of all tenants.
     bool fair_tenants = false;
 };
 

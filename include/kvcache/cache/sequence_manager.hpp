@@ -214,12 +214,18 @@ public:
     [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
                                std::size_t page_bytes) {
         pages_.emit({event_kind::refused, 0, rows, pages});
-        const bool over_quota = pages_.available(state.tenant) < pages_.available();
-        const std::size_t all = over_quota ? pages_.tenants().usage(state.tenant).quota : pages_.pool().pages();
-        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
+        const tenant_usage& own = pages_.tenants().usage(state.tenant);
+        const std::size_t had = pages_.available(state.tenant);
+        const bool short_of_own = had < pages_.available();
+        const bool over_quota = short_of_own && had == own.quota - std::min(own.quota, own.pages - own.evictable);
+        const std::size_t all = over_quota ? own.quota : pages_.pool().pages();
+        return {error_code::out_of_memory,
+                over_quota     ? "quota"
+                : short_of_own ? "share"
+                               : "pages",
                 detail::joined({std::to_string(rows), " tokens need ", std::to_string(pages), " pages of ",
-                                std::to_string(page_bytes), " bytes; ", std::to_string(pages_.available(state.tenant)),
-                                " of ", std::to_string(all), " can be had"})};
+                                std::to_string(page_bytes), " bytes; ", std::to_string(had), " of ",
+                                std::to_string(all), " can be had"})};
     }
 
     /// The same where there was room for them, and the storage refused. If it says why, that is the error.

@@ -316,7 +316,7 @@ public:
     [[nodiscard]] match_type match(const sequence& prefix, std::span<const token_id> tokens) {
         std::vector<sequence> loaded; // which hold their pages until they are pinned
         if constexpr (Cache::has_tier)
-            load(prefix, tokens, loaded);
+            load(prefix.state_in(core_).tenant, tokens, prefix.size(), loaded);
         const std::lock_guard guard(core_.lock());
         const std::uint32_t tenant = prefix.state_in(core_).tenant;
         chunk_search search(core_.pages().index(), tenant, core_.shape().tokens, tokens, prefix.size());
@@ -342,12 +342,10 @@ public:
             const std::lock_guard guard(core_.lock());
             const std::size_t page_tokens = core_.shape().tokens, last = first + count - 1;
             const sequence_state& state = of.state_in(core_);
-            auto& index = core_.pages().index();
             const bool done = detail::completes<std::bad_alloc>([&] {
-                const auto same = index.chunks(state.tenant, of.tokens().subspan(first, count), 0);
-                known = !same.empty() && same.front().count == count;
-                noted = index.note(state.tenant, state.table[last / page_tokens].page,
-                                   static_cast<std::uint32_t>(last % page_tokens + 1), count);
+                known = in_memory(state.tenant, of.tokens().subspan(first, count));
+                noted = core_.pages().index().note(state.tenant, state.table[last / page_tokens].page,
+                                                   static_cast<std::uint32_t>(last % page_tokens + 1), count);
             });
             noted = noted && done;
         }
@@ -355,6 +353,18 @@ public:
             if (noted)
                 chunk_records<core_type>(core_).store(of, first, count, known);
         return noted ? count : 0;
+    }
+
+    /// Whether memory or the tier has a chunk of these tokens, or of their whole pages if the codec encodes whole
+    /// pages. What the tier has is loaded. Cost: as match.
+    [[nodiscard]] bool contains(std::span<const token_id> tokens, const tenant& of = {}) {
+        const std::uint32_t tenant = core_.number_of(of);
+        const auto whole = tokens.first(splice_position(tokens.size()));
+        std::vector<sequence> loaded;
+        if constexpr (Cache::has_tier)
+            load(tenant, whole, 0, loaded);
+        const std::lock_guard guard(core_.lock());
+        return in_memory(tenant, whole);
     }
 
     /// The last position up to `position` at which a spliced lease can begin: itself, or the beginning of its page if
@@ -389,14 +399,18 @@ public:
     }
 
 private:
-    // Loads from the tier the chunks that memory lacks.
-    void load(const sequence& prefix, std::span<const token_id> tokens, std::vector<sequence>& held) {
-        const std::uint32_t tenant = prefix.state_in(core_).tenant;
+    // Whether a chunk of exactly these tokens is in memory. Requires: the lock is held.
+    [[nodiscard]] bool in_memory(std::uint32_t tenant, std::span<const token_id> tokens) {
+        const auto found = core_.pages().index().chunks(tenant, tokens, 0);
+        return !found.empty() && found.front().count == tokens.size();
+    }
+
+    // Loads from the tier the chunks that memory lacks, after the first `known` tokens.
+    void load(std::uint32_t tenant, std::span<const token_id> tokens, std::size_t known, std::vector<sequence>& held) {
         std::vector<prompt_span> spans;
         {
             const std::lock_guard guard(core_.lock());
-            spans =
-                chunk_search(core_.pages().index(), tenant, core_.shape().tokens, tokens, prefix.size()).found.spans;
+            spans = chunk_search(core_.pages().index(), tenant, core_.shape().tokens, tokens, known).found.spans;
         }
         chunk_records<core_type> records(core_);
         for (const prompt_span& one : spans)

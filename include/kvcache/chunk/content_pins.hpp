@@ -6,6 +6,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -42,9 +43,10 @@ public:
         if (found.size() == tokens.size())
             return hold(std::move(key), std::move(found));
         if constexpr (knows_chunks<Cache>) {
-            auto none = cache_.open(of);
-            auto chunk = chunk_reuse<Cache>(cache_).match(none, tokens);
-            if (chunk.map().tokens(reuse_kind::approximate) + 1 == tokens.size()) // the last is never reused
+            chunk_reuse<Cache> chunks(cache_);
+            auto chunk = chunks.match(cache_.open(of), tokens);
+            const std::size_t whole = chunks.splice_position(tokens.size());
+            if (chunk.map().tokens(reuse_kind::approximate) >= std::min(whole, tokens.size() - 1)) // never the last
                 return hold(std::move(key), std::move(chunk).take_pins());
         }
         return error{error_code::not_found, "pins",

@@ -175,7 +175,7 @@ private:
                             !ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
             return refuse("known", "a known sequence holds the first tokens of the prompt, and not all");
         if (asked.mode == reuse_mode::chunks)
-            if (auto can = detail::places_chunks<Cache>(model_); !can)
+            if (auto can = detail::places_chunks<Cache>(model_, asked.recompute); !can)
                 return can;
         if (asked.choices == 0 || asked.choices > most_answers())
             return refuse("n", "1 to " + std::to_string(most_answers()) + " answers can be had");
@@ -237,7 +237,7 @@ private:
     // Whether a request may begin, as far as the limits of its client and the tier go.
     [[nodiscard]] bool may_begin(const job& each, const detail::client_counts& answers) const {
         return !each.over() && tier_prefetch<Cache>::over(each.ahead) &&
-               (each.counted || !debts_.owes(each.request.client)) &&
+               (each.charged > 0 || !debts_.owes(each.request.client)) &&
                answers.of(each.request.client) + each.slots.size() <= most_answers();
     }
 
@@ -275,8 +275,10 @@ private:
             }
             slots += wanted;
             answers.add(client, wanted);
-            if (!(*next)->counted)
-                debts_.charge(client, static_cast<double>((*next)->request.prompt.size()));
+            if ((*next)->charged == 0) {
+                (*next)->charged = (*next)->request.prompt.size();
+                debts_.charge(client, static_cast<double>((*next)->charged));
+            }
             schedule_.running().push_back(std::move(*next));
             queue_.erase(next);
         }
@@ -348,9 +350,12 @@ private:
                 stats_.generated += generated;
                 stats_.on_time += each->late && !*each->late;
                 stats_.late += each->late && *each->late;
-                if (each->counted)
+                if (each->charged > 0) { // at last for what was computed; what preemptions repeat is not its doing
+                    const auto& done = each->outcome;
+                    const std::size_t ran = std::min(done.prefilled + done.recomputed, each->request.prompt.size());
                     debts_.charge(each->request.client,
-                                  static_cast<double>(generated) - static_cast<double>(each->outcome.reused));
+                                  static_cast<double>(ran + generated) - static_cast<double>(each->charged));
+                }
             }
         }
         for (auto& each : over)

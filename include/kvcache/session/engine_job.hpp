@@ -11,6 +11,7 @@
 #include <kvcache/session/engine_splice.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/sampler.hpp>
+#include <kvcache/session/selective_prefill.hpp>
 #include <kvcache/session/tier_prefetch.hpp>
 
 #include <algorithm>
@@ -26,11 +27,14 @@
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
-/// Whether chunks can be placed over a cache and with a model. Errors: unsupported.
+/// Whether chunks can be placed over a cache and with a model, as a policy says. Errors: unsupported.
 template <class Cache, class Model>
-[[nodiscard]] result<void> places_chunks([[maybe_unused]] const Model& model) {
+[[nodiscard]] result<void> places_chunks([[maybe_unused]] const Model& model,
+                                         [[maybe_unused]] const any_recompute& policy) {
     if constexpr (!knows_chunks<Cache>)
         return error{error_code::unsupported, "index", "the cache's index does not know chunks: index::chunk does"};
+    else if (!selective_prefill<Cache, Model>::can_judge && policy.open({}).judges())
+        return error{error_code::unsupported, "recompute", "the model does not show its keys and values"};
     else
         return keys_can_move(model);
 }
@@ -81,6 +85,7 @@ struct engine_job {
     engine_outcome<Cache> outcome = {};
     std::optional<std::chrono::steady_clock::time_point> due = {}; // of the first token
     std::optional<bool> late = {};                                 // whether it came later
+    std::size_t charged = 0;                                       // tokens that its client owed at its beginning
     bool counted = false;                                          // `reused` is recorded
     typename tier_prefetch<Cache>::ticket ahead = {};              // the prefetch it waits for
 

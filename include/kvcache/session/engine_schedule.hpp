@@ -363,7 +363,7 @@ private:
         const auto holders =
             ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
         expects(last != running_.end(), "a step that failed had requests");
-        if (reason.code == error_code::out_of_memory && holders < 2 && make_room())
+        if (reason.field == "share" && holders < 2 && make_room())
             return;
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*last)->fail(std::move(reason));

@@ -29,8 +29,16 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 template <knows_chunks Cache, class Model>
 class selective_prefill {
     using lease_type = typename Cache::lease;
+    using pass_type =
+        decltype(std::declval<const Model&>().template make_forward_pass<lease_type>(std::declval<thread_pool&>()));
 
 public:
+    /// Whether the model shows its keys and values, which a policy that selects by deviation compares.
+    static constexpr bool can_judge = requires(pass_type pass, layer_id layer) {
+        pass.project(layer);
+        pass.keys(std::size_t{});
+    };
+
     selective_prefill(const Model& model, thread_pool& threads, std::size_t max_batch_tokens)
         : model_(model),
           max_batch_tokens_(max_batch_tokens),
@@ -124,13 +132,6 @@ public:
     }
 
 private:
-    using pass_type =
-        decltype(std::declval<const Model&>().template make_forward_pass<lease_type>(std::declval<thread_pool&>()));
-    static constexpr bool can_judge = requires(pass_type pass, layer_id layer) {
-        pass.project(layer);
-        pass.keys(std::size_t{});
-    };
-
     [[nodiscard]] const rope* rotation() const noexcept {
         if constexpr (requires { model_.rotation(); })
             return &model_.rotation();

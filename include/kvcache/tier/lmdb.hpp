@@ -189,6 +189,8 @@ struct lmdb {
             return work_->put(entry, pieces);
         }
         [[nodiscard]] bool contains(const sha256_digest& name) { return work_->contains(name); }
+        /// Whether each of these is stored: one transaction.
+        [[nodiscard]] std::vector<bool> present(std::span<const sha256_digest> names) { return work_->present(names); }
         [[nodiscard]] result<void> erase(const sha256_digest& name) { return work_->erase(name); }
         [[nodiscard]] result<void> flush() { return work_->flush(); }
         [[nodiscard]] result<void> status() const { return work_->status(); }
@@ -271,6 +273,17 @@ public:
         const std::lock_guard guard(lock_);
         return status_ && ranges::count(erasing_, name) == 0 && store_.unwritable() == 0 &&
                in_store([&](auto& view) { return view.place_of(name) ? 0 : MDB_NOTFOUND; }) == 0;
+    }
+    [[nodiscard]] std::vector<bool> present(std::span<const sha256_digest> names) {
+        std::vector<bool> there(names.size());
+        const std::lock_guard guard(lock_);
+        if (status_ && store_.unwritable() == 0)
+            (void)in_store([&](auto& view) {
+                for (std::size_t i = 0; i < names.size(); ++i)
+                    there[i] = view.place_of(names[i]) && ranges::count(erasing_, names[i]) == 0;
+                return 0;
+            });
+        return there;
     }
     [[nodiscard]] result<void> erase(const sha256_digest& name) {
         if (!status_)
