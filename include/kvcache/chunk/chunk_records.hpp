@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/config.hpp>
 #include <kvcache/cache/handle.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/core/digest.hpp>

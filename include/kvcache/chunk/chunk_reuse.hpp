@@ -6,6 +6,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/index/concept.hpp>
+#include <kvcache/observer/concept.hpp>
 #include <kvcache/recompute/concept.hpp>
 
 #include <algorithm>
