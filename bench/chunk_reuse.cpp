@@ -171,6 +171,8 @@ int run(const flags& f) {
         bench::chunk_quality quality = asking(f);
         const auto ask = [&](const char* strategy, auto policy) {
             std::vector<bench::chunk_row> rows;
+            if (!f.strategies.empty() && std::ranges::find(f.strategies, strategy) == f.strategies.end())
+                return;
             quality.run(strategy, policy, false, rows);
             for (const std::string& name : f.codecs)
                 quality.run(strategy, policy, false, rows, bench::must(page_codecs::named(name)), name);
@@ -201,7 +203,9 @@ int program(int count, char** words) {
     app.add_option("--questions", f.questions, "At most so many about the text")
         ->check(CLI::Range(1, 100000))
         ->capture_default_str();
-    app.add_option("--strategies", f.strategies, "Only these of --part quality, and none and random")->delimiter(',');
+    app.add_option("--strategies", f.strategies,
+                   "Only these of --part quality and codecs; quality has none and random too")
+        ->delimiter(',');
     app.add_option("--codecs", f.codecs, "Codecs of --part codecs, besides f32: " + page_codecs::names())
         ->delimiter(',');
     app.add_option("--kinds", f.kinds, "Kinds of questions")->delimiter(',')->capture_default_str();

@@ -5,6 +5,8 @@
     two        two users who take turns, for five turns each
     sixteen    users with one system prompt of 1,500 tokens who come at the same time: how many tokens run
     sessions   users who talk at the same time, each behind its own past: tokens said a second, and the first token
+    documents  eight of 512 tokens that were read before, in a new order: milliseconds to the first token; llama-server also
+               with --cache-reuse 64, which moves what it finds in the same order
 
 All are asked with token ids, and each user's past is what that server said. With --program (bench/model) the bound of
 the chat takes its turn beside the servers: a prefill of the new tokens alone, in a process without a server. What a turn
@@ -47,12 +49,22 @@ class Ours:
         self.process.terminate()
         self.process.communicate()
 
-    def complete(self, prompt: list[int], count: int, **_) -> dict:
+    def read(self, document: list[int]) -> None:
+        """Keeps a document as a chunk."""
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        link.request("POST", "/v1/warm", json.dumps({"text": document, "cache": {"mode": "chunks"}}),
+                     {"Content-Type": "application/json"})
+        said = json.loads(link.getresponse().read())
+        if said.get("chunk_tokens") != len(document):
+            raise RuntimeError(str(said))
+
+    def complete(self, prompt: list[int], count: int, cache: dict | None = None, **_) -> dict:
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         link.connect()
         link.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         body = json.dumps({"prompt": prompt, "max_tokens": count, "stream": True, "temperature": 0, "ignore_eos": True,
-                           "return_token_ids": True, "stream_options": {"include_usage": True}})
+                           "return_token_ids": True, "stream_options": {"include_usage": True},
+                           **({"cache": cache} if cache else {})})
         began = time.perf_counter()
         link.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer, made = link.getresponse(), {"seconds": None, "tokens": []}
@@ -75,10 +87,10 @@ class Ours:
 class Theirs(Server):
     """llama-server with a slot a user."""
 
-    def __init__(self, program: Path, model: Path, threads: int, users: int):
-        super().__init__(program, model, threads, 2048 * users, "f16", ("-np", users))
+    def __init__(self, program: Path, model: Path, threads: int, users: int, context: int, *more):
+        super().__init__(program, model, threads, context * users, "f16", ("-np", users, *more))
 
-    def complete(self, prompt: list[int], count: int, cached: bool = True) -> dict:
+    def complete(self, prompt: list[int], count: int, cached: bool = True, **_) -> dict:
         made = super().complete(prompt, count, cached)
         made["ran"] = made["timings"]["prompt_n"]
         return made
@@ -175,6 +187,35 @@ def sessions(servers: dict, ids: Ids, add, users: int, turns: int) -> None:
                 pasts[who][user] += words[user] + heard[user]["tokens"]
 
 
+def documents(servers: dict, ids: Ids, add, count: int = 8, size: int = 512, orders: int = 4) -> None:
+    begin, texts = ids(SYSTEM), [ids(size) for _ in range(count)]
+    for text in texts:
+        servers["ours"].read(text)
+    for who, server in servers.items():
+        if who != "ours":
+            server.complete(begin + sum(texts, []) + ids(ASKED), 1)
+    for _ in range(orders):
+        prompt = begin + sum(ids.random.sample(texts, count), []) + ids(ASKED)
+        for name, who, kind in (("head", "ours", {"mode": "chunks", "recompute": "head", "rows": 16}),
+                                ("none", "ours", {"mode": "chunks", "recompute": "none"}),
+                                ("cold", "ours", {"mode": "baseline"}), ("theirs", "theirs", None), ("moved", "moved", None)):
+            if who in servers:
+                add(f"documents/{name}", 1e3 * servers[who].complete(prompt, 1, cache=kind)["seconds"])
+
+
+def report_documents(state: State, markdown: bool) -> None:
+    rows = []
+    for name, said in (("head", "ours, `head 16`"), ("none", "ours, `none`"), ("cold", "ours, cold"), ("theirs", "llama-server"),
+                       ("moved", "llama-server --cache-reuse 64")):
+        took = state.samples.get(f"documents/{name}", [])
+        if took:
+            pairs = sorted(other / mine for other, mine in zip(took, state.samples["documents/head"]))
+            rows.append([said, number(statistics.median(took)), f"{statistics.median(pairs):.2f}",
+                         f"{pairs[0]:.2f} to {pairs[-1]:.2f}", str(len(took))])
+    print_table("Eight documents of 512 tokens in a new order, milliseconds to the first token",
+                ["server", "first token", "over `head 16`", "range", "prompts"], rows, markdown)
+
+
 def report(state: State, turns: int, markdown: bool, best: bool) -> None:
     if best:
         state.median = lambda name: (max if "rate" in name else min)(state.samples.get(name, [0])) or None
@@ -216,11 +257,12 @@ def report(state: State, turns: int, markdown: bool, best: bool) -> None:
     print_table("Users at the same time, tokens said a second and milliseconds to the first token",
                 ["turn", "ours, a second", "llama-server", "ours / theirs", "ours, first", "llama-server", "theirs / ours"],
                 rows, markdown)
+    report_documents(state, markdown)
 
 
 def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parse.add_argument("parts", nargs="*", choices=["chat", "two", "sixteen", "sessions", []], help="all, if none is named")
+    parse.add_argument("parts", nargs="*", choices=["chat", "two", "sixteen", "sessions", "documents", []], help="all but documents, if none is named")
     parse.add_argument("--server", type=Path, help="our server")
     parse.add_argument("--model", type=Path, help="the weights, with a tokenizer beside them")
     parse.add_argument("--program", type=Path, help="our bench program `model`, for the bound")
@@ -243,10 +285,15 @@ def main() -> None:
         ids = Ids(49152, len(json.dumps(state.samples)))
         parts = f.parts or ["chat", "two", "sixteen", "sessions"]
         servers = {"ours": Ours(f.server, f.model, f.threads)}
+        if "documents" in parts and parts != ["documents"]:
+            sys.exit("serving.py: documents need a llama-server of one slot; please ask for them alone")
         if f.program:
             servers["bound"] = Bound(f.program, f.model, f.threads)
-        if f.llama_server:
-            servers["theirs"] = Theirs(f.llama_server, f.gguf, f.threads, f.users)
+        if f.llama_server and parts == ["documents"]:
+            servers["theirs"] = Theirs(f.llama_server, f.gguf, f.threads, 1, 8192)
+            servers["moved"] = Theirs(f.llama_server, f.gguf, f.threads, 1, 8192, "--cache-reuse", 64)
+        elif f.llama_server:
+            servers["theirs"] = Theirs(f.llama_server, f.gguf, f.threads, f.users, 2048)
         entered = {}
         try:
             for who, server in servers.items():
@@ -262,6 +309,8 @@ def main() -> None:
                 if "sessions" in parts:
                     answering = {who: each for who, each in entered.items() if who != "bound"}
                     sessions(answering, ids, state.add, f.users, f.turns)
+                if "documents" in parts:
+                    documents(entered, ids, state.add)
                 state.save()
         finally:
             for server in entered.values():

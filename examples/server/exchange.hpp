@@ -37,7 +37,7 @@ struct piece {
 
 /// A request shared by the computing thread and the client's thread. Created by ask; both own it.
 template <class Codec>
-class exchange : public std::enable_shared_from_this<exchange<Codec>> {
+class exchange : public ended_answer, public std::enable_shared_from_this<exchange<Codec>> {
 public:
     /// Answers a chat, or a prompt of a completion. It reuses and stores pages of `tenant`.
     exchange(host<Codec>& at, std::shared_ptr<question> asked, std::size_t prompt, kvcache::tenant tenant)
@@ -163,23 +163,37 @@ public:
 
     /// When complete: adds the turn to the conversation and releases it to the next request.
     void finish() {
-        auto& end = *outcome_;
-        record();
+        {
+            const std::lock_guard guard(lock_);
+            record();
+        }
+        keep();
+        if (at_.with.debug)
+            std::fprintf(stderr, "prefix_hit=%zu prefill=%zu generated=%zu cached=%zu\n", outcome_->reused,
+                         outcome_->prefilled, generated(), cached_);
+    }
+
+    /// When complete: keeps the prompt of a warmed document as a chunk, or the turn of a conversation, and releases
+    /// pages and conversation. No effect after the first call.
+    void keep() override {
+        const std::lock_guard guard(lock_);
+        if (std::exchange(kept_, true))
+            return;
+        auto& first = outcome_->answers[0];
+        if (asked_->bare && !failure() && first.sequence && first.sequence->exact() >= prompt_.size())
+            chunk_ = kvcache::chunk_reuse<store<Codec>>(at_.cache).add(*first.sequence, 0, prompt_.size());
         // An approximate answer is no past of a later one.
-        if (held_ && !failure() && end.answers[0].sequence && end.approximate == 0) {
-            auto& first = end.answers[0];
+        if (held_ && !failure() && first.sequence && outcome_->approximate == 0) {
             auto& chat = (*held_)->chat;
             chat.finish(std::move(*turn_), std::move(*first.sequence), first.ids, texts_[0].text(),
                         first.finish_reason == kvcache::finish_reason::stopped);
+            cached_ = chat.info().cached;
             held_->set_kept(true);
-            held_->set_bytes((chat.info().cached / at_.with.page + 1) * at_.cache.codec().page_bytes());
+            held_->set_bytes((cached_ / at_.with.page + 1) * at_.cache.codec().page_bytes());
         }
-        if (at_.with.debug)
-            std::fprintf(stderr, "prefix_hit=%zu prefill=%zu generated=%zu cached=%zu\n", end.reused, end.prefilled,
-                         generated(), held_ ? (*held_)->chat.info().cached : 0);
         held_.reset();
         turn_.reset();
-        for (auto& each : end.answers)
+        for (auto& each : outcome_->answers)
             each.sequence.reset();
     }
 
@@ -197,14 +211,9 @@ public:
         return std::nullopt;
     }
 
-    /// Registers the prompt as a chunk, which other prompts find at any position. Returns the number of tokens
-    /// registered: 0 if they are too few, or not exact. Requires: the answer is complete.
-    [[nodiscard]] std::size_t keep_as_chunk() {
-        const auto& sequence = outcome_->answers[0].sequence;
-        if (!sequence || sequence->exact() < prompt_.size())
-            return 0;
-        return kvcache::chunk_reuse<store<Codec>>(at_.cache).add(*sequence, 0, prompt_.size());
-    }
+    /// The tokens of a warmed document that other prompts find as a chunk: 0 if they are too few, or not exact.
+    /// Requires: the answer was kept.
+    [[nodiscard]] std::size_t chunk_tokens() const noexcept { return chunk_; }
 
     /// What the request reuses.
     [[nodiscard]] kvcache::reuse_mode mode() const noexcept { return asked_->mode.value_or(at_.mode); }
@@ -334,6 +343,11 @@ private:
             if (std::string rest = texts_[i].flush(); !rest.empty())
                 pieces_.push_back({i, std::move(rest), {}, false});
         outcome_.emplace(std::move(end));
+        if (held_ || asked_->bare)
+            at_.ended.add(this->weak_from_this());
+        else // nothing is kept
+            for (auto& each : outcome_->answers)
+                each.sequence.reset();
         if (left_)
             record();
         changed_.notify_one();
@@ -359,8 +373,11 @@ private:
     std::optional<kvcache::engine_outcome<store<Codec>>> outcome_;
     std::optional<double> first_;
     bool abandoned_ = false;
-    bool left_ = false;     // the client's thread does not finish it
-    bool recorded_ = false; // see record
+    bool left_ = false;      // the client's thread does not finish it
+    bool recorded_ = false;  // see record
+    bool kept_ = false;      // see keep
+    std::size_t chunk_ = 0;  // tokens of the prompt that are a chunk
+    std::size_t cached_ = 0; // tokens of the conversation
 };
 
 } // namespace server

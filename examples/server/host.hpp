@@ -27,6 +27,7 @@
 #include "chosen_tier.hpp"
 #include "conversation.hpp"
 #include "draft_model.hpp"
+#include "ended_answers.hpp"
 #include "latencies.hpp"
 #include "options.hpp"
 #include "preparation.hpp"
@@ -148,6 +149,7 @@ public:
     kvcache::any_recompute recompute;             ///< Likewise.
     kvcache::tenant shared = cache.open_tenant(); ///< Of what belongs to no key and no salt.
     kvcache::session_table<conversation<Codec>> sessions;
+    ended_answers ended;
     latencies times;
     preparation prepare;      ///< Of large requests.
     kvcache::drafter drafter; ///< Of a smaller model; empty: prompt lookup.
@@ -194,7 +196,7 @@ private:
             auto nothing = cache.open(shared); // allocates the first pages before the first request
             (void)cache.reserve(nothing, 1);
         }
-        engine_.set_relief([this] { return sessions.evict(); });
+        engine_.set_relief([this] { return ended.keep_one() || sessions.evict(); });
         computing_ = std::jthread([this](const std::stop_token& stop) {
             const auto run = [&] {
                 engine_.run(stop);

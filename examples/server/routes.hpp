@@ -151,14 +151,13 @@ private:
         if (begun = talk->start(watch); !begun)
             return refuse(out, problem_of(begun.error()));
         serve(*talk, in.client);
-        const std::size_t chunk = talk->asked().bare && !talk->failure() ? talk->keep_as_chunk() : 0;
         talk->finish();
         if (const auto failed = talk->failure())
             return refuse(out, problem_of(*failed));
         reply(out, {{"object", "warm"},
                     {"token_count", talk->prompt().size()},
                     {"cached_tokens", talk->outcome().reused},
-                    {"chunk_tokens", chunk},
+                    {"chunk_tokens", talk->chunk_tokens()},
                     {"page_tokens", at_.with.page},
                     {"partial_tail_tokens", talk->prompt().size() % at_.with.page}});
     }

@@ -24985,7 +24985,7 @@ private:
     }
 
     // Preempts the last request of a client that has the most answers: it gives back its pages and waits. If it is
-    // alone, it fails. So some request always goes on.
+    // alone, it goes on without chunks, or fails. So some request always goes on.
     void preempt(error reason) {
         client_counts holding;
         for (const auto& each : running_)
@@ -25000,7 +25000,8 @@ private:
         const auto holders =
             ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
         expects(last != running_.end(), "a step that failed had requests");
-        if (reason.field == "share" && holders < 2 && make_room())
+        if (reason.code == error_code::out_of_memory && holders < 2 &&
+            ((reason.field == "share" && make_room()) || give_up_chunks(**last)))
             return;
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*last)->fail(std::move(reason));
@@ -25009,6 +25010,18 @@ private:
             return;
         }
         give_way(last);
+    }
+
+    // Takes the chunks from a request that runs alone: they are held with it, and without them their pages are free.
+    // Returns whether it had any; it is computed then.
+    [[nodiscard]] static bool give_up_chunks(job& alone) {
+        if (alone.request.mode != reuse_mode::chunks)
+            return false;
+        alone.request.mode = reuse_mode::prefix;
+        for (slot& one : alone.slots)
+            if (!one.ended)
+                one.release();
+        return true;
     }
 
     // Evicts pages of any tenant for a request that runs alone: fair tenants keep theirs from those that have more, not
@@ -25094,15 +25107,14 @@ public:
     /// Sets the function to call when pages are short. It frees some and returns whether it did; owners of idle
     /// sessions set it.
     void set_relief(std::function<bool()> relief) {
-        if constexpr (detail::prefetches<Cache>) // a prefetch holds pages until it is finished
-            schedule_.set_relief([this, own = std::move(relief)] {
-                if (std::exchange(held_, true))
-                    return own && own();
-                ahead_.hold();
-                return true;
-            });
-        else
-            schedule_.set_relief(std::move(relief));
+        schedule_.set_relief([this, own = std::move(relief)] {
+            if constexpr (detail::prefetches<Cache>) // a prefetch holds pages until it is finished
+                if (!std::exchange(held_, true)) {
+                    ahead_.hold();
+                    return true;
+                }
+            return (own && own()) || forget_known();
+        });
     }
 
     /// Queues a request. Errors: out_of_range for a request that can never run; out_of_memory if the queue is full;
@@ -25331,6 +25343,20 @@ private:
             return !inbox_.empty() || !cancelled_.empty() ||
                    ranges::any_of(queue_, [this](const auto& each) { return each->over() || may_begin(*each, {}); });
         });
+    }
+
+    // Releases the sequence that the last waiting request continues from; the request finds those tokens in the cache,
+    // or computes them. Returns whether there was one.
+    bool forget_known() {
+        std::optional<typename Cache::sequence> held;
+        {
+            const std::lock_guard guard(lock_);
+            for (auto each = inbox_.rbegin(); each != inbox_.rend() && !held; ++each)
+                held.swap((*each)->request.known);
+        }
+        for (auto each = queue_.rbegin(); each != queue_.rend() && !held; ++each)
+            held.swap((*each)->request.known);
+        return held.has_value();
     }
 
     // Queues preempted requests again at their place in the order of arrival. Returns their number.

@@ -339,6 +339,22 @@ TEST_CASE("an engine continues from a sequence that it is given") {
     CHECK_FALSE(here.runs.submit(std::move(foreign)).has_value());
 }
 
+TEST_CASE("a request that waits gives the sequence it continues from to one that runs") {
+    const auto& model = random_model();
+    fixture here(model, {.max_sequences = 1}, 12);
+    const asked large{.prompt = some_tokens(model, 150, 1), .stop = {.max_tokens = 5}},
+        waits{.prompt = some_tokens(model, 100, 2), .stop = {.max_tokens = 5}};
+    std::vector<told> got(2);
+    auto second = here.make(waits, got[1]);
+    second.known = std::move(
+        here.here.prefill(tokens(waits.prompt.begin(), waits.prompt.begin() + 75), kv::logits_mode::last).sequence);
+    REQUIRE(here.runs.submit(here.make(large, got[0])).has_value());
+    REQUIRE(here.runs.submit(std::move(second)).has_value());
+    while (here.runs.step(at{})) {
+    }
+    check_same(got, {plainly(model, large), plainly(model, waits)});
+}
+
 TEST_CASE("the sequence a request continues from is shared only as far as it is exact and cacheable") {
     const auto& model = random_model();
     for (const bool forgets : {true, false}) {

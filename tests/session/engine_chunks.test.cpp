@@ -164,6 +164,25 @@ TEMPLATE_LIST_TEST_CASE("chunk requests change no bit of exact ones in the same 
     CHECK(h.store.stats().in_use == 0);
 }
 
+TEST_CASE("a request that runs alone is computed where its chunks leave it too few pages") {
+    const tokens prompt = joined({a, b, c, a, question});
+    const auto answer = [&](std::size_t pages, kv::reuse_mode mode) {
+        host<kv::codec::f32> h(64, pages);
+        h.ask(0, prompt, mode);
+        h.run();
+        INFO(pages << " pages");
+        REQUIRE_FALSE(h.ended.at(0).failure);
+        return std::pair(h.ended.at(0).answers.front().ids, h.ended.at(0).approximate);
+    };
+    const tokens computed = answer(300, kv::reuse_mode::prefix).first;
+    for (std::size_t pages = 14; pages < 30; ++pages) { // 13 for prompt and answer, and up to 10 of the chunks
+        const auto [ids, approximate] = answer(pages, kv::reuse_mode::chunks);
+        CHECK(ids.size() == 12);
+        if (approximate == 0)
+            CHECK(ids == computed);
+    }
+}
+
 TEST_CASE("chunks are refused by an engine whose cache does not know them") {
     kv::thread_pool pool;
     auto store = kv::make_cache({small::model().shape(16), {.pages = 10}});

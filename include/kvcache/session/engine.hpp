@@ -61,15 +61,14 @@ public:
     /// Sets the function to call when pages are short. It frees some and returns whether it did; owners of idle
     /// sessions set it.
     void set_relief(std::function<bool()> relief) {
-        if constexpr (detail::prefetches<Cache>) // a prefetch holds pages until it is finished
-            schedule_.set_relief([this, own = std::move(relief)] {
-                if (std::exchange(held_, true))
-                    return own && own();
-                ahead_.hold();
-                return true;
-            });
-        else
-            schedule_.set_relief(std::move(relief));
+        schedule_.set_relief([this, own = std::move(relief)] {
+            if constexpr (detail::prefetches<Cache>) // a prefetch holds pages until it is finished
+                if (!std::exchange(held_, true)) {
+                    ahead_.hold();
+                    return true;
+                }
+            return (own && own()) || forget_known();
+        });
     }
 
     /// Queues a request. Errors: out_of_range for a request that can never run; out_of_memory if the queue is full;
@@ -298,6 +297,20 @@ private:
             return !inbox_.empty() || !cancelled_.empty() ||
                    ranges::any_of(queue_, [this](const auto& each) { return each->over() || may_begin(*each, {}); });
         });
+    }
+
+    // Releases the sequence that the last waiting request continues from; the request finds those tokens in the cache,
+    // or computes them. Returns whether there was one.
+    bool forget_known() {
+        std::optional<typename Cache::sequence> held;
+        {
+            const std::lock_guard guard(lock_);
+            for (auto each = inbox_.rbegin(); each != inbox_.rend() && !held; ++each)
+                held.swap((*each)->request.known);
+        }
+        for (auto each = queue_.rbegin(); each != queue_.rend() && !held; ++each)
+            held.swap((*each)->request.known);
+        return held.has_value();
     }
 
     // Queues preempted requests again at their place in the order of arrival. Returns their number.

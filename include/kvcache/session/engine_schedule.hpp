@@ -348,7 +348,7 @@ private:
     }
 
     // Preempts the last request of a client that has the most answers: it gives back its pages and waits. If it is
-    // alone, it fails. So some request always goes on.
+    // alone, it goes on without chunks, or fails. So some request always goes on.
     void preempt(error reason) {
         client_counts holding;
         for (const auto& each : running_)
@@ -363,7 +363,8 @@ private:
         const auto holders =
             ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
         expects(last != running_.end(), "a step that failed had requests");
-        if (reason.field == "share" && holders < 2 && make_room())
+        if (reason.code == error_code::out_of_memory && holders < 2 &&
+            ((reason.field == "share" && make_room()) || give_up_chunks(**last)))
             return;
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*last)->fail(std::move(reason));
@@ -372,6 +373,18 @@ private:
             return;
         }
         give_way(last);
+    }
+
+    // Takes the chunks from a request that runs alone: they are held with it, and without them their pages are free.
+    // Returns whether it had any; it is computed then.
+    [[nodiscard]] static bool give_up_chunks(job& alone) {
+        if (alone.request.mode != reuse_mode::chunks)
+            return false;
+        alone.request.mode = reuse_mode::prefix;
+        for (slot& one : alone.slots)
+            if (!one.ended)
+                one.release();
+        return true;
     }
 
     // Evicts pages of any tenant for a request that runs alone: fair tenants keep theirs from those that have more, not
