@@ -109,11 +109,13 @@ public:
     /// Submits the request, after the marked parts of its messages are chunks. Errors: a full queue; cancelled.
     /// Requires: it was prepared.
     [[nodiscard]] kvcache::result<void> start(const request_watch& watch) {
-        if (!parts_.empty())
+        if (!parts_.empty()) {
+            request_->known.reset(); // its pages are for the parts; it finds them again
             if (auto warm = std::make_shared<part_warmer<Codec>>(at_, tenant_, asked_->client)
                                 ->run(std::exchange(parts_, {}), *request_->deadline, watch);
                 !warm)
                 return warm;
+        }
         auto id = at_.engine().submit(std::move(*request_));
         request_.reset();
         if (!id)

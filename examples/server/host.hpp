@@ -181,6 +181,7 @@ private:
                    .max_sequences = with.max_sequences,
                    .client_sequences = with.key_sequences,
                    .client_tokens_per_second = with.key_tokens_per_second,
+                   .patience = std::chrono::seconds(5), // a turn that is about to be asked holds pages, too
                    .waiting = with.queue}) {
         if (auto read = kvcache::chat_template::open(words, "default")) {
             parsed_arguments = read->takes_parsed_arguments();

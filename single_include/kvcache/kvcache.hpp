@@ -24130,6 +24130,8 @@ struct engine_limits {
     std::size_t max_sequences = 64;        ///< Maximum answers generated at once.
     std::size_t client_sequences = 0;      ///< Maximum answers of one client at once; 0: no limit of its own.
     double client_tokens_per_second = 0.0; ///< Of prompts, without cached tokens, and answers of a client; 0: no limit.
+    /// How long a request that runs alone waits for pages that sequences of the host hold, before it fails.
+    std::chrono::steady_clock::duration patience = {};
     std::size_t waiting = 256; ///< Maximum queued requests; further ones are refused, those of the client that has the
                                ///< most of them first.
 };
@@ -24488,11 +24490,12 @@ struct engine_job {
     std::size_t most = 0; // maximum tokens of an answer
     std::vector<engine_slot<Cache>> slots = {};
     engine_outcome<Cache> outcome = {};
-    std::optional<std::chrono::steady_clock::time_point> due = {}; // of the first token
-    std::optional<bool> late = {};                                 // whether it came later
-    std::size_t charged = 0;                                       // tokens that its client owed at its beginning
-    bool counted = false;                                          // `reused` is recorded
-    typename tier_prefetch<Cache>::ticket ahead = {};              // the prefetch it waits for
+    std::optional<std::chrono::steady_clock::time_point> due = {};         // of the first token
+    std::optional<bool> late = {};                                         // whether it came later
+    std::optional<std::chrono::steady_clock::time_point> lacks_pages = {}; // since when, although it runs alone
+    std::size_t charged = 0;                          // tokens that its client owed at its beginning
+    bool counted = false;                             // `reused` is recorded
+    typename tier_prefetch<Cache>::ticket ahead = {}; // the prefetch it waits for
 
     engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
         : id(name), request(std::move(asked)) {
@@ -24684,8 +24687,12 @@ public:
     using job = engine_job<Cache>;
     using job_list = std::deque<std::unique_ptr<job>>; // in order of arrival
 
-    engine_schedule(Cache& cache, const Model& model, pipeline<Cache, Model>& pipeline, std::size_t rows)
-        : cache_(cache), model_(model), pipeline_(pipeline), rows_(rows) {}
+    engine_schedule(Cache& cache, const Model& model, pipeline<Cache, Model>& pipeline, const engine_limits& limits)
+        : cache_(cache),
+          model_(model),
+          pipeline_(pipeline),
+          rows_(limits.max_batch_tokens),
+          patience_(limits.patience) {}
 
     [[nodiscard]] job_list& running() noexcept { return running_; }
     /// Rows of all steps.
@@ -24732,6 +24739,8 @@ public:
             }
             if (!short_of) {
                 ran_ += planned_;
+                for (const part& one : parts_)
+                    one.of->lacks_pages.reset();
                 return sample();
             }
             if (short_of->code == error_code::out_of_memory && relief_ && relief_())
@@ -24985,7 +24994,7 @@ private:
     }
 
     // Preempts the last request of a client that has the most answers: it gives back its pages and waits. If it is
-    // alone, it goes on without chunks, or fails. So some request always goes on.
+    // alone, it goes on without chunks, waits for the host, or fails. So some request always goes on.
     void preempt(error reason) {
         client_counts holding;
         for (const auto& each : running_)
@@ -25003,7 +25012,7 @@ private:
         if (reason.code == error_code::out_of_memory && holders < 2 &&
             ((reason.field == "share" && make_room()) || give_up_chunks(**last)))
             return;
-        if (reason.code != error_code::out_of_memory || holders < 2) {
+        if (reason.code != error_code::out_of_memory || (holders < 2 && !waits(**last))) {
             (*last)->fail(std::move(reason));
             for (slot& one : (*last)->slots)
                 one.release();
@@ -25022,6 +25031,14 @@ private:
             if (!one.ended)
                 one.release();
         return true;
+    }
+
+    // Whether a request that runs alone waits for pages once more.
+    [[nodiscard]] bool waits(job& alone) const {
+        const auto now = std::chrono::steady_clock::now();
+        if (!alone.lacks_pages)
+            alone.lacks_pages = now;
+        return now - *alone.lacks_pages < patience_;
     }
 
     // Evicts pages of any tenant for a request that runs alone: fair tenants keep theirs from those that have more, not
@@ -25053,6 +25070,7 @@ private:
     const Model& model_;
     pipeline<Cache, Model>& pipeline_;
     std::size_t rows_;
+    std::chrono::steady_clock::duration patience_;
     std::function<bool()> relief_;
     job_list running_;
     job_list made_way_;
@@ -25093,7 +25111,7 @@ public:
     engine(Cache& cache, const Model& model, pipeline<Cache, Model>& pipeline, engine_limits limits = {})
         : model_(model),
           limits_(limits),
-          schedule_(cache, model, pipeline, limits.max_batch_tokens),
+          schedule_(cache, model, pipeline, limits),
           debts_(limits.client_tokens_per_second),
           ahead_(cache, [this] {
               const std::lock_guard guard(lock_);
@@ -25170,8 +25188,11 @@ public:
         schedule_.run();
         if (std::exchange(held_, false))
             ahead_.release();
-        crowded_ = queue_again() > 0 || crowded_;
+        const bool gave_way = queue_again() > 0;
+        crowded_ = gave_way || crowded_;
         deliver_finished();
+        if (gave_way && schedule_.running().empty())
+            wait_for_host();
         return !schedule_.running().empty() || !queue_.empty();
     }
 
@@ -25357,6 +25378,12 @@ private:
         for (auto each = queue_.rbegin(); each != queue_.rend() && !held; ++each)
             held.swap((*each)->request.known);
         return held.has_value();
+    }
+
+    // Waits a moment because the only request lacks pages that the host holds.
+    void wait_for_host() {
+        std::unique_lock guard(lock_);
+        arrived_.wait_for(guard, std::chrono::milliseconds(1));
     }
 
     // Queues preempted requests again at their place in the order of arrival. Returns their number.

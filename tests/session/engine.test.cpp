@@ -355,6 +355,24 @@ TEST_CASE("a request that waits gives the sequence it continues from to one that
     check_same(got, {plainly(model, large), plainly(model, waits)});
 }
 
+TEST_CASE("a request that runs alone waits for pages that the host holds, as long as it has patience") {
+    const auto& model = random_model();
+    const asked what{.prompt = some_tokens(model, 100, 1), .stop = {.max_tokens = 5}};
+    for (const bool released : {true, false}) {
+        fixture here(model, {.patience = released ? std::chrono::hours(1) : std::chrono::milliseconds(10)}, 12);
+        std::optional<prefill_result> idle(here.here.prefill(some_tokens(model, 150, 8), kv::logits_mode::last));
+        told into;
+        REQUIRE(here.runs.submit(here.make(what, into)).has_value());
+        for (int steps = 0; here.runs.step(at{}); ++steps)
+            if (released && steps == 20)
+                idle.reset();
+        if (released)
+            check_same({into}, {plainly(model, what)});
+        else
+            CHECK(into.finish_reason == std::vector{kv::finish_reason::failed});
+    }
+}
+
 TEST_CASE("the sequence a request continues from is shared only as far as it is exact and cacheable") {
     const auto& model = random_model();
     for (const bool forgets : {true, false}) {

@@ -47,7 +47,7 @@ public:
     engine(Cache& cache, const Model& model, pipeline<Cache, Model>& pipeline, engine_limits limits = {})
         : model_(model),
           limits_(limits),
-          schedule_(cache, model, pipeline, limits.max_batch_tokens),
+          schedule_(cache, model, pipeline, limits),
           debts_(limits.client_tokens_per_second),
           ahead_(cache, [this] {
               const std::lock_guard guard(lock_);
@@ -124,8 +124,11 @@ public:
         schedule_.run();
         if (std::exchange(held_, false))
             ahead_.release();
-        crowded_ = queue_again() > 0 || crowded_;
+        const bool gave_way = queue_again() > 0;
+        crowded_ = gave_way || crowded_;
         deliver_finished();
+        if (gave_way && schedule_.running().empty())
+            wait_for_host();
         return !schedule_.running().empty() || !queue_.empty();
     }
 
@@ -311,6 +314,12 @@ private:
         for (auto each = queue_.rbegin(); each != queue_.rend() && !held; ++each)
             held.swap((*each)->request.known);
         return held.has_value();
+    }
+
+    // Waits a moment because the only request lacks pages that the host holds.
+    void wait_for_host() {
+        std::unique_lock guard(lock_);
+        arrived_.wait_for(guard, std::chrono::milliseconds(1));
     }
 
     // Queues preempted requests again at their place in the order of arrival. Returns their number.

@@ -83,11 +83,12 @@ struct engine_job {
     std::size_t most = 0; // maximum tokens of an answer
     std::vector<engine_slot<Cache>> slots = {};
     engine_outcome<Cache> outcome = {};
-    std::optional<std::chrono::steady_clock::time_point> due = {}; // of the first token
-    std::optional<bool> late = {};                                 // whether it came later
-    std::size_t charged = 0;                                       // tokens that its client owed at its beginning
-    bool counted = false;                                          // `reused` is recorded
-    typename tier_prefetch<Cache>::ticket ahead = {};              // the prefetch it waits for
+    std::optional<std::chrono::steady_clock::time_point> due = {};         // of the first token
+    std::optional<bool> late = {};                                         // whether it came later
+    std::optional<std::chrono::steady_clock::time_point> lacks_pages = {}; // since when, although it runs alone
+    std::size_t charged = 0;                          // tokens that its client owed at its beginning
+    bool counted = false;                             // `reused` is recorded
+    typename tier_prefetch<Cache>::ticket ahead = {}; // the prefetch it waits for
 
     engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
         : id(name), request(std::move(asked)) {

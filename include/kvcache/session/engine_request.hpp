@@ -110,6 +110,8 @@ struct engine_limits {
     std::size_t max_sequences = 64;        ///< Maximum answers generated at once.
     std::size_t client_sequences = 0;      ///< Maximum answers of one client at once; 0: no limit of its own.
     double client_tokens_per_second = 0.0; ///< Of prompts, without cached tokens, and answers of a client; 0: no limit.
+    /// How long a request that runs alone waits for pages that sequences of the host hold, before it fails.
+    std::chrono::steady_clock::duration patience = {};
     std::size_t waiting = 256; ///< Maximum queued requests; further ones are refused, those of the client that has the
                                ///< most of them first.
 };

@@ -16,6 +16,7 @@
 #include <kvcache/session/tier_prefetch.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -47,8 +48,12 @@ public:
     using job = engine_job<Cache>;
     using job_list = std::deque<std::unique_ptr<job>>; // in order of arrival
 
-    engine_schedule(Cache& cache, const Model& model, pipeline<Cache, Model>& pipeline, std::size_t rows)
-        : cache_(cache), model_(model), pipeline_(pipeline), rows_(rows) {}
+    engine_schedule(Cache& cache, const Model& model, pipeline<Cache, Model>& pipeline, const engine_limits& limits)
+        : cache_(cache),
+          model_(model),
+          pipeline_(pipeline),
+          rows_(limits.max_batch_tokens),
+          patience_(limits.patience) {}
 
     [[nodiscard]] job_list& running() noexcept { return running_; }
     /// Rows of all steps.
@@ -95,6 +100,8 @@ public:
             }
             if (!short_of) {
                 ran_ += planned_;
+                for (const part& one : parts_)
+                    one.of->lacks_pages.reset();
                 return sample();
             }
             if (short_of->code == error_code::out_of_memory && relief_ && relief_())
@@ -348,7 +355,7 @@ private:
     }
 
     // Preempts the last request of a client that has the most answers: it gives back its pages and waits. If it is
-    // alone, it goes on without chunks, or fails. So some request always goes on.
+    // alone, it goes on without chunks, waits for the host, or fails. So some request always goes on.
     void preempt(error reason) {
         client_counts holding;
         for (const auto& each : running_)
@@ -366,7 +373,7 @@ private:
         if (reason.code == error_code::out_of_memory && holders < 2 &&
             ((reason.field == "share" && make_room()) || give_up_chunks(**last)))
             return;
-        if (reason.code != error_code::out_of_memory || holders < 2) {
+        if (reason.code != error_code::out_of_memory || (holders < 2 && !waits(**last))) {
             (*last)->fail(std::move(reason));
             for (slot& one : (*last)->slots)
                 one.release();
@@ -385,6 +392,14 @@ private:
             if (!one.ended)
                 one.release();
         return true;
+    }
+
+    // Whether a request that runs alone waits for pages once more.
+    [[nodiscard]] bool waits(job& alone) const {
+        const auto now = std::chrono::steady_clock::now();
+        if (!alone.lacks_pages)
+            alone.lacks_pages = now;
+        return now - *alone.lacks_pages < patience_;
     }
 
     // Evicts pages of any tenant for a request that runs alone: fair tenants keep theirs from those that have more, not
@@ -416,6 +431,7 @@ private:
     const Model& model_;
     pipeline<Cache, Model>& pipeline_;
     std::size_t rows_;
+    std::chrono::steady_clock::duration patience_;
     std::function<bool()> relief_;
     job_list running_;
     job_list made_way_;
