@@ -284,7 +284,7 @@ def main() -> None:
             sys.exit("serving.py: --server and --model are needed")
         ids = Ids(49152, len(json.dumps(state.samples)))
         parts = f.parts or ["chat", "two", "sixteen", "sessions"]
-        servers = {"ours": Ours(f.server, f.model, f.threads)}
+        servers = {"ours": Ours(f.server, f.model, f.threads, *(("--cache-mib", 2048) if "documents" in parts else ()))}
         if "documents" in parts and parts != ["documents"]:
             sys.exit("serving.py: documents need a llama-server of one slot; please ask for them alone")
         if f.program:

@@ -178,6 +178,7 @@ private:
           pipeline_(cache, model, threads_, with.max_batch_tokens),
           engine_(cache, model, pipeline_,
                   {.max_batch_tokens = with.max_batch_tokens,
+                   .shared_batch_tokens = with.shared_batch_tokens,
                    .max_sequences = with.max_sequences,
                    .client_sequences = with.key_sequences,
                    .client_tokens_per_second = with.key_tokens_per_second,

@@ -29,7 +29,7 @@ struct options {
     std::size_t threads = 2;
     std::size_t cache_mib = 1024;
     std::uint32_t page = 64;
-    std::size_t max_batch_tokens = 256;
+    std::size_t max_batch_tokens = 256, shared_batch_tokens = 32;
     std::size_t max_sequences = 64;
     std::size_t queue = 256;
     std::size_t context = 0; ///< Maximum tokens of a prompt and its answer; 0 for all positions of the model.
@@ -93,6 +93,9 @@ inline void add_flags(CLI::App& app, options& o) {
     app.add_option("--cache-mib", o.cache_mib, "MiB for pages")->check(whole(1, 1u << 20))->capture_default_str();
     app.add_option("--page", o.page, "Tokens a page")->check(support::page_size())->capture_default_str();
     app.add_option("--max-batch-tokens", o.max_batch_tokens, "Rows of a forward pass")
+        ->check(whole(2, 65536))
+        ->capture_default_str();
+    app.add_option("--shared-batch-tokens", o.shared_batch_tokens, "Rows of a forward pass while several keys ask")
         ->check(whole(2, 65536))
         ->capture_default_str();
     app.add_option("--max-sequences", o.max_sequences, "Answers under way at once")

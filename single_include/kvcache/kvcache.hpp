@@ -23782,6 +23782,23 @@ private:
     std::map<std::uint64_t, std::uint64_t> of_;
 };
 
+/// The clients whose requests were there in the last ten seconds.
+class recent_clients {
+public:
+    using time = std::chrono::steady_clock::time_point;
+
+    void note(std::uint64_t client, time now) { seen_[client] = now; }
+    /// Whether there are several. Cost: O(clients).
+    [[nodiscard]] bool several(time now) {
+        for (auto at = seen_.begin(); at != seen_.end();)
+            at = now - at->second > std::chrono::seconds(10) ? seen_.erase(at) : std::next(at);
+        return seen_.size() > 1;
+    }
+
+private:
+    std::map<std::uint64_t, time> seen_;
+};
+
 /// What clients owe of a limit of tokens a second: those of requests that began, less what has been repaid since. A
 /// client that owes something begins nothing. It saves nothing up, so a limit is kept over any time that is longer than
 /// that of one request. Without a limit (0) no client owes anything.
@@ -24126,7 +24143,10 @@ struct engine_request {
 
 /// Limits of an engine.
 struct engine_limits {
-    std::size_t max_batch_tokens = 256;    ///< Maximum rows of a forward pass.
+    std::size_t max_batch_tokens = 256; ///< Maximum rows of a forward pass.
+    /// The same while there are, or were in the last ten seconds, requests of several clients: a first token waits for
+    /// the pass that runs when its request comes, and for its own.
+    std::size_t shared_batch_tokens = 32;
     std::size_t max_sequences = 64;        ///< Maximum answers generated at once.
     std::size_t client_sequences = 0;      ///< Maximum answers of one client at once; 0: no limit of its own.
     double client_tokens_per_second = 0.0; ///< Of prompts, without cached tokens, and answers of a client; 0: no limit.
@@ -24691,6 +24711,7 @@ public:
         : cache_(cache),
           model_(model),
           pipeline_(pipeline),
+          most_rows_(limits.max_batch_tokens),
           rows_(limits.max_batch_tokens),
           patience_(limits.patience) {}
 
@@ -24722,6 +24743,8 @@ public:
     /// Requires: requests of this tenant can run over the cache.
     void require_tenant(const tenant& of) const { static_cast<void>(cache_.core().number_of(of)); }
     void set_relief(std::function<bool()> relief) { relief_ = std::move(relief); }
+    /// Sets how many rows a step runs, at most.
+    void limit_rows(std::size_t most) noexcept { rows_ = std::min(most, most_rows_); }
 
     /// Runs one step. If pages are short it first reclaims idle sessions, then preempts the youngest request.
     void run() {
@@ -24830,7 +24853,7 @@ private:
     // Selects the tokens of chunks that run again, for policies that compare them; made when it is first needed.
     [[nodiscard]] auto& selective() requires knows_chunks<Cache> {
         if (!selective_)
-            selective_ = std::make_unique<selective_prefill<Cache, Model>>(model_, pipeline_.threads(), rows_);
+            selective_ = std::make_unique<selective_prefill<Cache, Model>>(model_, pipeline_.threads(), most_rows_);
         return *selective_;
     }
 
@@ -25069,7 +25092,8 @@ private:
     Cache& cache_;
     const Model& model_;
     pipeline<Cache, Model>& pipeline_;
-    std::size_t rows_;
+    std::size_t most_rows_; // of any step
+    std::size_t rows_;      // of this one, at most
     std::chrono::steady_clock::duration patience_;
     std::function<bool()> relief_;
     job_list running_;
@@ -25117,7 +25141,7 @@ public:
               const std::lock_guard guard(lock_);
               arrived_.notify_one();
           }) {
-        require(limits.max_batch_tokens > 1 && limits.max_sequences > 0,
+        require(limits.max_batch_tokens > 1 && limits.shared_batch_tokens > 1 && limits.max_sequences > 0,
                 "an engine has a row for an answer and one for a prompt");
         set_relief({});
     }
@@ -25280,11 +25304,13 @@ private:
         });
         for (auto* list : {&schedule_.running(), &queue_})
             for (auto& each : *list) {
+                recent_.note(each->request.client, now);
                 if (ranges::find(cancelled, each->id) != cancelled.end())
                     each->end(finish_reason::cancelled);
                 if (each->request.deadline && now >= *each->request.deadline)
                     each->end(finish_reason::expired);
             }
+        schedule_.limit_rows(recent_.several(now) ? limits_.shared_batch_tokens : limits_.max_batch_tokens);
     }
 
     // Starts reading the tier for a request, unless its own sequence already holds its pages.
@@ -25456,6 +25482,7 @@ private:
     std::deque<std::unique_ptr<job>> queue_; // in order of arrival
     bool crowded_ = false;                   // a request was preempted, and none has ended since
     detail::token_debts debts_;
+    detail::recent_clients recent_;
     bool held_ = false; // pages are short: nothing is prefetched until the step ends
 
     // Shared by all threads; guarded by lock_.

@@ -148,6 +148,29 @@ TEST_CASE("where pages are short, a client without an answer does not wait until
         CHECK_FALSE(end.failure);
 }
 
+TEST_CASE("passes are short while several clients ask, and for ten seconds after") {
+    host h({.max_batch_tokens = 64, .shared_batch_tokens = 16, .max_sequences = 8});
+    const auto longest = [&](std::chrono::steady_clock::time_point now) { // rows of a step, until all has ended
+        std::size_t most = 0, before = h.engine.stats().rows;
+        for (bool more = true; more;) {
+            more = h.engine.step(now);
+            most = std::max(most, h.engine.stats().rows - before);
+            before = h.engine.stats().rows;
+        }
+        return most;
+    };
+    const std::chrono::steady_clock::time_point start{};
+    REQUIRE(h.ask(1, 1, some(200, 1), 4).has_value());
+    CHECK(longest(start) == 64);
+    REQUIRE(h.ask(2, 1, some(200, 2), 4).has_value());
+    REQUIRE(h.ask(3, 2, some(5, 3), 4).has_value());
+    CHECK(longest(start) <= 16);
+    REQUIRE(h.ask(4, 1, some(200, 4), 4).has_value());
+    CHECK(longest(start + std::chrono::seconds(9)) == 16);
+    REQUIRE(h.ask(5, 1, some(200, 5), 4).has_value());
+    CHECK(longest(start + std::chrono::seconds(20)) == 64);
+}
+
 TEST_CASE("a client that is alone has all answers and all rows, in order of arrival") {
     host h({.max_batch_tokens = 32, .max_sequences = 8, .waiting = 200});
     for (int i = 0; i < 40; ++i)

@@ -68,6 +68,23 @@ private:
     std::map<std::uint64_t, std::uint64_t> of_;
 };
 
+/// The clients whose requests were there in the last ten seconds.
+class recent_clients {
+public:
+    using time = std::chrono::steady_clock::time_point;
+
+    void note(std::uint64_t client, time now) { seen_[client] = now; }
+    /// Whether there are several. Cost: O(clients).
+    [[nodiscard]] bool several(time now) {
+        for (auto at = seen_.begin(); at != seen_.end();)
+            at = now - at->second > std::chrono::seconds(10) ? seen_.erase(at) : std::next(at);
+        return seen_.size() > 1;
+    }
+
+private:
+    std::map<std::uint64_t, time> seen_;
+};
+
 /// What clients owe of a limit of tokens a second: those of requests that began, less what has been repaid since. A
 /// client that owes something begins nothing. It saves nothing up, so a limit is kept over any time that is longer than
 /// that of one request. Without a limit (0) no client owes anything.

@@ -53,7 +53,7 @@ public:
               const std::lock_guard guard(lock_);
               arrived_.notify_one();
           }) {
-        require(limits.max_batch_tokens > 1 && limits.max_sequences > 0,
+        require(limits.max_batch_tokens > 1 && limits.shared_batch_tokens > 1 && limits.max_sequences > 0,
                 "an engine has a row for an answer and one for a prompt");
         set_relief({});
     }
@@ -216,11 +216,13 @@ private:
         });
         for (auto* list : {&schedule_.running(), &queue_})
             for (auto& each : *list) {
+                recent_.note(each->request.client, now);
                 if (ranges::find(cancelled, each->id) != cancelled.end())
                     each->end(finish_reason::cancelled);
                 if (each->request.deadline && now >= *each->request.deadline)
                     each->end(finish_reason::expired);
             }
+        schedule_.limit_rows(recent_.several(now) ? limits_.shared_batch_tokens : limits_.max_batch_tokens);
     }
 
     // Starts reading the tier for a request, unless its own sequence already holds its pages.
@@ -392,6 +394,7 @@ private:
     std::deque<std::unique_ptr<job>> queue_; // in order of arrival
     bool crowded_ = false;                   // a request was preempted, and none has ended since
     detail::token_debts debts_;
+    detail::recent_clients recent_;
     bool held_ = false; // pages are short: nothing is prefetched until the step ends
 
     // Shared by all threads; guarded by lock_.

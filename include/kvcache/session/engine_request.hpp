@@ -106,7 +106,10 @@ struct engine_request {
 
 /// Limits of an engine.
 struct engine_limits {
-    std::size_t max_batch_tokens = 256;    ///< Maximum rows of a forward pass.
+    std::size_t max_batch_tokens = 256; ///< Maximum rows of a forward pass.
+    /// The same while there are, or were in the last ten seconds, requests of several clients: a first token waits for
+    /// the pass that runs when its request comes, and for its own.
+    std::size_t shared_batch_tokens = 32;
     std::size_t max_sequences = 64;        ///< Maximum answers generated at once.
     std::size_t client_sequences = 0;      ///< Maximum answers of one client at once; 0: no limit of its own.
     double client_tokens_per_second = 0.0; ///< Of prompts, without cached tokens, and answers of a client; 0: no limit.

@@ -52,6 +52,7 @@ public:
         : cache_(cache),
           model_(model),
           pipeline_(pipeline),
+          most_rows_(limits.max_batch_tokens),
           rows_(limits.max_batch_tokens),
           patience_(limits.patience) {}
 
@@ -83,6 +84,8 @@ public:
     /// Requires: requests of this tenant can run over the cache.
     void require_tenant(const tenant& of) const { static_cast<void>(cache_.core().number_of(of)); }
     void set_relief(std::function<bool()> relief) { relief_ = std::move(relief); }
+    /// Sets how many rows a step runs, at most.
+    void limit_rows(std::size_t most) noexcept { rows_ = std::min(most, most_rows_); }
 
     /// Runs one step. If pages are short it first reclaims idle sessions, then preempts the youngest request.
     void run() {
@@ -191,7 +194,7 @@ private:
     // Selects the tokens of chunks that run again, for policies that compare them; made when it is first needed.
     [[nodiscard]] auto& selective() requires knows_chunks<Cache> {
         if (!selective_)
-            selective_ = std::make_unique<selective_prefill<Cache, Model>>(model_, pipeline_.threads(), rows_);
+            selective_ = std::make_unique<selective_prefill<Cache, Model>>(model_, pipeline_.threads(), most_rows_);
         return *selective_;
     }
 
@@ -430,7 +433,8 @@ private:
     Cache& cache_;
     const Model& model_;
     pipeline<Cache, Model>& pipeline_;
-    std::size_t rows_;
+    std::size_t most_rows_; // of any step
+    std::size_t rows_;      // of this one, at most
     std::chrono::steady_clock::duration patience_;
     std::function<bool()> relief_;
     job_list running_;
