@@ -36,6 +36,11 @@ TEST_CASE("4,096 tokens in 4.5 bits a number take a seventh of their float32 num
     const kv::page_shape shape{.layers = 8, .kv_heads = 2, .head_dim = 128, .tokens = 64};
     const std::size_t tokens = 4096, numbers = tokens * shape.layers * shape.kv_heads * shape.head_dim * 2;
     const std::vector<float> row(std::size_t{shape.kv_heads} * shape.head_dim, 1.0f);
+    { // allocates what a process allocates once
+        auto cache = kv::make_cache({shape, {.pages = 32}}, *four_bits::named("int4"));
+        auto sequence = cache.open();
+        REQUIRE(cache.reserve(sequence, shape.tokens).has_value());
+    }
     for (const char* name : {"int4", "hadamard<int4>", "codebook<4>", "codebook<3>"}) {
         CAPTURE(name);
         const auto codec = four_bits::named(name);

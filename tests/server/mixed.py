@@ -162,7 +162,8 @@ def main():
     check(gauge(at, tenants[0], "vllm:num_requests_running") == 0 and gauge(at, tenants[0], "kvcache_pages_in_use") == 0,
           "nothing is held at rest")
     at.stop()
-    print(f"mixed.py: {sum(load.counts.values())} requests, {running.checks} checks hold")
+    asked = sum(load.counts[kind] for kind in ("exact", "chunks", "full", "warmed", "of_another"))
+    print(f"mixed.py: {asked} requests, {running.checks} checks hold")
 
 
 main()
