@@ -21,10 +21,14 @@ public:
 /// them, so that no request is refused for pages that are about to be free.
 class ended_answers {
 public:
-    void add(std::weak_ptr<ended_answer> one) {
+    /// Without memory it is left to its client's thread.
+    void add(std::weak_ptr<ended_answer> one) noexcept {
         const std::lock_guard guard(lock_);
         std::erase_if(waiting_, [](const auto& each) { return each.expired(); });
-        waiting_.push_back(std::move(one));
+        try {
+            waiting_.push_back(std::move(one));
+        } catch (const std::bad_alloc&) {
+        }
     }
 
     /// Keeps the one that waits longest. Returns whether there was one.

@@ -82,25 +82,22 @@ public:
             ends.stop_tokens = at_.model.config().eos;
         for (std::size_t i = 0; i < asked_->choices; ++i)
             texts_.emplace_back(at_.words, prompt_, asked_->stop);
-        const auto self = this->shared_from_this();
-        kvcache::engine_request<store<Codec>>& request = request_.emplace(kvcache::engine_request<store<Codec>>{
-            .prompt = prompt_,
-            .tenant = tenant_,
-            .client = asked_->client,
-            .priority = asked_->priority,
-            .first_token_target = at_.first_token_target(),
-            .mode = mode(),
-            .recompute = asked_->recompute.value_or(at_.recompute),
-            .sampling = asked_->sampling,
-            .stop = std::move(ends),
-            .choices = asked_->choices,
-            .draft = at_.with.draft,
-            .drafter = at_.drafter,
-            .log_probabilities = asked_->log_probabilities,
-            .score_prompt = asked_->echo && asked_->log_probabilities,
-            .deadline = began_ + std::chrono::seconds(at_.with.timeout_s),
-            .on_token = [self](const kvcache::generated_token& token) { return self->on_token(token); },
-            .on_finish = [self](kvcache::engine_outcome<store<Codec>>&& end) { self->done(std::move(end)); }});
+        kvcache::engine_request<store<Codec>>& request = request_.emplace(
+            kvcache::engine_request<store<Codec>>{.prompt = prompt_,
+                                                  .tenant = tenant_,
+                                                  .client = asked_->client,
+                                                  .priority = asked_->priority,
+                                                  .first_token_target = at_.first_token_target(),
+                                                  .mode = mode(),
+                                                  .recompute = asked_->recompute.value_or(at_.recompute),
+                                                  .sampling = asked_->sampling,
+                                                  .stop = std::move(ends),
+                                                  .choices = asked_->choices,
+                                                  .draft = at_.with.draft,
+                                                  .drafter = at_.drafter,
+                                                  .log_probabilities = asked_->log_probabilities,
+                                                  .score_prompt = asked_->echo && asked_->log_probabilities,
+                                                  .deadline = began_ + std::chrono::seconds(at_.with.timeout_s)});
         if (turn_ && turn_->sequence.size() > 0 && mode() != kvcache::reuse_mode::baseline)
             request.known = std::move(turn_->sequence);
         return {};
@@ -116,6 +113,9 @@ public:
                 !warm)
                 return warm;
         }
+        const auto self = this->shared_from_this(); // not before: a request that is never submitted would keep it
+        request_->on_token = [self](const kvcache::generated_token& token) { return self->on_token(token); };
+        request_->on_finish = [self](kvcache::engine_outcome<store<Codec>>&& end) { self->done(std::move(end)); };
         auto id = at_.engine().submit(std::move(*request_));
         request_.reset();
         if (!id)
@@ -248,7 +248,8 @@ private:
                 {.add_special_tokens = false, .parse_special = false, .stop = how.stop});
             if (!ids)
                 return ids.error();
-            if (ids->size() >= kvcache::index::chunk{}.least && ids->size() <= at_.context())
+            const std::size_t whole = kvcache::chunk_reuse<store<Codec>>(at_.cache).splice_position(ids->size());
+            if (whole >= kvcache::index::chunk{}.least && ids->size() <= at_.context())
                 parts_.push_back(std::move(*ids));
         }
         how.cut = support::cut_at_marks(asked_->messages, asked_->marked);

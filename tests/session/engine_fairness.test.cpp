@@ -42,6 +42,8 @@ struct host {
             .prompt = prompt, .client = client, .stop = {.max_tokens = answer}, .choices = choices};
         request.on_token = [this, name](const kv::generated_token&) {
             first.emplace(name, steps);
+            if (heard)
+                heard(name);
             return kv::token_action::go_on;
         };
         request.on_finish = [this, name](kv::engine_outcome<cache>&& end) {
@@ -54,6 +56,7 @@ struct host {
         return engine.submit(std::move(request));
     }
     std::function<void(kv::engine_request<cache>&)> change = {}; // of the next requests
+    std::function<void(int name)> heard = {};                    // a token
     bool step() {
         ++steps;
         return engine.step({});
@@ -169,6 +172,25 @@ TEST_CASE("passes are short while several clients ask, and for ten seconds after
     CHECK(longest(start + std::chrono::seconds(9)) == 16);
     REQUIRE(h.ask(5, 1, some(200, 5), 4).has_value());
     CHECK(longest(start + std::chrono::seconds(20)) == 64);
+}
+
+TEST_CASE("where answers are more than rows, each client's answer goes on, and no answer of a client stops for long") {
+    host h({.max_batch_tokens = 64, .shared_batch_tokens = 8, .max_sequences = 32});
+    std::map<int, std::size_t> last;
+    std::size_t longest = 0, lone = 0; // steps between two tokens of an answer, of the first client's and the other's
+    h.heard = [&](int name) {
+        std::size_t& most = name == 100 ? lone : longest;
+        if (last.count(name) > 0)
+            most = std::max(most, h.steps - last[name]);
+        last[name] = h.steps;
+    };
+    for (int name = 0; name < 20; ++name)
+        REQUIRE(h.ask(name, 1, some(5, static_cast<unsigned>(name)), 60).has_value());
+    REQUIRE(h.ask(100, 2, some(5, 100), 30).has_value());
+    h.run();
+    CHECK(h.ended.size() == 21);
+    CHECK(lone == 1);
+    CHECK(longest <= 6); // 20 answers have the 7 rows that are left, and some are for prompts
 }
 
 TEST_CASE("a client that is alone has all answers and all rows, in order of arrival") {

@@ -190,6 +190,7 @@ public:
         expects(tenants_.usage(tenant).pages == 0, "a tenant that is replaced has no pages");
         eviction_.name_root(*index_.root_of(tenant), root);
         tenants_.set_quota(tenant, quota);
+        tenants_.see(tenant);
     }
 
     /// Adds a tenant whose page names derive from `root`. Throws: bad_alloc; no tenant is then added.

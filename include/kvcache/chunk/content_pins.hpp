@@ -40,13 +40,16 @@ public:
             return {};
         auto& core = cache_.core();
         auto found = core.find(core.number_of(of), tokens, false).sequence;
-        if (found.size() == tokens.size())
+        const std::size_t whole = page_writer<typename Cache::codec_type>
+                                      ? tokens.size() - tokens.size() % cache_.shape().tokens
+                                      : tokens.size(); // that are kept
+        if (whole > 0 && found.size() >= whole)
             return hold(std::move(key), std::move(found));
         if constexpr (knows_chunks<Cache>) {
             chunk_reuse<Cache> chunks(cache_);
             auto chunk = chunks.match(cache_.open(of), tokens);
-            const std::size_t whole = chunks.splice_position(tokens.size());
-            if (chunk.map().tokens(reuse_kind::approximate) >= std::min(whole, tokens.size() - 1)) // never the last
+            const std::size_t needed = std::min(whole, tokens.size() - 1); // never the last
+            if (needed > 0 && chunk.map().tokens(reuse_kind::approximate) >= needed)
                 return hold(std::move(key), std::move(chunk).take_pins());
         }
         return error{error_code::not_found, "pins",

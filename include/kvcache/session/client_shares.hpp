@@ -77,7 +77,7 @@ public:
     /// Whether there are several. Cost: O(clients).
     [[nodiscard]] bool several(time now) {
         for (auto at = seen_.begin(); at != seen_.end();)
-            at = now - at->second > std::chrono::seconds(10) ? seen_.erase(at) : std::next(at);
+            at = at->second + std::chrono::seconds(10) < now ? seen_.erase(at) : std::next(at);
         return seen_.size() > 1;
     }
 

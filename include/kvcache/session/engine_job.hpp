@@ -33,10 +33,15 @@ template <class Cache, class Model>
                                          [[maybe_unused]] const any_recompute& policy) {
     if constexpr (!knows_chunks<Cache>)
         return error{error_code::unsupported, "index", "the cache's index does not know chunks: index::chunk does"};
-    else if (!selective_prefill<Cache, Model>::can_judge && policy.open({}).judges())
-        return error{error_code::unsupported, "recompute", "the model does not show its keys and values"};
-    else
+    else {
+        if (const auto opened = policy.open({}); opened.judges()) {
+            if constexpr (!selective_prefill<Cache, Model>::can_judge)
+                return error{error_code::unsupported, "recompute", "the model does not show its keys and values"};
+            else if (opened.check_layer() >= model.layers().size())
+                return error{error_code::unsupported, "recompute", "the model has too few layers to compare"};
+        }
         return keys_can_move(model);
+    }
 }
 
 /// An answer being generated: its tokens, and the sequence that holds the first of them.
@@ -59,6 +64,8 @@ struct engine_slot {
 
     /// Rows of the step that has just run.
     std::size_t run_rows = 0;
+    /// The last step in which it had rows.
+    std::size_t last_step = 0;
 
     /// Gives back its pages.
     void release() noexcept {

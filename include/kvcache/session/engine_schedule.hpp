@@ -103,8 +103,7 @@ public:
             }
             if (!short_of) {
                 ran_ += planned_;
-                for (const part& one : parts_)
-                    one.of->lacks_pages.reset();
+                count_rows();
                 return sample();
             }
             if (short_of->code == error_code::out_of_memory && relief_ && relief_())
@@ -119,6 +118,7 @@ private:
         job* of = nullptr;
         std::size_t choice = 0;
         std::size_t wanted = 0; // rows of logits
+        bool prompt = false;    // its rows are of a prompt
     };
 
     // Plans the batch of a step. Returns false if there is nothing to run. Errors: no pages for chunks.
@@ -127,34 +127,25 @@ private:
         batch_.clear();
         planned_ = 0;
         std::size_t left = rows_;
-        const auto each_answer = [&](auto&& body) {
-            for (std::size_t i = 0; i < running_.size(); ++i) {
-                job& each = *running_[(i + turn_) % running_.size()];
-                for (std::size_t c = 0; c < each.slots.size(); ++c)
-                    if (each.slots[c].active() && each.slots[c].pending() == 1)
-                        body(each, c);
-            }
-        };
         // A quarter of the rows is reserved for prompts, so that decoding cannot starve them.
         const bool prompts = ranges::any_of(running_, [](const auto& each) {
             return ranges::any_of(each->slots, [](const slot& l) { return !l.ended && l.pending() > 1; });
         });
-        std::size_t for_answers = prompts ? left - std::max<std::size_t>(1, left / 4) : left, answers = 0;
-        each_answer([&](job&, std::size_t) { ++answers; });
-        each_answer([&](job& each, std::size_t c) {
+        std::size_t for_answers = prompts ? left - std::max<std::size_t>(1, left / 4) : left;
+        std::size_t answers = order_answers().size();
+        for (const auto& [each, c] : answers_) {
             if (for_answers == 0)
-                return;
+                break;
             --answers;
-            slot& one = each.slots[c];
+            slot& one = each->slots[c];
             const std::size_t spare = for_answers - 1 > answers ? for_answers - 1 - answers : 0;
             one.rows = 1;
-            each.draft(one, std::min(spare, model_.max_positions() - one.tokens.size()), model_.vocabulary());
+            each->draft(one, std::min(spare, model_.max_positions() - one.tokens.size()), model_.vocabulary());
             const std::size_t rows = one.run().size();
-            add(each, c, rows);
+            add(*each, c, rows);
             for_answers -= rows;
             left -= rows;
-        });
-        ++turn_;
+        }
         for (job* const each : in_turn())
             for (std::size_t c = 0; c < each->slots.size() && left > 0; ++c) {
                 slot& one = each->slots[c];
@@ -165,10 +156,47 @@ private:
                 if (!last)
                     return last.error();
                 add(*each, c, each->scores_prompt(c) ? one.rows : *last ? 1 : 0);
-                served_.add(each->request.client, one.rows);
+                parts_.back().prompt = true;
                 left -= one.rows;
             }
         return !batch_.empty();
+    }
+
+    // The answers that run a row, in the order in which they get one: one of each client, then a second one of each
+    // that has more, and so on; those that have waited longest first.
+    const std::vector<std::pair<job*, std::size_t>>& order_answers() {
+        by_client_.clear();
+        for (const auto& each : running_)
+            for (std::size_t c = 0; c < each->slots.size(); ++c)
+                if (each->slots[c].active() && each->slots[c].pending() == 1)
+                    by_client_[each->request.client].push_back({each.get(), c});
+        const auto longest_first = [](const auto& one, const auto& other) {
+            return one.first->slots[one.second].last_step < other.first->slots[other.second].last_step;
+        };
+        for (auto& [client, own] : by_client_)
+            std::stable_sort(own.begin(), own.end(), longest_first);
+        answers_.clear();
+        for (std::size_t round = 0, before = 0;; ++round, before = answers_.size()) {
+            for (const auto& [client, own] : by_client_)
+                if (round < own.size())
+                    answers_.push_back(own[round]);
+            if (answers_.size() == before)
+                break;
+            std::stable_sort(answers_.begin() + static_cast<std::ptrdiff_t>(before), answers_.end(), longest_first);
+        }
+        return answers_;
+    }
+
+    // Counts the rows of a step that has run.
+    void count_rows() {
+        ++steps_;
+        for (const part& one : parts_) {
+            slot& ran = one.of->slots[one.choice];
+            one.of->lacks_pages.reset();
+            ran.last_step = steps_;
+            if (one.prompt)
+                served_.add(one.of->request.client, ran.run_rows);
+        }
     }
 
     // The running requests in the order in which their prompts get rows: those of the client whose prompts have had the
@@ -372,7 +400,10 @@ private:
                 last = at;
         const auto holders =
             ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
-        expects(last != running_.end(), "a step that failed had requests");
+        if (last == running_.end()) // none has a sequence yet
+            last = std::prev(running_.end());
+        if (holders > 1)
+            (*last)->lacks_pages.reset();
         if (reason.code == error_code::out_of_memory && holders < 2 &&
             ((reason.field == "share" && make_room()) || give_up_chunks(**last)))
             return;
@@ -442,7 +473,9 @@ private:
     std::vector<part> parts_;
     std::vector<batch_entry<Cache>> batch_;
     matrix logits_; // (requested rows, vocabulary)
-    std::size_t turn_ = 0;
+    std::size_t steps_ = 0;
+    std::vector<std::pair<job*, std::size_t>> answers_; // that run a row, in their order
+    std::map<std::uint64_t, std::vector<std::pair<job*, std::size_t>>> by_client_;
     std::size_t planned_ = 0, ran_ = 0; // rows of this step, and of all
     served_rows served_;
     std::vector<job*> turns_;

@@ -117,9 +117,10 @@ private:
 };
 
 /// Sessions by model and key, limited in count and bytes. A session is evicted from the client that has the most of
-/// what is short, so that a client displaces no session of another one that has less. Among those sessions any eviction
-/// policy selects the victim; the depth of an entry is 0 at its first use and 1 after its second. One request holds a
-/// session at a time; others wait in order of arrival. Any thread may call it. Requires: it outlives its holds.
+/// what is short, of those with an idle session: the newcomer itself, if it has as many as any. Among those sessions
+/// any eviction policy selects the victim; the depth of an entry is 0 at its first use and 1 after its second. One
+/// request holds a session at a time; others wait in order of arrival. Any thread may call it. Requires: it outlives
+/// its holds.
 template <class Session, eviction_policy Eviction = default_session_eviction>
 class session_table {
     template <class>
