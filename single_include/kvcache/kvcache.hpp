@@ -8589,8 +8589,8 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 /// without tenants.
 ///
 /// With fair tenants, pages are evicted from the tenant that has the most, and a tenant takes none of another one that
-/// has no more than itself (max-min fairness), unless that one was last seen before as many pages were taken as the
-/// cache has sixteen times: what is not used for long is shared.
+/// has no more than itself (max-min fairness), unless no prompt of that one was looked up while sixteen times the
+/// cache's pages were taken: what is not used for long is shared.
 class tenant_quotas {
 public:
     tenant_quotas(std::size_t pages, std::size_t most, bool fair) : owners_(pages, 0), accounts_(1), fair_(fair) {
@@ -8927,6 +8927,7 @@ public:
         expects(tenants_.usage(tenant).pages == 0, "a tenant that is replaced has no pages");
         eviction_.name_root(*index_.root_of(tenant), root);
         tenants_.set_quota(tenant, quota);
+        tenants_.see(tenant);
     }
 
     /// Adds a tenant whose page names derive from `root`. Throws: bad_alloc; no tenant is then added.
@@ -23791,7 +23792,7 @@ public:
     /// Whether there are several. Cost: O(clients).
     [[nodiscard]] bool several(time now) {
         for (auto at = seen_.begin(); at != seen_.end();)
-            at = now - at->second > std::chrono::seconds(10) ? seen_.erase(at) : std::next(at);
+            at = at->second + std::chrono::seconds(10) < now ? seen_.erase(at) : std::next(at);
         return seen_.size() > 1;
     }
 
@@ -24147,9 +24148,10 @@ struct engine_limits {
     /// The same while there are, or were in the last ten seconds, requests of several clients: a first token waits for
     /// the pass that runs when its request comes, and for its own.
     std::size_t shared_batch_tokens = 32;
-    std::size_t max_sequences = 64;        ///< Maximum answers generated at once.
-    std::size_t client_sequences = 0;      ///< Maximum answers of one client at once; 0: no limit of its own.
-    double client_tokens_per_second = 0.0; ///< Of prompts, without cached tokens, and answers of a client; 0: no limit.
+    std::size_t max_sequences = 64;   ///< Maximum answers generated at once.
+    std::size_t client_sequences = 0; ///< Maximum answers of one client at once; 0: no limit of its own.
+    /// Of prompts, without cached tokens, and answers of a client; 0: no limit. An answer is charged when it ends.
+    double client_tokens_per_second = 0.0;
     /// How long a request that runs alone waits for pages that sequences of the host hold, before it fails.
     std::chrono::steady_clock::duration patience = {};
     std::size_t waiting = 256; ///< Maximum queued requests; further ones are refused, those of the client that has the
@@ -24161,7 +24163,7 @@ struct engine_stats {
     std::size_t waiting = 0; ///< Queued requests.
     std::size_t running = 0; ///< Running requests.
     std::size_t finished = 0;
-    std::size_t refused = 0;
+    std::size_t refused = 0;   ///< By a full queue, when they came or while they waited.
     std::size_t preempted = 0; ///< Preemptions of a request in favor of an older one, or of another client's.
     std::size_t steps = 0;
     std::size_t rows = 0;    ///< Rows of all forward passes, those of running requests included.
@@ -24460,10 +24462,15 @@ template <class Cache, class Model>
                                          [[maybe_unused]] const any_recompute& policy) {
     if constexpr (!knows_chunks<Cache>)
         return error{error_code::unsupported, "index", "the cache's index does not know chunks: index::chunk does"};
-    else if (!selective_prefill<Cache, Model>::can_judge && policy.open({}).judges())
-        return error{error_code::unsupported, "recompute", "the model does not show its keys and values"};
-    else
+    else {
+        if (const auto opened = policy.open({}); opened.judges()) {
+            if constexpr (!selective_prefill<Cache, Model>::can_judge)
+                return error{error_code::unsupported, "recompute", "the model does not show its keys and values"};
+            else if (opened.check_layer() >= model.layers().size())
+                return error{error_code::unsupported, "recompute", "the model has too few layers to compare"};
+        }
         return keys_can_move(model);
+    }
 }
 
 /// An answer being generated: its tokens, and the sequence that holds the first of them.
@@ -24486,6 +24493,8 @@ struct engine_slot {
 
     /// Rows of the step that has just run.
     std::size_t run_rows = 0;
+    /// The last step in which it had rows.
+    std::size_t last_step = 0;
 
     /// Gives back its pages.
     void release() noexcept {
@@ -24746,7 +24755,7 @@ public:
     /// Sets how many rows a step runs, at most.
     void limit_rows(std::size_t most) noexcept { rows_ = std::min(most, most_rows_); }
 
-    /// Runs one step. If pages are short it first reclaims idle sessions, then preempts the youngest request.
+    /// Runs one step. If pages are short it first reclaims idle sessions, then preempts (see preempt).
     void run() {
         while (true) {
             std::optional<error> short_of;
@@ -24762,8 +24771,7 @@ public:
             }
             if (!short_of) {
                 ran_ += planned_;
-                for (const part& one : parts_)
-                    one.of->lacks_pages.reset();
+                count_rows();
                 return sample();
             }
             if (short_of->code == error_code::out_of_memory && relief_ && relief_())
@@ -24778,6 +24786,7 @@ private:
         job* of = nullptr;
         std::size_t choice = 0;
         std::size_t wanted = 0; // rows of logits
+        bool prompt = false;    // its rows are of a prompt
     };
 
     // Plans the batch of a step. Returns false if there is nothing to run. Errors: no pages for chunks.
@@ -24786,34 +24795,25 @@ private:
         batch_.clear();
         planned_ = 0;
         std::size_t left = rows_;
-        const auto each_answer = [&](auto&& body) {
-            for (std::size_t i = 0; i < running_.size(); ++i) {
-                job& each = *running_[(i + turn_) % running_.size()];
-                for (std::size_t c = 0; c < each.slots.size(); ++c)
-                    if (each.slots[c].active() && each.slots[c].pending() == 1)
-                        body(each, c);
-            }
-        };
         // A quarter of the rows is reserved for prompts, so that decoding cannot starve them.
         const bool prompts = ranges::any_of(running_, [](const auto& each) {
             return ranges::any_of(each->slots, [](const slot& l) { return !l.ended && l.pending() > 1; });
         });
-        std::size_t for_answers = prompts ? left - std::max<std::size_t>(1, left / 4) : left, answers = 0;
-        each_answer([&](job&, std::size_t) { ++answers; });
-        each_answer([&](job& each, std::size_t c) {
+        std::size_t for_answers = prompts ? left - std::max<std::size_t>(1, left / 4) : left;
+        std::size_t answers = order_answers().size();
+        for (const auto& [each, c] : answers_) {
             if (for_answers == 0)
-                return;
+                break;
             --answers;
-            slot& one = each.slots[c];
+            slot& one = each->slots[c];
             const std::size_t spare = for_answers - 1 > answers ? for_answers - 1 - answers : 0;
             one.rows = 1;
-            each.draft(one, std::min(spare, model_.max_positions() - one.tokens.size()), model_.vocabulary());
+            each->draft(one, std::min(spare, model_.max_positions() - one.tokens.size()), model_.vocabulary());
             const std::size_t rows = one.run().size();
-            add(each, c, rows);
+            add(*each, c, rows);
             for_answers -= rows;
             left -= rows;
-        });
-        ++turn_;
+        }
         for (job* const each : in_turn())
             for (std::size_t c = 0; c < each->slots.size() && left > 0; ++c) {
                 slot& one = each->slots[c];
@@ -24824,10 +24824,47 @@ private:
                 if (!last)
                     return last.error();
                 add(*each, c, each->scores_prompt(c) ? one.rows : *last ? 1 : 0);
-                served_.add(each->request.client, one.rows);
+                parts_.back().prompt = true;
                 left -= one.rows;
             }
         return !batch_.empty();
+    }
+
+    // The answers that run a row, in the order in which they get one: one of each client, then a second one of each
+    // that has more, and so on; those that have waited longest first.
+    const std::vector<std::pair<job*, std::size_t>>& order_answers() {
+        by_client_.clear();
+        for (const auto& each : running_)
+            for (std::size_t c = 0; c < each->slots.size(); ++c)
+                if (each->slots[c].active() && each->slots[c].pending() == 1)
+                    by_client_[each->request.client].push_back({each.get(), c});
+        const auto longest_first = [](const auto& one, const auto& other) {
+            return one.first->slots[one.second].last_step < other.first->slots[other.second].last_step;
+        };
+        for (auto& [client, own] : by_client_)
+            std::stable_sort(own.begin(), own.end(), longest_first);
+        answers_.clear();
+        for (std::size_t round = 0, before = 0;; ++round, before = answers_.size()) {
+            for (const auto& [client, own] : by_client_)
+                if (round < own.size())
+                    answers_.push_back(own[round]);
+            if (answers_.size() == before)
+                break;
+            std::stable_sort(answers_.begin() + static_cast<std::ptrdiff_t>(before), answers_.end(), longest_first);
+        }
+        return answers_;
+    }
+
+    // Counts the rows of a step that has run.
+    void count_rows() {
+        ++steps_;
+        for (const part& one : parts_) {
+            slot& ran = one.of->slots[one.choice];
+            one.of->lacks_pages.reset();
+            ran.last_step = steps_;
+            if (one.prompt)
+                served_.add(one.of->request.client, ran.run_rows);
+        }
     }
 
     // The running requests in the order in which their prompts get rows: those of the client whose prompts have had the
@@ -25031,7 +25068,10 @@ private:
                 last = at;
         const auto holders =
             ranges::count_if(running_, [](const auto& each) { return ranges::any_of(each->slots, &slot::active); });
-        expects(last != running_.end(), "a step that failed had requests");
+        if (last == running_.end()) // none has a sequence yet
+            last = std::prev(running_.end());
+        if (holders > 1)
+            (*last)->lacks_pages.reset();
         if (reason.code == error_code::out_of_memory && holders < 2 &&
             ((reason.field == "share" && make_room()) || give_up_chunks(**last)))
             return;
@@ -25101,7 +25141,9 @@ private:
     std::vector<part> parts_;
     std::vector<batch_entry<Cache>> batch_;
     matrix logits_; // (requested rows, vocabulary)
-    std::size_t turn_ = 0;
+    std::size_t steps_ = 0;
+    std::vector<std::pair<job*, std::size_t>> answers_; // that run a row, in their order
+    std::map<std::uint64_t, std::vector<std::pair<job*, std::size_t>>> by_client_;
     std::size_t planned_ = 0, ran_ = 0; // rows of this step, and of all
     served_rows served_;
     std::vector<job*> turns_;
@@ -25116,12 +25158,13 @@ private:
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Answers many requests in shared forward passes (continuous batching). A step runs one row of every answer; the
-/// remaining rows go to prompts, in chunks, so a long prompt never stalls an answer. Clients get fair shares; the
-/// requests of one go by priority, then by when their first token is due, then in order of arrival. Common prefixes are
-/// computed once, even for requests that arrive together. When pages run out the last request is preempted and runs
-/// again later. Batching, reuse and drafting do not change a bit of an answer. With a cache under locking::mutex, the
-/// tier is read for a prompt while others run (tier_prefetch); a request that waits for the tier is overtaken.
+/// Answers many requests in shared forward passes (continuous batching). A step runs one row of every answer, as far as
+/// its rows reach; the remaining rows go to prompts, in chunks, so a long prompt never stalls an answer. Clients get
+/// fair shares; the requests of one go by priority, then by when their first token is due, then in order of arrival.
+/// Common prefixes are computed once, even for requests that arrive together. When pages run out the last request of
+/// the client with the most answers is preempted and runs again later. Batching, reuse and drafting do not change a bit
+/// of an answer. With a cache under locking::mutex, the tier is read for a prompt while others run (tier_prefetch); a
+/// request that waits for the tier is overtaken.
 ///
 /// submit, cancel and stats may be called from any thread; step and run from one. Requires: the cache, the model and
 /// the pipeline outlive the engine; nothing else uses the pipeline; a cache that is used elsewhere too has
@@ -25820,9 +25863,10 @@ private:
 };
 
 /// Sessions by model and key, limited in count and bytes. A session is evicted from the client that has the most of
-/// what is short, so that a client displaces no session of another one that has less. Among those sessions any eviction
-/// policy selects the victim; the depth of an entry is 0 at its first use and 1 after its second. One request holds a
-/// session at a time; others wait in order of arrival. Any thread may call it. Requires: it outlives its holds.
+/// what is short, of those with an idle session: the newcomer itself, if it has as many as any. Among those sessions
+/// any eviction policy selects the victim; the depth of an entry is 0 at its first use and 1 after its second. One
+/// request holds a session at a time; others wait in order of arrival. Any thread may call it. Requires: it outlives
+/// its holds.
 template <class Session, eviction_policy Eviction = default_session_eviction>
 class session_table {
     template <class>

@@ -17,8 +17,8 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 /// without tenants.
 ///
 /// With fair tenants, pages are evicted from the tenant that has the most, and a tenant takes none of another one that
-/// has no more than itself (max-min fairness), unless that one was last seen before as many pages were taken as the
-/// cache has sixteen times: what is not used for long is shared.
+/// has no more than itself (max-min fairness), unless no prompt of that one was looked up while sixteen times the
+/// cache's pages were taken: what is not used for long is shared.
 class tenant_quotas {
 public:
     tenant_quotas(std::size_t pages, std::size_t most, bool fair) : owners_(pages, 0), accounts_(1), fair_(fair) {

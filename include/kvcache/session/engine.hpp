@@ -28,12 +28,13 @@
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Answers many requests in shared forward passes (continuous batching). A step runs one row of every answer; the
-/// remaining rows go to prompts, in chunks, so a long prompt never stalls an answer. Clients get fair shares; the
-/// requests of one go by priority, then by when their first token is due, then in order of arrival. Common prefixes are
-/// computed once, even for requests that arrive together. When pages run out the last request is preempted and runs
-/// again later. Batching, reuse and drafting do not change a bit of an answer. With a cache under locking::mutex, the
-/// tier is read for a prompt while others run (tier_prefetch); a request that waits for the tier is overtaken.
+/// Answers many requests in shared forward passes (continuous batching). A step runs one row of every answer, as far as
+/// its rows reach; the remaining rows go to prompts, in chunks, so a long prompt never stalls an answer. Clients get
+/// fair shares; the requests of one go by priority, then by when their first token is due, then in order of arrival.
+/// Common prefixes are computed once, even for requests that arrive together. When pages run out the last request of
+/// the client with the most answers is preempted and runs again later. Batching, reuse and drafting do not change a bit
+/// of an answer. With a cache under locking::mutex, the tier is read for a prompt while others run (tier_prefetch); a
+/// request that waits for the tier is overtaken.
 ///
 /// submit, cancel and stats may be called from any thread; step and run from one. Requires: the cache, the model and
 /// the pipeline outlive the engine; nothing else uses the pipeline; a cache that is used elsewhere too has

@@ -110,9 +110,10 @@ struct engine_limits {
     /// The same while there are, or were in the last ten seconds, requests of several clients: a first token waits for
     /// the pass that runs when its request comes, and for its own.
     std::size_t shared_batch_tokens = 32;
-    std::size_t max_sequences = 64;        ///< Maximum answers generated at once.
-    std::size_t client_sequences = 0;      ///< Maximum answers of one client at once; 0: no limit of its own.
-    double client_tokens_per_second = 0.0; ///< Of prompts, without cached tokens, and answers of a client; 0: no limit.
+    std::size_t max_sequences = 64;   ///< Maximum answers generated at once.
+    std::size_t client_sequences = 0; ///< Maximum answers of one client at once; 0: no limit of its own.
+    /// Of prompts, without cached tokens, and answers of a client; 0: no limit. An answer is charged when it ends.
+    double client_tokens_per_second = 0.0;
     /// How long a request that runs alone waits for pages that sequences of the host hold, before it fails.
     std::chrono::steady_clock::duration patience = {};
     std::size_t waiting = 256; ///< Maximum queued requests; further ones are refused, those of the client that has the
@@ -124,7 +125,7 @@ struct engine_stats {
     std::size_t waiting = 0; ///< Queued requests.
     std::size_t running = 0; ///< Running requests.
     std::size_t finished = 0;
-    std::size_t refused = 0;
+    std::size_t refused = 0;   ///< By a full queue, when they came or while they waited.
     std::size_t preempted = 0; ///< Preemptions of a request in favor of an older one, or of another client's.
     std::size_t steps = 0;
     std::size_t rows = 0;    ///< Rows of all forward passes, those of running requests included.

@@ -87,7 +87,7 @@ public:
     /// Sets how many rows a step runs, at most.
     void limit_rows(std::size_t most) noexcept { rows_ = std::min(most, most_rows_); }
 
-    /// Runs one step. If pages are short it first reclaims idle sessions, then preempts the youngest request.
+    /// Runs one step. If pages are short it first reclaims idle sessions, then preempts (see preempt).
     void run() {
         while (true) {
             std::optional<error> short_of;
