@@ -264,7 +264,8 @@ private:
         gauge("vllm:num_requests_waiting", "Requests in the queue.", std::to_string(now.waiting));
         gauge("vllm:kv_cache_usage_perc", "The share of pages that sequences reference, 0 to 1.",
               std::to_string(usage));
-        gauge("vllm:num_preemptions", "Requests preempted in favor of an older one or of another key.", std::to_string(now.preempted));
+        gauge("vllm:num_preemptions", "Requests preempted in favor of an older one or of another key.",
+              std::to_string(now.preempted));
         to.gauge("kvcache_pages", "Pages that fit the budget.", pages.pages);
         to.gauge("kvcache_pages_free", "Pages never used, or given back.", pages.free);
         to.gauge("kvcache_pages_in_use", "Pages referenced by live sequences.", pages.in_use);
