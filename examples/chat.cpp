@@ -208,15 +208,13 @@ int run(const flags& f, const std::string& command) {
     if (!documents)
         return report("chat", documents.error());
     kvcache::thread_pool threads(f.threads);
-    const support::speaker speaker{.model = loaded->model,
-                                   .words = *words,
-                                   .form = *form,
-                                   .threads = threads,
-                                   .sampling = {.temperature = f.temperature, .seed = f.seed},
-                                   .max_tokens = f.max_tokens,
-                                   .max_batch_tokens = f.max_batch_tokens,
-                                   .reuse = f,
-                                   .documents = std::move(*documents)};
+    support::speaker speaker{.model = loaded->model, .words = *words, .form = *form, .threads = threads};
+    speaker.sampling.temperature = f.temperature;
+    speaker.sampling.seed = f.seed;
+    speaker.max_tokens = f.max_tokens;
+    speaker.max_batch_tokens = f.max_batch_tokens;
+    speaker.reuse = f;
+    speaker.documents = std::move(*documents);
     kvcache::identity id = loaded->model.id(loaded->weights);
     id.tokenizer = words->digest();
     const kvcache::page_shape shape = loaded->model.shape(f.page);
