@@ -29,6 +29,7 @@
 #include "codec/quality.hpp"
 #include "codec/sets.hpp"
 #include "codec/speed.hpp"
+#include "support/must.hpp"
 #include "support/rows.hpp"
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -142,11 +143,11 @@ public:
     }
 
     void quality(const std::string& directory, const std::string& text) {
-        const auto loaded = must(kv::load_model(directory));
-        const auto words = must(kv::tokenizer::open(directory));
+        const auto loaded = bench::must(kv::load_model(directory));
+        const auto words = bench::must(kv::tokenizer::open(directory));
         std::ifstream in(text);
         const std::string all((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-        const auto ids = must(words.encode(std::string_view(all).substr(0, 400000), {}));
+        const auto ids = bench::must(words.encode(std::string_view(all).substr(0, 400000), {}));
         const std::size_t size = std::min(of_.window, loaded.model.max_positions());
         kv::thread_pool threads(2);
         std::vector<std::vector<kv::token_id>> windows;
@@ -212,12 +213,6 @@ public:
     }
 
 private:
-    template <class T>
-    [[nodiscard]] static T must(kv::result<T> made) {
-        if (!made)
-            throw std::runtime_error(made.error().field + ": " + made.error().message);
-        return std::move(*made);
-    }
     [[nodiscard]] bool wanted(const std::string& name) const { return name.find(of_.filter) != std::string::npos; }
     [[nodiscard]] static nlohmann::json start(const std::string& codec, const std::string& set) {
         nlohmann::json row = {{"codec", codec}, {"set", set}};

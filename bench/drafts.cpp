@@ -20,6 +20,8 @@
 
 #include "../examples/support/guarded.hpp"
 #include "../examples/support/model_directory.hpp"
+#include "support/must.hpp"
+#include "support/rows.hpp"
 #include <CLI/CLI.hpp>
 
 namespace kv = kvcache;
@@ -27,6 +29,7 @@ namespace kv = kvcache;
 namespace {
 
 using tokens = std::vector<kv::token_id>;
+using bench::must;
 using store = kv::cache<>;
 
 struct flags {
@@ -34,13 +37,6 @@ struct flags {
     std::size_t questions = 10, answer = 96, threads = 1;
     std::vector<std::size_t> drafts{2, 4};
 };
-
-template <class T>
-T must(kv::result<T> made) {
-    if (!made)
-        throw std::runtime_error(made.error().field + ": " + made.error().message);
-    return std::move(*made);
-}
 
 /// Chats in ChatML: questions whose answers repeat nothing, and passages of a text that are to be repeated.
 std::map<std::string, std::vector<tokens>> prompts_of(const flags& f, const kv::tokenizer& words) {
@@ -118,11 +114,6 @@ private:
     kv::engine<store, kv::transformer> engine_;
 };
 
-double median(std::vector<double> of) {
-    std::ranges::sort(of);
-    return of.empty() ? 0.0 : of[of.size() / 2];
-}
-
 int run(const flags& f) {
     const auto words = must(kv::tokenizer::open(f.model));
     auto model = must(support::open_model(f.model, false, false));
@@ -134,7 +125,7 @@ int run(const flags& f) {
         for (const float temperature : {0.0f, 0.8f})
             for (const bool by_model : {false, true})
                 for (const std::size_t draft : f.drafts) {
-                    std::vector<double> rates, ratios;
+                    bench::samples rates, ratios;
                     std::size_t drafted = 0, accepted = 0, generated = 0;
                     for (std::size_t round = 0; round < 2; ++round)
                         for (std::size_t i = 0; i < prompts.size(); ++i) {
@@ -150,18 +141,17 @@ int run(const flags& f) {
                                 throw std::runtime_error("an answer depends on its drafter");
                             if (plain.ids.size() < 8)
                                 continue;
-                            rates.push_back(static_cast<double>(guessed.ids.size() - 1) / guessed.seconds);
-                            ratios.push_back(plain.seconds / guessed.seconds);
+                            rates.add(static_cast<double>(guessed.ids.size() - 1) / guessed.seconds);
+                            ratios.add(plain.seconds / guessed.seconds);
                             drafted += guessed.drafted;
                             accepted += guessed.accepted;
                             generated += guessed.ids.size();
                         }
                     if (ratios.empty())
                         throw std::runtime_error("all answers are short");
-                    const auto [least, most] = std::ranges::minmax(ratios);
                     std::printf("%-8s %-8s %-9s %6zu %10.1f %8.2f %7.2f to %5.2f %8.1f%% %9.2f\n", kind.c_str(),
                                 temperature > 0 ? "sampled" : "greedy", by_model ? "model" : "lookup", draft,
-                                median(rates), median(ratios), least, most,
+                                rates.median(), ratios.median(), ratios.least(), ratios.most(),
                                 drafted ? 100.0 * static_cast<double>(accepted) / static_cast<double>(drafted) : 0.0,
                                 static_cast<double>(generated) / static_cast<double>(generated - accepted));
                     std::fflush(stdout);

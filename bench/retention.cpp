@@ -25,6 +25,7 @@
 #include "../examples/support/guarded.hpp"
 #include "../examples/support/model_directory.hpp"
 #include "../examples/support/perplexity.hpp"
+#include "support/must.hpp"
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -33,6 +34,7 @@ namespace kv = kvcache;
 namespace {
 
 using tokens = std::vector<kv::token_id>;
+using bench::must;
 using store = kv::cache<kv::codec::f32>;
 
 /// How positions are chosen that stay.
@@ -278,13 +280,6 @@ struct keeping_model {
         return model.make_forward_pass<Lease, kept_attention<Lease>>(threads, kept_attention<Lease>(*rows));
     }
 };
-
-template <class T>
-T must(kv::result<T> made) {
-    if (!made)
-        throw std::runtime_error(made.error().field + ": " + made.error().message);
-    return std::move(*made);
-}
 
 /// A context that was read with all its positions, and then keeps a budget of them.
 class reader {

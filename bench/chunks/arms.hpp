@@ -5,22 +5,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../support/must.hpp"
+
 namespace bench {
 
 using tokens = std::vector<kvcache::token_id>;
-
-/// Returns the value, or throws its error as runtime_error: a benchmark stops at the first failure.
-template <class T>
-[[nodiscard]] T must(kvcache::result<T> made) {
-    if (!made)
-        throw std::runtime_error(made.error().field + ": " + made.error().message);
-    return std::move(*made);
-}
 
 /// The result of one strategy, compared with a full prefill.
 struct chunk_row {

@@ -10,12 +10,12 @@
 #include <map>
 #include <memory>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../support/machine.hpp"
+#include "../support/must.hpp"
 #include "../support/rows.hpp"
 
 namespace bench {
@@ -24,18 +24,6 @@ using tokens = std::vector<kvcache::token_id>;
 using cache = kvcache::cache<>;
 using pipeline_type = kvcache::pipeline<cache, kvcache::transformer>;
 using sequence = cache::sequence;
-
-/// Returns the value, or throws its error as runtime_error: a benchmark stops at the first failure.
-template <class T>
-[[nodiscard]] T must(kvcache::result<T> made) {
-    if (!made)
-        throw std::runtime_error(made.error().field + ": " + made.error().message);
-    return std::move(*made);
-}
-inline void must(const kvcache::result<void>& done) {
-    if (!done)
-        throw std::runtime_error(done.error().field + ": " + done.error().message);
-}
 
 /// The machine's limits with a number of threads, sampled throughout the run.
 struct machine_limits {

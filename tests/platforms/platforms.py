@@ -44,7 +44,7 @@ PLATFORMS = {
         ["wine", "wineboot", "--init"], NO_MAPPINGS,
         ["~in every order*"],  # hundreds of thousands of changes of thread, each a call of Wine's server
         cmake=["-DCMAKE_SYSTEM_NAME=Windows", "-DCMAKE_EXE_LINKER_FLAGS=-static",
-               "-DKVCACHE_JOINED=3"]),  # the names of all sections of an object: 10 MB
+               "-DKVCACHE_JOINED=3"]),  # an object has at most 10 MB of section names
     "x86": Platform(
         "Linux, 32-bit x86", "g++",
         "-O1 -m32 -march=haswell -mfpmath=sse -Wno-narrowing -Wno-maybe-uninitialized "  # the latter as in tests/CMakeLists.txt
@@ -52,7 +52,7 @@ PLATFORMS = {
     "libc++": Platform(
         "Linux, Clang 19, libc++ 14, sanitizers", "clang++-19",
         "-O1 -march=native -stdlib=libc++ -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-unused-command-line-argument",
-        skipped=["~in every order*"]),  # each change of thread waits for the sanitizer
+        skipped=["~in every order*"]),  # 21 s; GCC and Clang run them in `./dev test` and `./dev check`
     "wasm": Platform(
         "WebAssembly, Emscripten 3 and Node", "em++", "-O1 -fexceptions -Wno-unused-command-line-argument -Wno-c++11-narrowing",
         ["node", "--no-experimental-fetch"], [],

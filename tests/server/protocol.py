@@ -632,6 +632,39 @@ def equal():
         at.stop()
 
 
+def full_queue():
+    """A turn whose marked part finds the queue full ends its claim on the conversation."""
+    at = Server("--queue", "1", "--max-sequences", "1")
+    over = threading.Event()
+
+    def crowd():
+        while not over.is_set():
+            at.post("/v1/completions", prompt="Ella lives in", max_tokens=200, temperature=0, ignore_eos=True)
+
+    busy = [threading.Thread(target=crowd) for _ in range(4)]
+    for each in busy:
+        each.start()
+
+    def turn(n):
+        parts = [{"type": "text", "text": f"Document {n}. " + "The library is closed on Mondays. " * 8, "cache": "chunk"},
+                 {"type": "text", "text": "When is it closed?"}]
+        return at.post("/v1/chat/completions", messages=[{"role": "user", "content": parts}], user="ann", max_tokens=4,
+                       cache={"mode": "chunks"})
+
+    refused = 0
+    for n in range(200):
+        refused += turn(n)[0] == 429
+        if refused == 3:
+            break
+    over.set()
+    for each in busy:
+        each.join()
+    check(refused == 3, f"the queue was full for {refused} turns")
+    status, got = turn(1000)  # waited for the conversation until the server's --timeout, and this client for 60 s
+    check(status == 200, got)
+    at.stop()
+
+
 def chunks(at):
     """Documents that were warmed as chunks are reused at any position, approximately, and only where a request asks for it."""
     texts = ["The library is closed on Mondays, because the mill needs all of its water then. " * 3,
@@ -806,6 +839,7 @@ def main():
     tools()
     equal()
     overflows()
+    full_queue()
     little_memory()
     ends()
     tiers()

@@ -98,6 +98,13 @@ TEST_CASE("with a codec of whole pages the whole pages of a chunk are pinned") {
     REQUIRE(pipeline.warm(chunk, {})->chunks == 1); // 40 tokens
     CHECK(chunks.contains(chunk));
     CHECK_FALSE(chunks.contains(joined({question, chunk})));
+    CHECK(pins.pin(some(40, 9)).error().code == kv::error_code::not_found); // never cached
+    CHECK(pins.pin(some(10, 9)).error().code == kv::error_code::not_found); // less than a page
+    CHECK(pins.pin(some(1, 9)).error().code == kv::error_code::not_found);
+    REQUIRE(pipeline.prefill(joined({context, question}), kv::reuse_mode::prefix).has_value());
+    REQUIRE(pins.pin(joined({context, question}))); // its first 16 tokens
+    CHECK(pins.pages() == 1);
+    pins.clear();
     REQUIRE(pins.pin(chunk));
     CHECK(pins.pages() >= 2);
     CHECK_FALSE(held.clear_all());

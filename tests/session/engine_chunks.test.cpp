@@ -183,6 +183,23 @@ TEST_CASE("a request that runs alone is computed where its chunks leave it too f
     }
 }
 
+TEST_CASE("a policy that compares the second layer is refused for a model of one layer") {
+    const kv::transformer model = kv::make_random_model(small::config_of(1), 7);
+    kv::thread_pool pool;
+    auto store = kv::make_cache({model.shape(16), {.pages = 10}}, kv::index::chunk{.least = 8});
+    kv::pipeline plain(store, model, pool);
+    kv::engine engine(store, model, plain);
+    for (const char* name : {"blend:20", "gradual"}) {
+        const auto refused =
+            engine.submit({.prompt = a, .mode = kv::reuse_mode::chunks, .recompute = *kv::any_recompute::named(name)});
+        REQUIRE_FALSE(refused.has_value());
+        CHECK(refused.error().code == kv::error_code::unsupported);
+        CHECK(refused.error().field == "recompute");
+    }
+    CHECK(engine.submit({.prompt = a, .mode = kv::reuse_mode::chunks, .recompute = head}).has_value());
+    engine.close();
+}
+
 TEST_CASE("chunks are refused by an engine whose cache does not know them") {
     kv::thread_pool pool;
     auto store = kv::make_cache({small::model().shape(16), {.pages = 10}});

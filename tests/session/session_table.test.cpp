@@ -281,6 +281,30 @@ TEST_CASE("however clients come and go, none loses a session to one with at leas
     CHECK(session::alive == 0);
 }
 
+TEST_CASE("a client whose sessions are all in use displaces none of another one that has fewer") {
+    kv::session_table<session> table({.sessions = 6});
+    std::vector<decltype(table)::hold> held;
+    const auto open = [&](std::uint64_t client, const std::string& key) {
+        auto got = table.acquire(model, key, client, fresh, never_gives_up);
+        if (got)
+            held.push_back(std::move(*got));
+        return got.has_value();
+    };
+    for (const char* key : {"a1", "a2", "a3", "a4"})
+        REQUIRE(open(1, key));
+    use_as(table, 2, "b1");
+    use_as(table, 2, "b2");
+    CHECK_FALSE(open(1, "a5"));
+    CHECK(table.size() == 6);
+    CHECK(open(3, "c1")); // has none yet
+    CHECK(keys(table).find("b1") == std::string::npos);
+    held.erase(held.begin()); // a1 is idle
+    CHECK(open(1, "a5"));     // in its own place
+    CHECK(keys(table).find("a1") == std::string::npos);
+    CHECK(keys(table).find("b2") != std::string::npos);
+    held.clear();
+}
+
 TEST_CASE("a session that is not kept is gone after its release, and a waiting request gets a new one") {
     kv::session_table<session> table({.sessions = 2});
     use(table, "ann", 5);

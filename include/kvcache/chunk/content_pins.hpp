@@ -31,7 +31,8 @@ public:
     content_pins(Cache& cache, std::size_t pages) : cache_(cache), budget_(pages) {}
 
     /// Pins all pages of cached tokens: of a prompt from its first token, or of a registered chunk. A tier's pages are
-    /// loaded first. No effect if they are pinned already. Errors: not_found, if memory and tier lack part of them;
+    /// loaded first. With a codec of whole pages, the tokens after the last one are not kept, and are not pinned. No
+    /// effect if they are pinned already. Errors: not_found, if memory and tier lack part of them, or if none is kept;
     /// out_of_memory, with the field "pins", if the pages would exceed the budget. Cost: as acquire.
     [[nodiscard]] result<void> pin(std::span<const token_id> tokens, const tenant& of = {}) {
         expects(!tokens.empty(), "content has a token");

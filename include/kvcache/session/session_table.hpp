@@ -117,10 +117,10 @@ private:
 };
 
 /// Sessions by model and key, limited in count and bytes. A session is evicted from the client that has the most of
-/// what is short, of those with an idle session: the newcomer itself, if it has as many as any. Among those sessions
-/// any eviction policy selects the victim; the depth of an entry is 0 at its first use and 1 after its second. One
-/// request holds a session at a time; others wait in order of arrival. Any thread may call it. Requires: it outlives
-/// its holds.
+/// what is short, so that a client displaces no session of another one that has less, also if its own are all in use.
+/// Among those sessions any eviction policy selects the victim; the depth of an entry is 0 at its first use and 1 after
+/// its second. One request holds a session at a time; others wait in order of arrival. Any thread may call it.
+/// Requires: it outlives its holds.
 template <class Session, eviction_policy Eviction = default_session_eviction>
 class session_table {
     template <class>
@@ -260,7 +260,9 @@ private:
         const auto sessions_of = [&](const typename shares::value_type& of) { // with the one that comes
             return of.second.sessions + (of.first == client ? 1 : 0);
         };
-        if (names_.size() == limits_.sessions && !evict_one(sessions_of, gone))
+        const auto own = clients_.find(client);
+        const std::size_t with_this = own == clients_.end() ? 1 : sessions_of(*own);
+        if (names_.size() == limits_.sessions && !evict_one(sessions_of, gone, with_this))
             return std::nullopt;
         for (std::size_t i = 0; i < slots_.size(); ++i)
             if (!slots_[i])
@@ -362,13 +364,16 @@ private:
 
     static constexpr auto bytes_of = [](const typename shares::value_type& of) { return of.second.bytes; };
 
-    // Evicts a session of a client with the largest share, as `size_of` measures it, among those with an idle session.
+    // Evicts a session of a client with the largest share, as `size_of` measures it, among those with an idle session,
+    // unless that share is less than `least`.
     template <class SizeOf>
-    bool evict_one(SizeOf size_of, std::unique_ptr<Session>& gone) {
+    bool evict_one(SizeOf size_of, std::unique_ptr<Session>& gone, std::size_t least = 0) {
         std::size_t largest = 0;
         for (const auto& each : slots_)
             if (each && !each->busy())
                 largest = std::max(largest, size_of(*each->client));
+        if (largest < least)
+            return false;
         const auto is_evictable = [&](slot_id at) {
             return index_of(at) < slots_.size() && slots_[index_of(at)] && !slots_[index_of(at)]->busy() &&
                    size_of(*slots_[index_of(at)]->client) == largest;
