@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import running
@@ -39,6 +40,17 @@ class Server(running.Server):
     def said(self):
         self.errors.seek(0)
         return self.errors.read()
+
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def unused(self):
+        """The descriptors of a server without connections: the last ones end within a second."""
+        least = self.descriptors()
+        for _ in range(50):
+            time.sleep(0.02)
+            least = min(least, self.descriptors())
+        return least
 
     def places(self):
         """The connections that it says it has room for."""
@@ -107,10 +119,14 @@ def descriptors_that_run_out():
     """The limit falls while it runs, as when other processes take the descriptors of the system."""
     at = Server("--connections", "200")
     check("--connections" not in at.said(), "there is room at first")
+    asked(at)
+    unused = at.unused()
     links = idle(at, 40)
     resource.prlimit(at.process.pid, resource.RLIMIT_NOFILE, (64, 64))
     links += idle(at, 200)
     close(links)
+    while at.descriptors() > unused:  # until the server has met the ends of the connections
+        time.sleep(0.01)
     # All that there are belong to answers: health and metrics have their own.
     busy = []
     resource.prlimit(at.process.pid, resource.RLIMIT_NOFILE, (44, 64))
