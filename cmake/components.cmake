@@ -4,6 +4,7 @@ set(kvcache_components cache core json text crypto lmdb redis cuda)
 
 set(kvcache_cache_paths  # the cache alone: xxHash and threads
   cache.hpp
+  layer_groups.hpp
   tier.hpp
   cache/
   codec/concept.hpp
@@ -15,6 +16,7 @@ set(kvcache_cache_paths  # the cache alone: xxHash and threads
   eviction/
   hash/
   index/
+  layers/
   locking/
   observer/
   recompute/

@@ -17,7 +17,7 @@ from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[1]
 SINGLE = HOME / "single_include" / "kvcache"
-ROLES = ("eviction", "hash", "index", "locking", "observer", "recompute", "storage")
+ROLES = ("eviction", "hash", "index", "layers", "locking", "observer", "recompute", "storage")
 FILES = {"kvcache.hpp": ["kvcache/kvcache.hpp", "kvcache/cache/block_tables.hpp"],
          "cache.hpp": ["kvcache/cache.hpp", "kvcache/cache/block_tables.hpp", *(f"kvcache/{role}/all.hpp" for role in ROLES)]}
 SOURCES = {"kvcache.hpp": ["kernel", "attention"]}  # folders of src/

@@ -18,7 +18,7 @@ from repository import HOME, INCLUDE, headers  # noqa: E402
 LAYERS = [  # the lowest layer first
     ("core",),
     ("kernel", "formats"),
-    ("codec", "storage", "hash", "index", "eviction", "recompute", "observer", "locking"),
+    ("codec", "storage", "hash", "index", "eviction", "recompute", "observer", "locking", "layers"),
     ("attention", "tier", "record"),
     ("cache",),
     ("model", "text", "chunk"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[1]
 INCLUDE = HOME / "include" / "kvcache"
-ROLES = ("codec", "storage", "hash", "index", "eviction", "recompute", "tier", "observer", "locking")
+ROLES = ("codec", "storage", "hash", "index", "eviction", "recompute", "tier", "observer", "locking", "layers")
 COMPONENT_POLICIES = {"hash": ("sha256",), "tier": ("lmdb", "redis")}  # in no list: each needs a component of its own
 
 

@@ -186,6 +186,7 @@ struct recompute_role;
 struct tier_role;
 struct observer_role;
 struct locking_role;
+struct layers_role;
 
 namespace detail {
 
@@ -216,7 +217,7 @@ struct role_of<P> {
 /// One of the roles of a cache.
 template <class Role>
 concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_role, index_role, eviction_role,
-                                          recompute_role, tier_role, observer_role, locking_role>;
+                                          recompute_role, tier_role, observer_role, locking_role, layers_role>;
 
 /// A type that names the role it plays.
 template <class P>
@@ -1068,6 +1069,51 @@ void for_each_field(const identity& id, Visit visit) {
 
 }} // namespace kvcache
 
+// ---- kvcache/layers/concept.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// What a layers policy is opened for.
+struct layers_capacity {
+    std::size_t pages = 0;                         ///< Pages of the cache.
+    std::size_t bytes = 0;                         ///< Of pages and blocks together, at most.
+    std::span<const std::size_t> block_bytes = {}; ///< Bytes of a block, by group of the layout.
+    bool owns_blocks = false;                      ///< Whether the blocks have memory of the cache.
+};
+
+/// The working state of a layers policy: layers::uniform::state, which keeps nothing, or layers::grouped::state.
+template <class S>
+concept layers_state = requires {
+    { S::several } -> std::convertible_to<bool>;
+};
+
+/// A policy that says which layers of a model keep what: all the same, or groups of them.
+template <class P>
+concept layers_policy = plays<P, layers_role> && requires(const P p, const layers_capacity& capacity) {
+    p.open(capacity);
+} && layers_state<opened_by<P, layers_capacity>>;
+
+}} // namespace kvcache
+
+// ---- kvcache/layers/uniform.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace layers {
+
+/// All layers keep keys and values of every token, in the pages of the cache's shape. Standard.
+struct uniform {
+    using role = layers_role;
+
+    /// There are no blocks besides the pages.
+    struct state {
+        static constexpr bool several = false;
+    };
+    [[nodiscard]] state open(const layers_capacity&) const { return {}; }
+};
+
+static_assert(layers_policy<uniform>);
+
+}}} // namespace kvcache::layers
+
 // ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -1322,7 +1368,7 @@ struct cache_config {
 
 /// One policy for each role of a cache, in this order. basic_cache requires that each has its role.
 template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
-          class Observer, class Locking>
+          class Observer, class Locking, class Layers = layers::uniform>
 struct cache_policies {
     Codec codec = {};
     Storage storage = {};
@@ -1333,6 +1379,7 @@ struct cache_policies {
     Tier tier = {};
     Observer observer = {};
     Locking locking = {};
+    Layers layers = {};
 };
 
 /// What acquire does about a prefix of the prompt that another lease computes at the moment, made by acquire too.
@@ -1444,6 +1491,211 @@ template <class Hash>
 }
 
 } // namespace detail
+
+}} // namespace kvcache
+
+// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved. With `wait` and
+/// `notify` a thread can wait until a lease ends.
+template <class S>
+concept locking_state = requires(S& s) {
+    s.lock();
+    s.unlock();
+};
+
+/// A locking under which a thread can wait: `wait` unlocks, waits for `notify`, and locks again.
+template <class S>
+concept waiting_state = locking_state<S> && requires(S& s) {
+    s.wait();
+    s.notify();
+};
+
+/// A policy that defines how threads share a cache.
+template <class P>
+concept locking_policy =
+    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
+
+}} // namespace kvcache
+
+// ---- kvcache/locking/none.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
+
+/// Only one thread at a time uses the cache; nothing is locked.
+struct none {
+    using role = locking_role;
+    struct state {
+        void lock() noexcept {}
+        void unlock() noexcept {}
+    };
+};
+
+static_assert(locking_policy<none>);
+
+}}} // namespace kvcache::locking
+
+// ---- kvcache/cache/guards.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+// A cache without a lock does not call one.
+template <class Locking>
+struct no_guard {
+    explicit no_guard(const Locking&) {}
+};
+template <class Locking>
+using guard_of =
+    std::conditional_t<std::same_as<Locking, locking::none::state>, no_guard<Locking>, std::lock_guard<Locking>>;
+
+// Holds the lock. At its end it wakes the threads that wait for the lease of a prompt, if one has ended meanwhile.
+template <class Locking, class Sequences>
+class ending {
+public:
+    ending(Locking& lock, const Sequences& sequences)
+        : lock_(lock), sequences_(sequences), guard_(lock), before_(sequences.prompts_ended()) {}
+    ending(ending&&) = delete;
+    ending& operator=(ending&&) = delete;
+    ~ending() {
+        if constexpr (waiting_state<Locking>)
+            if (sequences_.prompts_ended() != before_)
+                lock_.notify();
+    }
+
+private:
+    Locking& lock_;
+    const Sequences& sequences_;
+    guard_of<Locking> guard_;
+    std::uint64_t before_;
+};
+
+}}} // namespace kvcache::detail
+
+// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The reason why a match ended.
+enum class match_end {
+    complete,  ///< Every token was found.
+    unknown,   ///< Nothing is stored after the last token found.
+    different, ///< A different token is stored there.
+};
+
+/// The longest known prefix and its pages, in order. Only the last page may be matched in part.
+struct index_match {
+    std::vector<page_id> pages = {};
+    std::size_t tokens = 0;
+    match_end end = match_end::unknown;
+    std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
+};
+
+/// The outcome of an insertion.
+struct insertion {
+    enum class outcome {
+        inserted, ///< The page is new in the index.
+        extended, ///< The page was in the index with fewer rows.
+        covered,  ///< `other` already holds the run, or a longer run that starts with it; nothing changed.
+    };
+    outcome what = outcome::inserted;
+    std::optional<page_id> other = {}; ///< covered: the page with the run; otherwise: the page that was replaced.
+};
+
+/// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
+/// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
+/// nothing; `erase` does not throw. A state with `match(tokens, found)` too uses the memory of an earlier match.
+template <class S>
+concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
+                               std::optional<page_id> parent) {
+    { c.match(tokens) } -> std::same_as<index_match>;
+    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
+    s.erase(page);
+    { c.contains(page) } -> std::same_as<bool>;
+    { c.leaf(page) } -> std::same_as<bool>;
+    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
+    { c.run(page) } -> std::same_as<std::span<const token_id>>;
+};
+
+/// A run of a prompt's tokens that is stored after any prefix.
+struct chunk_match {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0; ///< Number of tokens.
+    page_id last = {};     ///< The page of the last token; the tokens before it are in the page's ancestors.
+    std::uint32_t end = 0; ///< Rows of that page up to the end of the chunk.
+
+    friend bool operator==(const chunk_match&, const chunk_match&) = default;
+};
+
+/// An index that also finds tokens by content alone, in chunks of `least()` tokens or more. Lookups with one salt do
+/// not find chunks of another.
+template <class S>
+concept chunk_index_state = index_state<S> &&
+    requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
+             std::size_t count) {
+    { s.note(salt, page, end, count) } -> std::same_as<bool>;
+    { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
+    { c.least() } -> std::same_as<std::size_t>;
+};
+
+/// A policy that finds cached tokens.
+template <class P>
+concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
+    p.open(shape, pages);
+} && index_state<opened_by<P, page_shape, std::size_t>>;
+
+}} // namespace kvcache
+
+// ---- kvcache/cache/lookup_result.hpp ------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// How many tokens of a prompt every layer group can continue.
+struct group_limit {
+    std::size_t tokens = 0;
+    std::size_t others = 0;                  ///< How many the groups without the limiting one could continue.
+    std::optional<std::uint32_t> group = {}; ///< The group of the layout that limits them, if one does.
+};
+
+/// What a cache knows of a prompt, and where and why that ends. A plain value: it pins no page.
+struct lookup_result {
+    std::size_t prompt_tokens = 0; ///< Tokens that were looked up.
+    std::size_t cached_tokens = 0; ///< Leading tokens that are cached and can be continued.
+    std::size_t common_prefix = 0; ///< Leading tokens that equal the stored ones; more than cached_tokens inside a page
+                                   ///< that a codec encodes as a whole.
+    match_end end = match_end::unknown;
+    std::optional<token_id> differing_token = {}; ///< For `different`: the token stored at position common_prefix.
+    std::size_t loaded_tokens = 0;                ///< Cached tokens that came from the tier just now.
+    std::size_t pending_tokens = 0; ///< By `lookup` alone: leading tokens that will be cached, in whole pages, once the
+                                    ///< leases are committed that acquire has given out.
+    std::optional<std::uint32_t> limiting_group = {}; ///< With layer groups: the group that can continue no more.
+    std::size_t other_groups_tokens = 0;              ///< Tokens that the other groups could continue.
+
+    /// Shortens what is cached to what every layer group can continue. Returns the number of tokens.
+    std::size_t limit(const group_limit& of) noexcept {
+        limiting_group = of.group;
+        other_groups_tokens = of.others;
+        return cached_tokens = of.tokens;
+    }
+
+    /// Explains the result in one sentence: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
+    [[nodiscard]] std::string explain() const {
+        std::string words =
+            detail::joined({std::to_string(cached_tokens), " of ", std::to_string(prompt_tokens), " tokens known"});
+        if (loaded_tokens > 0)
+            words += detail::joined({", ", std::to_string(loaded_tokens), " of them from the tier"});
+        if (limiting_group)
+            words += detail::joined({"; layer group ", std::to_string(*limiting_group),
+                                     " can continue no more, the others ", std::to_string(other_groups_tokens)});
+        if (end == match_end::unknown)
+            words += "; nothing is stored after them";
+        if (end == match_end::different)
+            words += detail::joined({"; token ", std::to_string(common_prefix), " differs from the one stored (",
+                                     std::to_string(index_of(*differing_token)), ")"});
+        return words;
+    }
+};
 
 }} // namespace kvcache
 
@@ -2305,6 +2557,15 @@ struct sequence_state {
     // and their ancestors.
     std::vector<page_id> pinned_sources = {};
 
+    // For layer groups.
+    /// The state of a group after the last token of an entry.
+    struct snapshot {
+        std::size_t pool = 0;
+        std::size_t entry = 0;
+    };
+    std::vector<std::size_t> group_first = {}; ///< By group with blocks: the first entry whose block it uses.
+    std::vector<snapshot> snapshots = {};      ///< Those that it uses.
+
     bool orphaned = false; ///< Its cache was destroyed first.
     sequence_state* previous = nullptr;
     sequence_state* next = nullptr;
@@ -2398,6 +2659,7 @@ struct sequence_state {
         lease.end();
         offloaded = {};
         pinned_sources.clear();
+        snapshots.clear();
     }
 
     /// Appends the tokens of `from` after the `count` tokens that are left out. Requires: this state is the prefix of
@@ -2570,80 +2832,6 @@ template <weight_format Number>
 
 }} // namespace kvcache
 
-// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The reason why a match ended.
-enum class match_end {
-    complete,  ///< Every token was found.
-    unknown,   ///< Nothing is stored after the last token found.
-    different, ///< A different token is stored there.
-};
-
-/// The longest known prefix and its pages, in order. Only the last page may be matched in part.
-struct index_match {
-    std::vector<page_id> pages = {};
-    std::size_t tokens = 0;
-    match_end end = match_end::unknown;
-    std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
-};
-
-/// The outcome of an insertion.
-struct insertion {
-    enum class outcome {
-        inserted, ///< The page is new in the index.
-        extended, ///< The page was in the index with fewer rows.
-        covered,  ///< `other` already holds the run, or a longer run that starts with it; nothing changed.
-    };
-    outcome what = outcome::inserted;
-    std::optional<page_id> other = {}; ///< covered: the page with the run; otherwise: the page that was replaced.
-};
-
-/// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
-/// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
-/// nothing; `erase` does not throw. A state with `match(tokens, found)` too uses the memory of an earlier match.
-template <class S>
-concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
-                               std::optional<page_id> parent) {
-    { c.match(tokens) } -> std::same_as<index_match>;
-    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
-    s.erase(page);
-    { c.contains(page) } -> std::same_as<bool>;
-    { c.leaf(page) } -> std::same_as<bool>;
-    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
-    { c.run(page) } -> std::same_as<std::span<const token_id>>;
-};
-
-/// A run of a prompt's tokens that is stored after any prefix.
-struct chunk_match {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0; ///< Number of tokens.
-    page_id last = {};     ///< The page of the last token; the tokens before it are in the page's ancestors.
-    std::uint32_t end = 0; ///< Rows of that page up to the end of the chunk.
-
-    friend bool operator==(const chunk_match&, const chunk_match&) = default;
-};
-
-/// An index that also finds tokens by content alone, in chunks of `least()` tokens or more. Lookups with one salt do
-/// not find chunks of another.
-template <class S>
-concept chunk_index_state = index_state<S> &&
-    requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
-             std::size_t count) {
-    { s.note(salt, page, end, count) } -> std::same_as<bool>;
-    { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
-    { c.least() } -> std::same_as<std::size_t>;
-};
-
-/// A policy that finds cached tokens.
-template <class P>
-concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
-    p.open(shape, pages);
-} && index_state<opened_by<P, page_shape, std::size_t>>;
-
-}} // namespace kvcache
-
 // ---- kvcache/cache/handle.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -2745,33 +2933,6 @@ private:
 
 } // namespace detail
 
-/// What a cache knows of a prompt, and where and why that ends. A plain value: it pins no page.
-struct lookup_result {
-    std::size_t prompt_tokens = 0; ///< Tokens that were looked up.
-    std::size_t cached_tokens = 0; ///< Leading tokens that are cached and can be continued.
-    std::size_t common_prefix = 0; ///< Leading tokens that equal the stored ones; more than cached_tokens inside a page
-                                   ///< that a codec encodes as a whole.
-    match_end end = match_end::unknown;
-    std::optional<token_id> differing_token = {}; ///< For `different`: the token stored at position common_prefix.
-    std::size_t loaded_tokens = 0;                ///< Cached tokens that came from the tier just now.
-    std::size_t pending_tokens = 0; ///< By `lookup` alone: leading tokens that will be cached, in whole pages, once the
-                                    ///< leases are committed that acquire has given out.
-
-    /// Explains the result in one sentence: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
-    [[nodiscard]] std::string explain() const {
-        std::string words =
-            detail::joined({std::to_string(cached_tokens), " of ", std::to_string(prompt_tokens), " tokens known"});
-        if (loaded_tokens > 0)
-            words += detail::joined({", ", std::to_string(loaded_tokens), " of them from the tier"});
-        if (end == match_end::unknown)
-            words += "; nothing is stored after them";
-        if (end == match_end::different)
-            words += detail::joined({"; token ", std::to_string(common_prefix), " differs from the one stored (",
-                                     std::to_string(index_of(*differing_token)), ")"});
-        return words;
-    }
-};
-
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
 /// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
 /// With locking::mutex several threads may call its const members at once, fork included, while no thread changes it or
@@ -2821,6 +2982,13 @@ public:
     /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
     void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
         rows().gather(layer, head, keys, values);
+    }
+
+    /// The blocks of a layer group, by page-table entry: the number of each that the next query reads, and `null` for
+    /// the others. Of a state group: the snapshots that it began with. Throws: bad_alloc. Cost: O(pages).
+    [[nodiscard]] std::vector<std::int32_t> blocks(std::size_t group,
+                                                   std::int32_t null = -1) const requires Core::grouped {
+        return core_->blocks(state(), group, null);
     }
 
     /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
@@ -3021,6 +3189,24 @@ public:
     /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
     void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
         all_rows().gather(layer, head, keys, values);
+    }
+
+    /// The blocks of a layer group, by page-table entry, those of reserved rows included: the number of each that is
+    /// read or written, and `null` for the others. Of a state group: the snapshot that the sequence began with, and
+    /// those that the lease has made. Throws: bad_alloc. Cost: O(pages).
+    [[nodiscard]] std::vector<std::int32_t> blocks(std::size_t group,
+                                                   std::int32_t null = -1) const requires Core::grouped {
+        return core("a lease shows its blocks until it ends").blocks(*state_, group, null);
+    }
+    /// A block for the state of a group after the first `tokens` tokens of the sequence, which the lease computes. The
+    /// host writes it before it commits; a commit of fewer tokens drops it. Returns the block's number. Errors:
+    /// out_of_memory. Throws: bad_alloc. Requires: the group has a state; the tokens fill their pages and end in the
+    /// lease.
+    [[nodiscard]] result<std::uint32_t> snapshot(std::size_t group, std::size_t tokens) requires Core::grouped {
+        Core& of = core("a lease has rows until it ends");
+        require(tokens % of.shape().tokens == 0 && tokens > first_ && tokens <= first_ + rows(),
+                "a snapshot is taken where a page of the lease ends");
+        return of.snapshot(*state_, group, tokens);
     }
 
     /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
@@ -3296,6 +3482,8 @@ struct pool_config {
     std::size_t tenants = 0;       ///< The maximum number of tenants.
     bool merge_equal_pages = true; ///< See cache_config.
     bool fair_tenants = false;     ///< See cache_config.
+    std::size_t blocks = 0;        ///< Blocks of layer groups, besides the pages.
+    std::size_t bytes = 0;         ///< Of pages and blocks together; 0 for those of the pages.
 };
 
 /// A model of the time of a prefill on this machine, fitted to timed prefills. A token costs its projections,
@@ -3432,10 +3620,11 @@ public:
         : page_tokens_(of.shape.tokens),
           page_bytes_(of.page_bytes),
           hash_(hashes.open(id)),
-          eviction_(open_checked(evictions, {.slots = of.pages, .bytes = of.pages * of.page_bytes})),
+          eviction_(open_checked(
+              evictions, {.slots = of.pages + of.blocks, .bytes = of.bytes > 0 ? of.bytes : of.pages * of.page_bytes})),
           prefixes_(of.pages + of.tenants),
           depths_(of.pages),
-          flags_(of.pages, 0) {}
+          flags_(of.pages + of.blocks, 0) {}
 
     /// By page: the digest of all tokens up to the end of a ranked page, or of a root.
     [[nodiscard]] std::span<const digest> prefixes() const noexcept { return prefixes_; }
@@ -3472,6 +3661,22 @@ public:
         eviction_.admit(slot_of(page), newcomer);
         flags_[index_of(page)] = is_ranked | in_use;
         follow(index, page);
+    }
+
+    /// Ranks the block of a layer group that no sequence uses, as `entry`, a number after those of the pages, by what
+    /// it costs to compute the tokens of its page. Throws: bad_alloc; the block is then not ranked.
+    template <class Index>
+    void rank_block(const Index& index, page_id entry, page_id page, std::size_t group, std::size_t bytes) {
+        const std::uint32_t depth = depths_[index_of(page)];
+        const eviction_entry newcomer{.key = prefixes_[index_of(page)].low + 0x9e3779b97f4a7c15u * (group + 1),
+                                      .bytes = bytes,
+                                      .cost = cost_.seconds(depth * page_tokens_, index.run(page).size()),
+                                      .depth = depth,
+                                      .length = depth + 1};
+        on_miss(eviction_, newcomer);
+        eviction_.admit(slot_of(entry), newcomer);
+        flags_[index_of(entry)] = is_ranked;
+        kvcache::on_released(eviction_, slot_of(entry));
     }
 
     /// Reports to the policy whether a page has children, after that may have changed.
@@ -3548,6 +3753,208 @@ private:
     std::vector<digest> prefixes_;
     std::vector<std::uint32_t> depths_; // by page: full pages before it
     std::vector<std::uint8_t> flags_;   // by page
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/cache/page_budget.hpp --------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+// The shape of a cache's pages: for layer groups that of the first full one.
+template <class Layers>
+[[nodiscard]] page_shape shape_of(const page_shape& given, [[maybe_unused]] const Layers& layers) {
+    if constexpr (requires { layers.page_shape(); })
+        return layers.page_shape();
+    else
+        return given;
+}
+
+// By group: the bytes of a block.
+template <class Layers, class Codec>
+[[nodiscard]] std::vector<std::size_t> block_bytes_of(const Layers& layers, const Codec& codec) {
+    std::vector<std::size_t> bytes;
+    for (std::size_t group = 0; group < layers.layout.groups.size(); ++group) {
+        const auto& of = layers.layout.groups[group];
+        const std::size_t own = group < layers.block_bytes.size() ? layers.block_bytes[group] : 0;
+        bytes.push_back(own > 0         ? own
+                        : of.has_rows() ? codec.open(layers.layout.shape(group)).page_bytes()
+                                        : of.state_bytes);
+    }
+    return bytes;
+}
+
+// The number of pages within a limit. Pages without a full group hold nothing; there are sixteen for each block.
+template <class Layers, class Codec>
+[[nodiscard]] std::size_t pages_in(cache_limits limit, [[maybe_unused]] const Layers& layers,
+                                   [[maybe_unused]] const Codec& codec, std::size_t page_bytes) {
+    if constexpr (requires { layers.layout; }) {
+        if (limit.bytes == 0)
+            return 0;
+        if (!layers.paged()) {
+            std::size_t all = page_bytes;
+            for (const std::size_t bytes : block_bytes_of(layers, codec))
+                all += bytes / 16;
+            page_bytes = all;
+        }
+    }
+    return limit.pages_of(page_bytes);
+}
+
+// Opens the pages of a cache, and the blocks of its layer groups, within its limit. Requires: that is at least one
+// page.
+template <class Pages, class Policies, class Codec>
+[[nodiscard]] Pages open_pages(const cache_config& config, const Policies& policies, const Codec& codec,
+                               const page_shape& shape, const identity& id) {
+    pool_config of{.shape = shape,
+                   .pages = pages_in(config.limit, policies.layers, policies.codec, codec.page_bytes()),
+                   .page_bytes = codec.page_bytes(),
+                   .tenants = config.tenants == 0 ? 0 : config.tenants + 1,
+                   .merge_equal_pages = config.merge_equal_pages,
+                   .fair_tenants = config.fair_tenants};
+    require(of.pages > 0, "a cache's limit is at least one page");
+    if constexpr (Pages::grouped) {
+        of.bytes = config.limit.bytes;
+        const auto block_bytes = block_bytes_of(policies.layers, policies.codec);
+        auto blocks = policies.layers.open(
+            {.pages = of.pages, .bytes = of.bytes, .block_bytes = block_bytes, .owns_blocks = row_writer<Codec>});
+        of.blocks = blocks.slots() - of.pages;
+        return Pages(of, id, policies, std::move(blocks));
+    } else {
+        return Pages(of, id, policies);
+    }
+}
+
+}}} // namespace kvcache::detail
+
+// ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+namespace detail {
+
+template <class S>
+concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
+    { s.acquire(page) } -> std::same_as<bool>;
+    { s.release(page) }
+    noexcept;
+};
+
+// Copies the first rows of a page, or all of it.
+template <class S>
+auto copy_rows(const S& storage, page_id from, page_id to, std::size_t rows) {
+    if constexpr (requires { storage.copy(from, to, rows); })
+        return storage.copy(from, to, rows);
+    else if constexpr (requires { storage.copy(from, to); })
+        return storage.copy(from, to);
+}
+
+} // namespace detail
+
+/// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
+template <class S>
+concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
+    { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
+};
+
+/// A storage whose pages the host cannot address. `copy` copies one acquired page to another, or the first rows of it,
+/// and returns whether it succeeded. `status` returns the reason of the last refused page or copy.
+template <class S>
+concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
+    { detail::copy_rows(c, page, page, 1) } -> std::same_as<bool>;
+    { c.status() } -> std::same_as<result<void>>;
+};
+
+/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and returns whether
+/// it succeeded. `release` declares its content no longer needed.
+template <class S>
+concept storage_state = host_storage_state<S> || device_storage_state<S>;
+
+/// A policy that decides where the bytes of pages live.
+template <class P>
+concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
+    p.open(n, n); // pages, bytes a page
+} && storage_state<opened_by<P, std::size_t, std::size_t>>;
+
+}} // namespace kvcache
+
+// ---- kvcache/cache/page_pool.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// A fixed number of pages of one storage, each free or reference-counted.
+template <storage_state Storage>
+class page_pool {
+public:
+    page_pool(std::size_t pages, Storage storage) : storage_(std::move(storage)), holders_(pages, 0) {
+        free_.reserve(pages);
+        for (std::size_t page = pages; page > 0; --page)
+            free_.push_back(page_id{static_cast<std::uint32_t>(page - 1)});
+    }
+
+    [[nodiscard]] std::size_t pages() const noexcept { return holders_.size(); }
+    [[nodiscard]] std::span<const page_id> free() const noexcept { return free_; }
+    [[nodiscard]] std::uint32_t holders(page_id page) const { return holders_[index_of(page)]; }
+    [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
+
+    /// Copies the first rows of a page to another. Returns false if the storage refuses.
+    template <class Codec>
+    [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
+        if constexpr (device_storage_state<Storage>)
+            return detail::copy_rows(storage_, from, to, rows);
+        else if constexpr (row_writer<Codec>)
+            codec.copy(bytes(from), bytes(to), rows);
+        return true;
+    }
+    /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
+    void clear(page_id page) const {
+        if constexpr (host_storage_state<Storage>)
+            ranges::fill(bytes(page), std::byte{});
+    }
+
+    /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.
+    [[nodiscard]] std::optional<page_id> take() {
+        if (free_.empty() || !storage_.acquire(free_.back()))
+            return std::nullopt;
+        const page_id page = free_.back();
+        free_.pop_back();
+        holders_[index_of(page)] = 1;
+        return page;
+    }
+
+    void hold(page_id page) noexcept { ++holders_[index_of(page)]; }
+
+    /// Releases one reference. Returns the number left. The page stays allocated, even at zero, until `reclaim`.
+    std::uint32_t drop(page_id page) {
+        expects(holders(page) > 0, "a dropped page was held");
+        return --holders_[index_of(page)];
+    }
+
+    /// Frees a page. Requires: the page has no references.
+    void reclaim(page_id page) {
+        expects(holders(page) == 0, "a page that is given back has no holder");
+        storage_.release(page);
+        free_.push_back(page);
+    }
+
+private:
+    Storage storage_;
+    std::vector<std::uint32_t> holders_;
+    std::vector<page_id> free_;
+};
+
+/// In place of a residual_pool, where a codec writes row by row: no page has residual rows.
+struct no_residual_pool {
+    no_residual_pool(page_shape, std::size_t, std::size_t) {}
+    static constexpr std::size_t more_aside(std::size_t) noexcept { return 0; }
+    static constexpr std::size_t aside() noexcept { return 0; }
+    static constexpr std::size_t alive() noexcept { return 0; }
+    static constexpr std::size_t bytes() noexcept { return 0; }
+    static constexpr codec::residual_page* of(page_id) noexcept { return nullptr; }
+    static constexpr void drop(page_id) noexcept {}
+    static constexpr void pass_on(page_id, page_id) noexcept {}
+    static constexpr bool add_up(std::size_t leased) noexcept { return leased == 0; }
 };
 
 }} // namespace kvcache
@@ -3999,157 +4406,35 @@ static_assert(observer_policy<none>);
 
 }}} // namespace kvcache::observer
 
-// ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-namespace detail {
-
-template <class S>
-concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
-    { s.acquire(page) } -> std::same_as<bool>;
-    { s.release(page) }
-    noexcept;
-};
-
-// Copies the first rows of a page, or all of it.
-template <class S>
-auto copy_rows(const S& storage, page_id from, page_id to, std::size_t rows) {
-    if constexpr (requires { storage.copy(from, to, rows); })
-        return storage.copy(from, to, rows);
-    else if constexpr (requires { storage.copy(from, to); })
-        return storage.copy(from, to);
-}
-
-} // namespace detail
-
-/// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
-template <class S>
-concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
-    { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
-};
-
-/// A storage whose pages the host cannot address. `copy` copies one acquired page to another, or the first rows of it,
-/// and returns whether it succeeded. `status` returns the reason of the last refused page or copy.
-template <class S>
-concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
-    { detail::copy_rows(c, page, page, 1) } -> std::same_as<bool>;
-    { c.status() } -> std::same_as<result<void>>;
-};
-
-/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and returns whether
-/// it succeeded. `release` declares its content no longer needed.
-template <class S>
-concept storage_state = host_storage_state<S> || device_storage_state<S>;
-
-/// A policy that decides where the bytes of pages live.
-template <class P>
-concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
-    p.open(n, n); // pages, bytes a page
-} && storage_state<opened_by<P, std::size_t, std::size_t>>;
-
-}} // namespace kvcache
-
 // ---- kvcache/cache/page_manager.hpp -------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// A fixed number of pages of one storage, each free or reference-counted.
-template <storage_state Storage>
-class page_pool {
-public:
-    page_pool(std::size_t pages, Storage storage) : storage_(std::move(storage)), holders_(pages, 0) {
-        free_.reserve(pages);
-        for (std::size_t page = pages; page > 0; --page)
-            free_.push_back(page_id{static_cast<std::uint32_t>(page - 1)});
-    }
-
-    [[nodiscard]] std::size_t pages() const noexcept { return holders_.size(); }
-    [[nodiscard]] std::span<const page_id> free() const noexcept { return free_; }
-    [[nodiscard]] std::uint32_t holders(page_id page) const { return holders_[index_of(page)]; }
-    [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
-
-    /// Copies the first rows of a page to another. Returns false if the storage refuses.
-    template <class Codec>
-    [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
-        if constexpr (device_storage_state<Storage>)
-            return detail::copy_rows(storage_, from, to, rows);
-        else if constexpr (row_writer<Codec>)
-            codec.copy(bytes(from), bytes(to), rows);
-        return true;
-    }
-    /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
-    void clear(page_id page) const {
-        if constexpr (host_storage_state<Storage>)
-            ranges::fill(bytes(page), std::byte{});
-    }
-
-    /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.
-    [[nodiscard]] std::optional<page_id> take() {
-        if (free_.empty() || !storage_.acquire(free_.back()))
-            return std::nullopt;
-        const page_id page = free_.back();
-        free_.pop_back();
-        holders_[index_of(page)] = 1;
-        return page;
-    }
-
-    void hold(page_id page) noexcept { ++holders_[index_of(page)]; }
-
-    /// Releases one reference. Returns the number left. The page stays allocated, even at zero, until `reclaim`.
-    std::uint32_t drop(page_id page) {
-        expects(holders(page) > 0, "a dropped page was held");
-        return --holders_[index_of(page)];
-    }
-
-    /// Frees a page. Requires: the page has no references.
-    void reclaim(page_id page) {
-        expects(holders(page) == 0, "a page that is given back has no holder");
-        storage_.release(page);
-        free_.push_back(page);
-    }
-
-private:
-    Storage storage_;
-    std::vector<std::uint32_t> holders_;
-    std::vector<page_id> free_;
-};
-
-/// In place of a residual_pool, where a codec writes row by row: no page has residual rows.
-struct no_residual_pool {
-    no_residual_pool(page_shape, std::size_t, std::size_t) {}
-    static constexpr std::size_t more_aside(std::size_t) noexcept { return 0; }
-    static constexpr std::size_t aside() noexcept { return 0; }
-    static constexpr std::size_t alive() noexcept { return 0; }
-    static constexpr std::size_t bytes() noexcept { return 0; }
-    static constexpr codec::residual_page* of(page_id) noexcept { return nullptr; }
-    static constexpr void drop(page_id) noexcept {}
-    static constexpr void pass_on(page_id, page_id) noexcept {}
-    static constexpr bool add_up(std::size_t leased) noexcept { return leased == 0; }
-};
-
 /// The state of every page: free, in use (referenced by sequences), or evictable (unreferenced, and kept in the index
 /// until space is needed). The children of an evictable page are evictable too, because a sequence that references a
-/// page references all its ancestors. `Coded`: whether the codec encodes whole pages.
+/// page references all its ancestors. `Coded`: whether the codec encodes whole pages. With layer groups, pages have
+/// blocks of other groups, each in use or evictable by itself; a page that is freed has none.
 template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer,
-          bool Coded>
+          bool Coded, layers_state Layers = layers::uniform::state>
 class page_manager {
 public:
     static constexpr bool quantized = Coded;
+    static constexpr bool grouped = Layers::several;
     static constexpr bool observed = !std::same_as<Observer, observer::none::state>;
 
     /// Opens the storage, hash, index, eviction and observer of `policies`, a cache_policies.
     template <class Policies>
-    page_manager(const pool_config& of, const identity& id, const Policies& policies)
+    page_manager(const pool_config& of, const identity& id, const Policies& policies, Layers blocks = {})
         : shape_(of.shape),
+          page_bytes_(of.page_bytes),
           residual_(of.shape, of.pages, of.page_bytes),
           pool_(of.pages, policies.storage.open(of.pages, of.page_bytes)),
           index_(policies.index, of.shape, of.pages, of.tenants),
           eviction_(of, id, policies.hash, policies.eviction),
           observer_(policies.observer.open()),
           tenants_(of.pages, of.tenants, of.fair_tenants),
-          merges_(of.merge_equal_pages) {
+          merges_(of.merge_equal_pages),
+          blocks_(std::move(blocks)) {
         if constexpr (requires { pool_.storage().follows_moves(); })
             require(!merges_ || pool_.storage().follows_moves(),
                     "external memory has on_move, or the cache has merge_equal_pages = false");
@@ -4241,14 +4526,17 @@ public:
         while (tenants_.full(tenant))
             if (!evict_any(tenant))
                 return std::nullopt;
-        while (pool_.free().size() < residual_.aside() + 1)
+        while (pool_.free().size() < residual_.aside() + 1 || !fits(page_bytes_))
             if (!make_room(tenant))
                 return std::nullopt;
         auto page = pool_.take();
         if (!page && make_room(tenant))
             page = pool_.take();
-        if (page)
+        if (page) {
             tenants_.take(*page, tenant);
+            if constexpr (grouped)
+                blocks_.spend(page_bytes_);
+        }
         return page;
     }
 
@@ -4306,8 +4594,13 @@ public:
         return eviction_.seconds(first, rows);
     }
 
-    /// Returns whether the row may be written in place: the page has one reference, and the row is not indexed.
+    /// Returns whether the row may be written in place: the page has one reference, the row is not indexed, and no
+    /// other page has a block of it.
     [[nodiscard]] bool writable(page_id page, std::uint32_t row) const {
+        if constexpr (grouped)
+            for (std::size_t pool = 0; pool < blocks_.size(); ++pool)
+                if (blocks_.has(pool, page) && blocks_.sharers(pool, blocks_.block(pool, page)) > 1)
+                    return false;
         return pool_.holders(page) == 1 && index_.run(page).size() <= row;
     }
 
@@ -4316,8 +4609,9 @@ public:
     /// that page, and its own page is released; where pages are not merged, the caller references both. Throws:
     /// bad_alloc, if the index or the eviction policy has no memory; the index entry of the page is then removed or
     /// unchanged.
+    /// `groups`: the layer groups whose blocks of the page the caller's sequence uses, a bit each.
     [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page,
-                                  std::size_t length) {
+                                  std::size_t length, [[maybe_unused]] std::uint64_t groups = 0) {
         const bool full = run.size() == shape_.tokens;
         const insertion done = index_.insert(parent, run, page);
         if (done.what == insertion::outcome::covered) {
@@ -4325,6 +4619,8 @@ public:
                 return page;
             hold(*done.other);
             touch(*done.other);
+            if constexpr (grouped)
+                pass_blocks(page, *done.other, groups, merges_);
             if (keeps_duplicates())
                 return *done.other;
             residual_.pass_on(page, *done.other);
@@ -4346,12 +4642,76 @@ public:
         return page;
     }
 
+    // Blocks of layer groups.
+
+    [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
+    [[nodiscard]] const Layers& blocks() const noexcept { return blocks_; }
+    /// Bytes that can be had: free ones, and those of evictable pages and blocks.
+    [[nodiscard]] std::size_t available_bytes() const noexcept {
+        return blocks_.budget() - blocks_.used() + evictable_ * page_bytes_ + blocks_.idle();
+    }
+    /// Whether the entry of a block that no sequence uses is ranked.
+    [[nodiscard]] bool ranks_block(std::size_t pool, page_id page) const noexcept {
+        return eviction_.evictable(blocks_.entry(pool, page));
+    }
+    /// One more sequence uses the block of a page.
+    void cover(std::size_t pool, page_id page) noexcept {
+        if (blocks_.cover(pool, page))
+            eviction_.unrank(blocks_.entry(pool, page));
+    }
+    /// One sequence less. Without any the block becomes evictable if its page is in the index, and free otherwise.
+    void uncover(std::size_t pool, page_id page) noexcept {
+        const std::uint32_t block = blocks_.block(pool, page);
+        const bool idle = blocks_.uncover(pool, page);
+        const auto owner = blocks_.owner(pool, block);
+        if (owner != page && blocks_.covers(pool, page) == 0)
+            blocks_.detach(pool, page);
+        if (owner && (idle ? !rank_block(pool, *owner) : blocks_.covers(pool, *owner) == 0 && !index_.contains(*owner)))
+            blocks_.detach(pool, *owner);
+    }
+    /// The same for a block whose content was never committed: it is not known to others.
+    void discard_block(std::size_t pool, page_id page) noexcept {
+        static_cast<void>(blocks_.uncover(pool, page));
+        if (blocks_.covers(pool, page) == 0)
+            blocks_.detach(pool, page);
+    }
+    /// Gives a page a block that one sequence uses. Evicts if none is free, or its bytes are not. Returns false if
+    /// nothing is evictable, or there is no memory.
+    [[nodiscard]] bool allocate_block(std::size_t pool, page_id page, std::uint32_t tenant) {
+        while (blocks_.free_blocks(pool) == 0) {
+            const auto entry = eviction_.victim([&](page_id candidate) {
+                return index_of(candidate) >= pool_.pages() && blocks_.place_of(candidate).pool == pool;
+            });
+            if (!entry)
+                return false;
+            evict_entry(*entry);
+        }
+        while (!blocks_.fits(blocks_.block_bytes(pool)))
+            if (!make_room(tenant))
+                return false;
+        return blocks_.take(pool, page);
+    }
+    /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
+    [[nodiscard]] bool copy_block(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
+        return blocks_.copy(pool, from, to, rows);
+    }
+
 private:
+    [[nodiscard]] bool fits([[maybe_unused]] std::size_t bytes) const noexcept {
+        if constexpr (grouped)
+            return blocks_.fits(bytes);
+        else
+            return true;
+    }
     void mark_in_use(page_id page) noexcept {
         --evictable_;
         tenants_.mark_in_use(page);
     }
     void reclaim(page_id page) {
+        if constexpr (grouped) {
+            forget_blocks(page);
+            blocks_.refund(page_bytes_);
+        }
         residual_.drop(page);
         tenants_.reclaim(page);
         pool_.reclaim(page);
@@ -4383,10 +4743,50 @@ private:
         const auto parent = index_.parent(page);
         index_.erase(page);
         eviction_.follow(index_, parent);
+        if constexpr (grouped)
+            forget_blocks(page);
+    }
+
+    // Takes the blocks that no sequence uses from a page that is not in the index any more.
+    void forget_blocks(page_id page) noexcept {
+        for (std::size_t pool = 0; pool < blocks_.size(); ++pool)
+            if (blocks_.has(pool, page) && blocks_.covers(pool, page) == 0) {
+                if (blocks_.holders(pool, blocks_.block(pool, page)) == 0)
+                    eviction_.unrank(blocks_.entry(pool, page));
+                blocks_.detach(pool, page);
+            }
+    }
+    // Ranks a block that no sequence uses any more. Returns false if it cannot stay.
+    [[nodiscard]] bool rank_block(std::size_t pool, page_id page) noexcept {
+        return blocks_.keeps(pool) && index_.contains(page) && detail::completes<std::bad_alloc>([&] {
+                   eviction_.rank_block(index_, blocks_.entry(pool, page), page, blocks_.group(pool),
+                                        blocks_.block_bytes(pool));
+               });
+    }
+    // Moves a sequence's use of the blocks in `groups` from its page to another one with the same content, which gets
+    // those blocks that it lacks. `moves`: whether the sequence has the other page from now on.
+    void pass_blocks(page_id page, page_id other, std::uint64_t groups, bool moves) noexcept {
+        for (std::size_t pool = 0; pool < blocks_.size(); ++pool) {
+            if (!blocks_.has(pool, page) || blocks_.covers(pool, page) == 0)
+                continue;
+            const bool had = blocks_.has(pool, other), used = moves && (groups >> pool & 1) != 0;
+            if (!had)
+                blocks_.share(pool, page, other);
+            if (used && had) {
+                cover(pool, other);
+                uncover(pool, page);
+            } else if (used) {
+                blocks_.pass_on(pool, page, other);
+                if (blocks_.covers(pool, page) == 0)
+                    blocks_.detach(pool, page);
+            }
+        }
     }
 
     // Handles a page that the index has dropped: if unreferenced, it becomes free.
     void unlist(page_id page) {
+        if constexpr (grouped)
+            forget_blocks(page);
         eviction_.unrank(page);
         if (pool_.holders(page) == 0) {
             mark_in_use(page);
@@ -4400,15 +4800,31 @@ private:
         return from && evict_any(*from);
     }
 
-    // Evicts an evictable page; one of this tenant's, if `tenant` is not zero.
+    // Evicts an evictable page, or the evictable block of one; one of this tenant's, if `tenant` is not zero.
     [[nodiscard]] bool evict_any(std::uint32_t tenant) {
         const auto page = eviction_.victim(
-            [this, tenant](page_id candidate) { return tenant == 0 || tenants_.owns(tenant, candidate); });
+            [this, tenant](page_id candidate) { return tenant == 0 || tenants_.owns(tenant, page_of(candidate)); });
         if (!page)
             return false;
-        eviction_.evict(*page);
-        discard(*page);
+        evict_entry(*page);
         return true;
+    }
+    // The page of an entry of the eviction policy: of a page itself, or of a block.
+    [[nodiscard]] page_id page_of(page_id entry) const noexcept {
+        if constexpr (grouped)
+            if (index_of(entry) >= pool_.pages())
+                return blocks_.place_of(entry).page;
+        return entry;
+    }
+    void evict_entry(page_id entry) {
+        eviction_.evict(entry);
+        if constexpr (grouped)
+            if (index_of(entry) >= pool_.pages()) {
+                const auto of = blocks_.place_of(entry);
+                blocks_.detach(of.pool, of.page);
+                return;
+            }
+        discard(entry);
     }
 
     // Frees an evictable page that the eviction policy has given up.
@@ -4421,6 +4837,7 @@ private:
     }
 
     page_shape shape_;
+    std::size_t page_bytes_;
     std::conditional_t<Coded, residual_pool, no_residual_pool> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
@@ -4430,6 +4847,7 @@ private:
     tenant_quotas tenants_;
     std::size_t evictable_ = 0;
     bool merges_;
+    Layers blocks_;
 };
 
 }} // namespace kvcache
@@ -4595,6 +5013,17 @@ struct no_residual_leases {
     static constexpr void end(residual_ring&) noexcept {}
 };
 
+/// The blocks of layer groups that sequences use: cache/group_leases.hpp, which <kvcache/layer_groups.hpp> includes.
+template <class PageManager>
+class group_leases;
+
+/// In place of group_leases, where all layers keep the same.
+struct no_group_leases {
+    template <class PageManager>
+    no_group_leases(const PageManager&, std::size_t) {}
+    static constexpr std::size_t kept(const sequence_state&, std::size_t tokens) noexcept { return tokens; }
+};
+
 /// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
 /// released tail first, so that a parent was always used more recently than its children.
 template <class PageManager>
@@ -4602,6 +5031,7 @@ class sequence_manager {
 public:
     /// Whether the codec encodes whole pages: only those are shared then, with the rows that stay in full precision.
     static constexpr bool quantized = PageManager::quantized;
+    static constexpr bool grouped = PageManager::grouped;
 
     /// `window`: the rows that stay in full precision, if `quantized`. Requires: the page manager outlives it. It
     /// cannot be moved.
@@ -4609,6 +5039,7 @@ public:
         : pages_(pages),
           page_tokens_(page_tokens),
           residual_(pages, page_tokens, window),
+          groups_(pages, page_tokens),
           spare_(pages.pool().pages()) {
         ring_.previous = ring_.next = &ring_;
     }
@@ -4629,12 +5060,19 @@ public:
     /// The state of a sequence without tokens and pages, with the memory of one that has ended. Throws: bad_alloc.
     [[nodiscard]] std::unique_ptr<sequence_state> fresh() {
         require(pages_.pool().pages() > 0, "a cache that was moved from is only destroyed");
-        return spare_.take(size_);
+        auto made = spare_.take(size_);
+        if constexpr (grouped)
+            groups_.prepare(*made);
+        return made;
     }
 
     /// The exact rows that its sequences and leases have.
     [[nodiscard]] auto& residual() noexcept { return residual_; }
     [[nodiscard]] const auto& residual() const noexcept { return residual_; }
+
+    /// The blocks of layer groups that its sequences and leases use.
+    [[nodiscard]] auto& groups() noexcept { return groups_; }
+    [[nodiscard]] const auto& groups() const noexcept { return groups_; }
 
     /// Adds a sequence, and references the pages of its table.
     void add(sequence_state& state) noexcept {
@@ -4653,6 +5091,8 @@ public:
         state.next = std::exchange(ring_.next, &state);
         state.next->previous = &state;
         ++size_;
+        if constexpr (grouped)
+            groups_.begin(state);
     }
 
     /// Removes a sequence and releases its pages.
@@ -4666,8 +5106,17 @@ public:
         spare_.keep(std::move(state));
     }
 
-    /// Keeps the first `tokens` tokens.
+    /// Keeps the first `tokens` tokens. With layer groups: which every group can continue.
     void truncate(sequence_state& state, std::size_t tokens) noexcept {
+        const std::size_t before = state.tokens.size();
+        cut(state, tokens);
+        if constexpr (grouped)
+            if (tokens < before)
+                groups_.begin_again(state);
+    }
+
+private:
+    void cut(sequence_state& state, std::size_t tokens) noexcept {
         state.tokens.truncate(tokens);
         drop_pages(state, state.cut(tokens));
         if (!state.duplicates.empty() && state.duplicates.back().entry >= state.full_entries(page_tokens_))
@@ -4681,6 +5130,7 @@ public:
         }
     }
 
+public:
     /// Reserves rows after the tokens of a sequence, as its lease. Errors: out_of_memory, with the pages needed and
     /// available; nothing has changed then. Throws: bad_alloc, likewise. Requires: it has no lease.
     template <class Codec>
@@ -4690,6 +5140,11 @@ public:
         const row_demand wanted = demand(state, rows, options);
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
+        if constexpr (grouped)
+            if (auto room = groups_.check(wanted, codec.page_bytes()); !room) {
+                pages_.emit({event_kind::refused, 0, rows, wanted.pages});
+                return room;
+            }
         state.reserve(wanted.fresh, rows, pages_.keeps_duplicates());
         if constexpr (row_writer<Codec> || page_writer<Codec>)
             state.lease.written.begin(rows, pages_.shape().layers);
@@ -4794,24 +5249,33 @@ public:
     /// The same for rows that were not computed here.
     void commit_unmeasured(sequence_state& state, std::span<const token_id> tokens) {
         state.tokens.append(tokens);
+        if constexpr (grouped)
+            groups_.drop_snapshots(state, state.tokens.size());
         if (state.lease.has_copied_tail(state.table)) {
             if (tokens.empty())
                 std::swap(state.lease.tail_before->page, state.table[state.lease.pages_before - 1].page);
-            pages_.drop(state.lease.tail_before->page);
+            drop_tail(state.lease.tail_before->page);
         }
         const std::size_t kept = residual_.finalize(state);
         end_lease(state);
-        truncate(state, kept);
+        cut(state, kept);
         publish(state);
+        if constexpr (grouped) {
+            if (!tokens.empty())
+                groups_.end_snapshots(state, 0);
+            groups_.follow(state);
+        }
     }
 
     /// Rolls back an open lease: the sequence is as it was before.
     void undo(sequence_state& state) noexcept {
         if (!state.lease.open)
             return;
+        if constexpr (grouped)
+            groups_.drop_snapshots(state, state.tokens.size());
         drop_pages(state, state.lease.pages_before);
         if (state.lease.has_copied_tail(state.table))
-            pages_.drop(state.table.back().page);
+            drop_tail(state.table.back().page);
         if (state.lease.tail_before)
             state.table.back() = *state.lease.tail_before;
         residual_.end(state.lease.ring);
@@ -4827,6 +5291,13 @@ public:
             if (auto sound = holders.count(*s); !sound)
                 return sound;
             leased += s->lease.ring.places.size();
+        }
+        if constexpr (grouped) {
+            auto users = groups_.nobody();
+            for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
+                groups_.count(*s, users);
+            if (auto sound = groups_.check(users); !sound)
+                return sound;
         }
         if (!pages_.residual().add_up(leased))
             return error{error_code::malformed, "exact rows", "exact rows are kept that no page and no lease has"};
@@ -4849,6 +5320,9 @@ private:
             const std::size_t count = std::min<std::size_t>(after, page_tokens_);
             state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
             after -= count;
+            if constexpr (grouped)
+                if (!groups_.extend(*page, state.tenant))
+                    return false;
         }
         return true;
     }
@@ -4861,9 +5335,18 @@ private:
         const page_id shared = std::exchange(state.table.back().page, *own);
         if (!pages_.pool().copy(codec, shared, *own, rows))
             return false;
+        if constexpr (grouped)
+            if (!groups_.copy_tail(shared, *own, rows, state.tenant))
+                return false;
         const page_id pair[] = {shared, *own};
         pages_.emit({event_kind::copied, rows, 0, 1, pair});
         return true;
+    }
+    // Drops a page that takes no more part in the last entry of a table.
+    void drop_tail(page_id page) noexcept {
+        if constexpr (grouped)
+            groups_.leave_tail(page);
+        pages_.drop(page);
     }
 
     // Publishes the pages of a sequence that are not in the index yet. If the index has no memory left, later pages of
@@ -4881,8 +5364,11 @@ private:
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
             const auto parent = i > 0 ? std::optional(state.indexed(i - 1)) : pages_.index().root_of(state.tenant);
             page_id known = entry.page;
-            state.publishable =
-                detail::completes<std::bad_alloc>([&] { known = pages_.publish(parent, run, entry.page, length); });
+            std::uint64_t groups = 0;
+            if constexpr (grouped)
+                groups = groups_.used(state, i);
+            state.publishable = detail::completes<std::bad_alloc>(
+                [&] { known = pages_.publish(parent, run, entry.page, length, groups); });
             if (known != entry.page && pages_.keeps_duplicates())
                 state.duplicates.push_back({i, known});
             else if (const page_id before = std::exchange(entry.page, known); before != known)
@@ -4895,6 +5381,8 @@ private:
     // Releases the pages after the first `kept` ones, last first.
     void drop_pages(sequence_state& state, std::size_t kept) noexcept {
         while (state.table.size() > kept) {
+            if constexpr (grouped)
+                groups_.leave_last(state);
             pages_.drop(state.table.back().page);
             state.table.pop_back();
             if (!state.duplicates.empty() && state.duplicates.back().entry == state.table.size())
@@ -4918,6 +5406,7 @@ private:
     PageManager& pages_;
     std::size_t page_tokens_;
     std::conditional_t<quantized, residual_leases<PageManager>, no_residual_leases> residual_;
+    std::conditional_t<grouped, group_leases<PageManager>, no_group_leases> groups_;
     sequence_state ring_;
     std::size_t size_ = 0;
     std::uint64_t prompts_ended_ = 0;
@@ -4925,49 +5414,6 @@ private:
 };
 
 }} // namespace kvcache
-
-// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved. With `wait` and
-/// `notify` a thread can wait until a lease ends.
-template <class S>
-concept locking_state = requires(S& s) {
-    s.lock();
-    s.unlock();
-};
-
-/// A locking under which a thread can wait: `wait` unlocks, waits for `notify`, and locks again.
-template <class S>
-concept waiting_state = locking_state<S> && requires(S& s) {
-    s.wait();
-    s.notify();
-};
-
-/// A policy that defines how threads share a cache.
-template <class P>
-concept locking_policy =
-    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
-
-}} // namespace kvcache
-
-// ---- kvcache/locking/none.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
-
-/// Only one thread at a time uses the cache; nothing is locked.
-struct none {
-    using role = locking_role;
-    struct state {
-        void lock() noexcept {}
-        void unlock() noexcept {}
-    };
-};
-
-static_assert(locking_policy<none>);
-
-}}} // namespace kvcache::locking
 
 // ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
 
@@ -5057,29 +5503,31 @@ public:
     using recompute_type = opened<decltype(Policies::recompute), page_shape>;
     using tier_type = opened<decltype(Policies::tier)>;
     using locking_type = typename decltype(Policies::locking)::state;
+    using layers_type = opened<decltype(Policies::layers), layers_capacity>;
     using page_manager_type = page_manager<storage_type, opened<decltype(Policies::hash), identity>, index_type,
                                            opened<decltype(Policies::eviction), eviction_capacity>,
-                                           opened<decltype(Policies::observer)>, page_writer<codec_type>>;
+                                           opened<decltype(Policies::observer)>, page_writer<codec_type>, layers_type>;
     using sequence = basic_sequence<cache_core>;
     using lease = basic_lease<cache_core>;
 
     static constexpr bool has_tier = !std::same_as<tier_type, tier::none::state>;
     static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
+    static constexpr bool grouped = layers_type::several;
     static_assert(
         requires { sizeof(tier_client<tier_type>); }, "a cache with a tier needs <kvcache/tier.hpp>");
     static_assert(device_codec_state<codec_type> == device_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
+    static_assert(!grouped || !(has_tier || page_writer<codec_type> || chunk_index_state<index_type>),
+                  "layer groups go with codecs that write single rows, and with neither a tier nor chunks");
 
     /// It does not move. Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an
     /// identity.
     cache_core(cache_config config, Policies policies)
-        : shape_(checked(config.shape)),
+        : shape_(checked(detail::shape_of(config.shape, policies.layers))),
           codec_(policies.codec.open(shape_)),
           identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
-          pages_({shape_, pages_in(config.limit, codec_), codec_.page_bytes(),
-                  config.tenants == 0 ? 0 : config.tenants + 1, config.merge_equal_pages, config.fair_tenants},
-                 identity_, policies),
+          pages_(detail::open_pages<page_manager_type>(config, policies, codec_, shape_, identity_)),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, residual_window_of(codec_)),
           recompute_(policies.recompute.open(shape_)),
@@ -5133,6 +5581,8 @@ public:
         const index_match& found = pages_.find(tenant, tokens);
         lookup_result made = described(found, tokens.size());
         made.cached_tokens = sequences_.residual().kept(found.pages, found.tokens);
+        if constexpr (grouped)
+            made.limit(sequences_.groups().limit(found.pages, made.cached_tokens));
         made.pending_tokens = sequences_.pending(tenant, tokens);
         return made;
     }
@@ -5148,7 +5598,10 @@ public:
         known->prompt = tokens.size();
         known->tokens.assign(tokens.first(found.tokens));
         known->add_pages(found.pages, found.tokens, shape_.tokens);
-        const std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
+        std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
+        if constexpr (grouped)
+            kept = made.limit(
+                sequences_.groups().limit(found.pages, options.plans ? first_computed(kept, tokens.size()) : kept));
         known->tokens.truncate(kept);
         known->drop_entries(known->cut(kept));
         made.cached_tokens = kept;
@@ -5271,7 +5724,7 @@ public:
     // Sequences and leases.
 
     void release(std::unique_ptr<sequence_state> state) noexcept {
-        const ending guard(*this);
+        const ending guard(lock_, sequences_);
         sequences_.remove(std::move(state));
     }
 
@@ -5279,7 +5732,7 @@ public:
         const lock_guard guard(lock_);
         require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         auto made = sequences_.fresh();
-        made->share(from, sequences_.residual().kept(from, tokens), shape_.tokens);
+        made->share(from, sequences_.groups().kept(from, sequences_.residual().kept(from, tokens)), shape_.tokens);
         sequences_.add(*made);
         return {*this, std::move(made)};
     }
@@ -5300,6 +5753,8 @@ public:
         const lock_guard guard(lock_);
         require(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
                 "an erased range lies inside a sequence without a lease");
+        if constexpr (grouped)
+            return error{error_code::unsupported, "groups", "tokens are erased where all layers keep the same"};
         auto kept = sequences_.fresh();
         kept->share(from, first, shape_.tokens);
         const auto after = kept->leave_out(from, first, count);
@@ -5324,7 +5779,7 @@ public:
 
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         {
-            const ending guard(*this);
+            const ending guard(lock_, sequences_);
             sequences_.commit(state, tokens);
             pages_.emit({event_kind::stored, tokens.size(), 0, 0});
         }
@@ -5333,13 +5788,26 @@ public:
     }
     /// The same for rows that were not computed here; the tier gets none of them.
     void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
-        const ending guard(*this);
+        const ending guard(lock_, sequences_);
         sequences_.commit_unmeasured(state, tokens);
         pages_.emit({event_kind::stored, tokens.size(), 0, 0});
     }
     void rollback(sequence_state& state) noexcept {
-        const ending guard(*this);
+        const ending guard(lock_, sequences_);
         sequences_.undo(state);
+    }
+
+    // Layer groups.
+
+    [[nodiscard]] std::vector<std::int32_t> blocks(const sequence_state& state, std::size_t group,
+                                                   std::int32_t null) const requires grouped {
+        const lock_guard guard(lock_);
+        return sequences_.groups().table(state, group, null);
+    }
+    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group,
+                                                 std::size_t tokens) requires grouped {
+        const lock_guard guard(lock_);
+        return sequences_.groups().snapshot(state, group, tokens);
     }
 
     // The whole cache.
@@ -5369,30 +5837,8 @@ public:
     }
 
 private:
-    // A cache without a lock does not call one.
-    struct no_guard {
-        explicit no_guard(const locking_type&) {}
-    };
-    using lock_guard =
-        std::conditional_t<std::same_as<locking_type, locking::none::state>, no_guard, std::lock_guard<locking_type>>;
-
-    // Holds the lock. At its end it wakes the threads that wait for the lease of a prompt, if one has ended meanwhile.
-    class ending {
-    public:
-        explicit ending(cache_core& core) : core_(core), guard_(core.lock_), before_(core.sequences_.prompts_ended()) {}
-        ending(ending&&) = delete;
-        ending& operator=(ending&&) = delete;
-        ~ending() {
-            if constexpr (waiting_state<locking_type>)
-                if (core_.sequences_.prompts_ended() != before_)
-                    core_.lock_.notify();
-        }
-
-    private:
-        cache_core& core_;
-        lock_guard guard_;
-        std::uint64_t before_;
-    };
+    using lock_guard = detail::guard_of<locking_type>;
+    using ending = detail::ending<locking_type, sequence_manager<page_manager_type>>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         require(has_pages_of<codec_type>(shape), detail::shape_rule<codec_type>);
@@ -5401,11 +5847,6 @@ private:
     [[nodiscard]] static identity checked(identity id) {
         require(!has_tier || id != identity{}, "a cache with a tier has an identity");
         return id;
-    }
-    [[nodiscard]] static std::size_t pages_in(cache_limits limit, const codec_type& codec) {
-        const std::size_t pages = limit.pages_of(codec.page_bytes());
-        require(pages > 0, "a cache's limit is at least one page");
-        return pages;
     }
     // The rows that stay in full precision, where the codec encodes whole pages.
     [[nodiscard]] static residual_window residual_window_of([[maybe_unused]] const codec_type& codec) {
@@ -5431,7 +5872,7 @@ private:
     }
     // Keeps the first `tokens` tokens, or fewer: those that can be continued.
     void truncate_to(sequence_state& state, std::size_t tokens) noexcept {
-        sequences_.truncate(state, sequences_.residual().kept(state, tokens));
+        sequences_.truncate(state, sequences_.groups().kept(state, sequences_.residual().kept(state, tokens)));
     }
 
     [[nodiscard]] std::uint64_t prompts_ended() const {
@@ -6920,8 +7361,9 @@ namespace detail {
 
 /// Satisfied if a policy has everything that its role requires.
 template <class P>
-concept complete_policy = codec_policy<P> || storage_policy<P> || hash_policy<P> || index_policy<P> ||
-    eviction_policy<P> || recompute_policy<P> || tier_policy<P> || observer_policy<P> || locking_policy<P>;
+concept complete_policy =
+    codec_policy<P> || storage_policy<P> || hash_policy<P> || index_policy<P> || eviction_policy<P> ||
+    recompute_policy<P> || tier_policy<P> || observer_policy<P> || locking_policy<P> || layers_policy<P>;
 
 // The policy among Ps that plays Role, or Standard if none does.
 template <class Role, class Standard, class... Ps>
@@ -7140,6 +7582,11 @@ struct incomplete<observer_role, P> : standard_cache<P>::type {
 };
 
 template <class P>
+struct incomplete<layers_role, P> : standard_cache<P>::type {
+    static_assert(holds_for<false, P>, "the layers of a cache are layers::uniform or layers::grouped");
+};
+
+template <class P>
 struct incomplete<locking_role, P> : standard_cache<P>::type {
     static_assert(holds_for<false, P>, "a locking policy needs a type `state` with a default constructor, void lock() "
                                        "and void unlock()");
@@ -7209,7 +7656,8 @@ struct compose<Ps...> {
         typename slot<eviction_role, eviction::learned_reuse, Ps...>::type,
         typename slot<recompute_role, recompute::exact_prefix, Ps...>::type,
         typename slot<tier_role, tier::none, Ps...>::type, typename slot<observer_role, observer::none, Ps...>::type,
-        typename slot<locking_role, locking::none, Ps...>::type>;
+        typename slot<locking_role, locking::none, Ps...>::type,
+        typename slot<layers_role, layers::uniform, Ps...>::type>;
     using type = basic_cache<policies>;
 };
 
@@ -7231,14 +7679,19 @@ template <class Wanted, class... Given>
 }
 
 // Checks what a cache is opened for. Errors: those of open_cache, except a failed allocation.
-template <class Cache, class Codec, class Storage>
+template <class Cache, class Codec, class Storage, class Layers>
 [[nodiscard]] result<void> check_config(const cache_config& config, const Codec& codec,
-                                        [[maybe_unused]] const Storage& storage) {
-    if (!has_pages_of<typename Cache::codec_type>(config.shape))
+                                        [[maybe_unused]] const Storage& storage, const Layers& layers) {
+    if constexpr (requires { layers.check(storage); })
+        if (auto right = layers.check(storage); !right)
+            return right;
+    const page_shape shape = shape_of(config.shape, layers);
+    if (!has_pages_of<typename Cache::codec_type>(shape))
         return error{error_code::out_of_range, "shape", shape_rule<typename Cache::codec_type>};
     if (Cache::has_tier && config.id == identity{})
         return error{error_code::mismatched, "identity", "a cache with a tier has an identity"};
-    const std::size_t page_bytes = codec.open(config.shape).page_bytes(), pages = config.limit.pages_of(page_bytes);
+    const std::size_t page_bytes = codec.open(shape).page_bytes(),
+                      pages = pages_in(config.limit, layers, codec, page_bytes);
     if (pages == 0)
         return error{error_code::out_of_range, "limit",
                      joined({"a limit of ", std::to_string(config.limit.bytes),
@@ -7266,10 +7719,11 @@ struct opener {
 template <class Codec, class Storage, class... Roles>
 struct opener<basic_cache<cache_policies<Codec, Storage, Roles...>>> {
     using opened = basic_cache<cache_policies<Codec, Storage, Roles...>>;
+    using layers = typename slot<layers_role, layers::uniform, Roles...>::type;
 
     template <class... Given>
     [[nodiscard]] static result<void> check(const cache_config& config, const std::tuple<Given...>& given) {
-        return check_config<opened>(config, take<Codec>(given), take<Storage>(given));
+        return check_config<opened>(config, take<Codec>(given), take<Storage>(given), take<layers>(given));
     }
     template <class... Given>
     [[nodiscard]] static opened open(cache_config config, const std::tuple<Given...>& given) {
@@ -7282,11 +7736,11 @@ struct opener<basic_cache<cache_policies<Codec, Storage, Roles...>>> {
 /// Policies that are not in the order of cache_policies. As for every misuse, the members are those of a standard
 /// cache.
 template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
-          class Observer, class Locking>
+          class Observer, class Locking, class Layers>
     requires(!(codec_policy<Codec> && storage_policy<Storage> && hash_policy<Hash> && index_policy<Index> &&
                eviction_policy<Eviction> && recompute_policy<Recompute> && tier_policy<Tier> &&
-               observer_policy<Observer> && locking_policy<Locking>))
-class basic_cache<cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>>
+               observer_policy<Observer> && locking_policy<Locking> && layers_policy<Layers>))
+class basic_cache<cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking, Layers>>
     : public detail::standard_cache<Codec>::type {
     static_assert(detail::holds_for<codec_policy<Codec>, Codec, codec_role>,
                   "the first of cache_policies is a codec_policy");
@@ -7306,10 +7760,13 @@ class basic_cache<cache_policies<Codec, Storage, Hash, Index, Eviction, Recomput
                   "the eighth of cache_policies is an observer_policy");
     static_assert(detail::holds_for<locking_policy<Locking>, Locking, locking_role>,
                   "the ninth of cache_policies is a locking_policy");
+    static_assert(detail::holds_for<layers_policy<Layers>, Layers, layers_role>,
+                  "the tenth of cache_policies is a layers_policy");
 
 public:
-    basic_cache(cache_config config,
-                cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking> policies);
+    basic_cache(
+        cache_config config,
+        cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking, Layers> policies);
 };
 
 /// The cache composed of these policies, in any order; an omitted role gets its standard policy.
@@ -10033,6 +10490,499 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Every index policy of the library, with its standard options.
 using index_policies = std::tuple<index::radix, index::hash_chain, index::chunk>;
+
+}} // namespace kvcache
+
+// ---- kvcache/core/layout.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// What the layers of a group keep of a sequence.
+enum class group_kind {
+    full,   ///< Keys and values of every token.
+    window, ///< Keys and values of the last tokens.
+    state,  ///< One state for all tokens so far: a recurrent or convolution state.
+    alias,  ///< Nothing: the layers read the keys and values of another group.
+};
+
+/// Layers of a model that keep the same things of a sequence, and drop them together.
+struct layer_group {
+    std::string name = {}; ///< For people; empty for the name of its kind.
+    std::uint32_t layers = 0;
+    std::uint32_t kv_heads = 0;
+    std::uint32_t head_dim = 0;
+    std::uint32_t window = 0;    ///< Tokens that a query reads, its own included; 0 for all.
+    std::size_t state_bytes = 0; ///< Bytes of a state of all its layers together, for layers that keep one.
+    std::optional<std::uint32_t> alias_of = {}; ///< The group whose keys and values its layers read.
+
+    friend bool operator==(const layer_group&, const layer_group&) = default;
+
+    [[nodiscard]] group_kind kind() const noexcept {
+        return alias_of          ? group_kind::alias
+               : state_bytes > 0 ? group_kind::state
+               : window > 0      ? group_kind::window
+                                 : group_kind::full;
+    }
+    /// Whether it keeps keys and values.
+    [[nodiscard]] bool has_rows() const noexcept { return kind() == group_kind::full || kind() == group_kind::window; }
+
+    /// The first token that a query at position `at` reads.
+    [[nodiscard]] std::size_t first_read(std::size_t at) const noexcept {
+        return window == 0 || at < window ? 0 : at - (window - 1);
+    }
+};
+
+/// What the layers of a model keep of a sequence: groups of layers, in pages of equally many tokens.
+struct cache_layout {
+    std::uint32_t tokens = 64; ///< Tokens per page.
+    std::vector<layer_group> groups = {};
+
+    friend bool operator==(const cache_layout&, const cache_layout&) = default;
+
+    /// The layout of one group of full attention.
+    [[nodiscard]] static cache_layout of(const page_shape& shape) {
+        return {shape.tokens, {{.layers = shape.layers, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim}}};
+    }
+
+    /// A group's own name, or that of its kind and its window.
+    [[nodiscard]] std::string name_of(std::size_t group) const {
+        const layer_group& of = groups[group];
+        if (!of.name.empty())
+            return of.name;
+        switch (of.kind()) {
+        case group_kind::full:
+            return "full";
+        case group_kind::window:
+            return detail::joined({"window of ", std::to_string(of.window)});
+        case group_kind::state:
+            return "state";
+        default:
+            return detail::joined({"alias of ", name_of(*of.alias_of)});
+        }
+    }
+
+    /// The shape of a group's pages. Requires: it has rows.
+    [[nodiscard]] page_shape shape(std::size_t group) const {
+        const layer_group& of = groups[group];
+        expects(of.has_rows(), "a group with pages keeps keys and values");
+        return {of.layers, of.kv_heads, of.head_dim, tokens};
+    }
+
+    /// Whether the layout can be used. Errors: out_of_range, with the group and what is wrong with it.
+    [[nodiscard]] result<void> check() const {
+        if (groups.empty() || groups.size() > most_groups)
+            return wrong("groups", "a layout has 1 to 64 groups");
+        if (tokens == 0 || tokens > page_shape::most_tokens)
+            return wrong("tokens", "a page has 1 to 65,536 tokens");
+        bool keeps = false;
+        for (std::size_t i = 0; i < groups.size(); ++i) {
+            const layer_group& of = groups[i];
+            const std::string field = detail::joined({"groups[", std::to_string(i), "]"});
+            if (of.layers == 0)
+                return wrong(field, "a group has at least one layer");
+            if ((of.alias_of.has_value()) + (of.state_bytes > 0) + (of.window > 0) > 1)
+                return wrong(field, "a group has a window, or a state, or is an alias");
+            if (of.alias_of && (*of.alias_of >= i || !groups[*of.alias_of].has_rows()))
+                return wrong(field, "an alias names an earlier group that keeps keys and values");
+            if (of.has_rows() && !shape(i).valid())
+                return wrong(field, "a group that keeps keys and values has KV heads and a head dimension, none of "
+                                    "them too large");
+            if (!of.has_rows() && of.kv_heads + of.head_dim > 0)
+                return wrong(field, "a state and an alias have no KV heads and no head dimension");
+            keeps = keeps || of.kind() != group_kind::alias;
+        }
+        return keeps ? result<void>() : wrong("groups", "at least one group keeps something");
+    }
+
+    /// Bytes that a group holds for one sequence of `length` tokens, whole pages, with numbers of `number_bytes` bytes.
+    /// A window holds the pages that the next query reads, a state group one state.
+    [[nodiscard]] std::uint64_t bytes(std::size_t group, std::size_t length, std::size_t number_bytes) const {
+        const layer_group& of = groups[group];
+        if (of.kind() == group_kind::alias)
+            return 0;
+        if (of.kind() == group_kind::state)
+            return of.state_bytes;
+        const std::uint64_t pages = (length + tokens - 1) / tokens - std::min(of.first_read(length), length) / tokens;
+        return pages * tokens * 2 * of.layers * of.kv_heads * of.head_dim * number_bytes;
+    }
+    /// The same of all groups.
+    [[nodiscard]] std::uint64_t bytes(std::size_t length, std::size_t number_bytes) const {
+        std::uint64_t all = 0;
+        for (std::size_t group = 0; group < groups.size(); ++group)
+            all += bytes(group, length, number_bytes);
+        return all;
+    }
+
+    /// For people: a line for each group with its layers, what a hit of n tokens needs of it, and the MiB that one
+    /// sequence of 8,192 and of 131,072 tokens holds with 16-bit numbers; then a line for all.
+    [[nodiscard]] std::string describe() const {
+        std::string words = detail::joined({"pages of ", std::to_string(tokens), " tokens\n"});
+        for (std::size_t group = 0; group < groups.size(); ++group)
+            words +=
+                detail::joined({name_of(group), ": ", std::to_string(groups[group].layers), " layers, a hit needs ",
+                                needs(groups[group]), ", ", mebibytes(bytes(group, 8192, 2)), " MiB at 8K, ",
+                                mebibytes(bytes(group, 131072, 2)), " MiB at 128K\n"});
+        return words + detail::joined({"all: ", mebibytes(bytes(8192, 2)), " MiB at 8K, ", mebibytes(bytes(131072, 2)),
+                                       " MiB at 128K\n"});
+    }
+
+    static constexpr std::size_t most_groups = 64;
+
+private:
+    [[nodiscard]] static error wrong(std::string field, std::string words) {
+        return {error_code::out_of_range, std::move(field), std::move(words)};
+    }
+    [[nodiscard]] static std::string needs(const layer_group& of) {
+        switch (of.kind()) {
+        case group_kind::full:
+            return "all pages";
+        case group_kind::window:
+            return detail::joined({"the last ", std::to_string(of.window - 1), " tokens"});
+        case group_kind::state:
+            return "a snapshot at its last token";
+        default:
+            return "nothing";
+        }
+    }
+    // With one decimal.
+    [[nodiscard]] static std::string mebibytes(std::uint64_t bytes) {
+        const std::uint64_t tenths = (bytes * 10 + (1u << 19)) >> 20;
+        return detail::joined({std::to_string(tenths / 10), ".", std::to_string(tenths % 10)});
+    }
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/layers/grouped.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace layers {
+
+/// Groups of layers that keep different things. The first group of full attention has the cache's pages. Every other
+/// group has blocks: at most one for each page, for the same tokens. A block of a window is in use while the window of
+/// a sequence covers it; a state block is a snapshot after the last token of its page. Pages and blocks share one
+/// limit in bytes, and one eviction policy.
+struct grouped {
+    using role = layers_role;
+
+    cache_layout layout = {};
+    /// Whether window blocks that no query reads any more stay cached while there is room. If not, they are freed at
+    /// once, and a prompt that parts from a cached one before its last window finds nothing.
+    bool keep_released = true;
+    /// By group: the bytes of a block; 0 or absent for what the codec, or the layout, says.
+    std::vector<std::size_t> block_bytes = {};
+    /// By group: the number of its blocks, where the host has fewer than the limit in bytes allows; 0 or absent for no
+    /// other limit.
+    std::vector<std::size_t> blocks = {};
+    /// With storage::external: copies the first rows of a block of a group to another one before the other is written.
+    /// Returns whether it succeeded.
+    std::function<bool(std::size_t group, std::uint32_t from, std::uint32_t to, std::size_t rows)> copy = {};
+    /// With storage::external: called when a block is freed, with what it held.
+    std::function<void(std::size_t group, std::uint32_t block)> on_evict = {};
+
+    /// The group whose blocks are the cache's pages, if there is one.
+    [[nodiscard]] std::optional<std::size_t> paged() const noexcept {
+        for (std::size_t group = 0; group < layout.groups.size(); ++group)
+            if (layout.groups[group].kind() == group_kind::full)
+                return group;
+        return std::nullopt;
+    }
+    /// The shape of the cache's pages; without a full group they hold next to nothing.
+    [[nodiscard]] kvcache::page_shape page_shape() const {
+        const auto group = paged();
+        return group ? layout.shape(*group) : kvcache::page_shape{1, 1, 1, layout.tokens};
+    }
+
+    /// Whether a cache with this storage can be opened. Errors: out_of_range, for a layout that cannot be used;
+    /// mismatched, without the function that copies blocks of the host.
+    template <class Storage>
+    [[nodiscard]] result<void> check(const Storage& storage) const {
+        if (auto right = layout.check(); !right)
+            return right;
+        if constexpr (requires { storage.copy; })
+            if (!copy)
+                return error{error_code::mismatched, "copy",
+                             "blocks in external memory need a function that copies them"};
+        return {};
+    }
+
+    class state;
+    /// Requires: the layout can be used.
+    [[nodiscard]] state open(const layers_capacity& of) const;
+};
+
+/// The blocks of all groups but the first full one: which page each belongs to, how many sequences use it, and the
+/// bytes of pages and blocks together. Blocks are numbered by group, from 0.
+class grouped::state {
+public:
+    static constexpr bool several = true;
+    static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
+
+    state(grouped policy, const layers_capacity& of) : policy_(std::move(policy)), budget_(of.bytes) {
+        const cache_layout& layout = policy_.layout;
+        require(layout.check().has_value(), "a layout of layer groups can be used: cache_layout::check says why not");
+        std::size_t slots = of.pages;
+        for (std::size_t group = 0; group < layout.groups.size(); ++group) {
+            const layer_group& its = layout.groups[group];
+            block_pool made{.group = group, .first_slot = slots};
+            made.state = its.kind() == group_kind::state;
+            made.block_bytes = of.block_bytes[group];
+            if (paged() != group && its.kind() != group_kind::alias) {
+                const std::size_t fit = made.block_bytes == 0 ? of.pages : of.bytes / made.block_bytes;
+                const std::size_t own = group < policy_.blocks.size() ? policy_.blocks[group] : 0;
+                const std::size_t count = std::min({of.pages, fit, own == 0 ? of.pages : own});
+                made.reserve(of.pages, count, of.owns_blocks);
+                slots += count;
+                pools_.push_back(std::move(made));
+            }
+        }
+        slots_ = slots;
+    }
+
+    [[nodiscard]] const cache_layout& layout() const noexcept { return policy_.layout; }
+    [[nodiscard]] std::optional<std::size_t> paged() const noexcept { return policy_.paged(); }
+    /// The number of groups that have blocks of their own. Functions take their numbers, from 0.
+    [[nodiscard]] std::size_t size() const noexcept { return pools_.size(); }
+    /// The group whose keys and values a group reads: its own, unless it is an alias.
+    [[nodiscard]] std::size_t keeper_of(std::size_t group) const {
+        require(group < layout().groups.size(), "a group is one of the layout's");
+        return layout().groups[group].alias_of.value_or(static_cast<std::uint32_t>(group));
+    }
+    /// The number of a group that has blocks.
+    [[nodiscard]] std::size_t pool_of(std::size_t group) const {
+        std::size_t pool = 0;
+        while (pool < pools_.size() && pools_[pool].group != group)
+            ++pool;
+        require(pool < pools_.size(), "a group with blocks is neither the pages' own nor an alias");
+        return pool;
+    }
+    /// The group of the layout.
+    [[nodiscard]] std::size_t group(std::size_t pool) const noexcept { return pools_[pool].group; }
+    [[nodiscard]] const layer_group& description(std::size_t pool) const noexcept {
+        return layout().groups[pools_[pool].group];
+    }
+    [[nodiscard]] bool is_state(std::size_t pool) const noexcept { return pools_[pool].state; }
+    /// Whether a block stays that no sequence uses.
+    [[nodiscard]] bool keeps(std::size_t pool) const noexcept { return policy_.keep_released || is_state(pool); }
+    [[nodiscard]] std::size_t block_bytes(std::size_t pool) const noexcept { return pools_[pool].block_bytes; }
+    [[nodiscard]] std::size_t blocks(std::size_t pool) const noexcept { return pools_[pool].owner.size(); }
+    /// Blocks that are free or not in use.
+    [[nodiscard]] std::size_t available_blocks(std::size_t pool) const noexcept {
+        return pools_[pool].free.size() + pools_[pool].idle;
+    }
+    [[nodiscard]] std::size_t free_blocks(std::size_t pool) const noexcept { return pools_[pool].free.size(); }
+
+    // Bytes.
+
+    [[nodiscard]] std::size_t budget() const noexcept { return budget_; }
+    [[nodiscard]] std::size_t used() const noexcept { return used_; }
+    /// Bytes of blocks that no sequence uses.
+    [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
+    [[nodiscard]] bool fits(std::size_t bytes) const noexcept { return bytes <= budget_ - used_; }
+    void spend(std::size_t bytes) noexcept { used_ += bytes; }
+    void refund(std::size_t bytes) noexcept { used_ -= bytes; }
+
+    // Entries of the eviction policy: pages, then the blocks of each group.
+
+    [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
+    [[nodiscard]] page_id entry(std::size_t pool, page_id page) const noexcept {
+        return page_id{static_cast<std::uint32_t>(pools_[pool].first_slot + pools_[pool].of_page[index_of(page)])};
+    }
+    /// The group and the page of a block's entry.
+    struct place {
+        std::size_t pool = 0;
+        page_id page = {};
+    };
+    [[nodiscard]] place place_of(page_id entry) const noexcept {
+        std::size_t pool = 0;
+        while (pool + 1 < pools_.size() && index_of(entry) >= pools_[pool + 1].first_slot)
+            ++pool;
+        return {pool, page_id{pools_[pool].owner[index_of(entry) - pools_[pool].first_slot]}};
+    }
+
+    // Blocks of pages.
+
+    [[nodiscard]] bool has(std::size_t pool, page_id page) const noexcept {
+        return pools_[pool].of_page[index_of(page)] != none;
+    }
+    /// Requires: the page has a block, as in the functions below.
+    [[nodiscard]] std::uint32_t block(std::size_t pool, page_id page) const noexcept {
+        return pools_[pool].of_page[index_of(page)];
+    }
+    [[nodiscard]] std::uint32_t covers(std::size_t pool, page_id page) const noexcept {
+        return pools_[pool].covers[index_of(page)];
+    }
+    [[nodiscard]] std::uint32_t holders(std::size_t pool, std::uint32_t block) const noexcept {
+        return pools_[pool].holders[block];
+    }
+    /// The number of pages that have the block.
+    [[nodiscard]] std::uint32_t sharers(std::size_t pool, std::uint32_t block) const noexcept {
+        return pools_[pool].pages[block];
+    }
+    /// The page by which the index knows a block; nullopt for one that only pages of sequences have.
+    [[nodiscard]] std::optional<page_id> owner(std::size_t pool, std::uint32_t block) const noexcept {
+        const std::uint32_t page = pools_[pool].owner[block];
+        return page == none ? std::nullopt : std::optional(page_id{page});
+    }
+    [[nodiscard]] std::span<std::byte> bytes(std::size_t pool, page_id page) const noexcept {
+        const block_pool& of = pools_[pool];
+        return of.memory[block(pool, page)].bytes();
+    }
+
+    /// Gives a page without one a block that one sequence uses. Returns false if there is no memory. Requires: a block
+    /// is free and fits.
+    [[nodiscard]] bool take(std::size_t pool, page_id page) noexcept {
+        block_pool& of = pools_[pool];
+        const std::uint32_t block = of.free.back();
+        if (of.owns && !of.memory[block].allocate(of.block_bytes))
+            return false;
+        of.free.pop_back();
+        of.of_page[index_of(page)] = block;
+        of.owner[block] = index_of(page);
+        of.pages[block] = of.holders[block] = of.covers[index_of(page)] = 1;
+        spend(of.block_bytes);
+        return true;
+    }
+    /// One more sequence uses the block. Returns whether it is the first.
+    bool cover(std::size_t pool, page_id page) noexcept {
+        block_pool& of = pools_[pool];
+        ++of.covers[index_of(page)];
+        const bool first = of.holders[block(pool, page)]++ == 0;
+        if (first)
+            change_idle(of, false);
+        return first;
+    }
+    /// One sequence less. Returns whether it was the last.
+    bool uncover(std::size_t pool, page_id page) noexcept {
+        block_pool& of = pools_[pool];
+        expects(of.covers[index_of(page)] > 0, "a block that is left was used");
+        --of.covers[index_of(page)];
+        const bool last = --of.holders[block(pool, page)] == 0;
+        if (last)
+            change_idle(of, true);
+        return last;
+    }
+    /// Makes the block that of another page too, without more users.
+    void share(std::size_t pool, page_id from, page_id to) noexcept {
+        block_pool& of = pools_[pool];
+        const std::uint32_t block = of.of_page[index_of(from)];
+        of.of_page[index_of(to)] = block;
+        of.owner[block] = index_of(to);
+        ++of.pages[block];
+    }
+    /// One user of the block uses it for another page that shares it.
+    void pass_on(std::size_t pool, page_id from, page_id to) noexcept {
+        --pools_[pool].covers[index_of(from)];
+        ++pools_[pool].covers[index_of(to)];
+    }
+    /// Takes the block from a page whose sequences do not use it. Frees it if it has no other page.
+    void detach(std::size_t pool, page_id page) noexcept {
+        block_pool& of = pools_[pool];
+        expects(of.covers[index_of(page)] == 0, "a block that is taken away is not used");
+        const std::uint32_t block = std::exchange(of.of_page[index_of(page)], none);
+        if (of.owner[block] == index_of(page))
+            of.owner[block] = none;
+        if (--of.pages[block] > 0)
+            return;
+        if (of.owns)
+            of.memory[block].free();
+        of.free.push_back(block);
+        change_idle(of, false);
+        refund(of.block_bytes);
+        if (policy_.on_evict)
+            detail::ignore_exceptions([&] { policy_.on_evict(of.group, block); });
+    }
+    /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
+    [[nodiscard]] bool copy(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
+        const block_pool& of = pools_[pool];
+        if (of.owns)
+            std::memcpy(bytes(pool, to).data(), bytes(pool, from).data(), of.block_bytes);
+        if (of.owns)
+            return true;
+        bool copied = false;
+        detail::ignore_exceptions([&] { copied = policy_.copy(of.group, block(pool, from), block(pool, to), rows); });
+        return copied;
+    }
+
+    // What a sequence of `tokens` tokens uses of a group, as entries of its page table: [first, end).
+
+    /// The first entry with tokens that the next query reads, or that has rows for more.
+    [[nodiscard]] std::size_t first_entry(std::size_t pool, std::size_t tokens) const noexcept {
+        const std::size_t size = layout().tokens;
+        return std::min(description(pool).first_read(tokens), tokens) / size;
+    }
+
+private:
+    // Memory of one block.
+    class block_memory {
+    public:
+        [[nodiscard]] bool allocate(std::size_t bytes) noexcept {
+            return detail::completes<std::bad_alloc>([&] { bytes_.resize(bytes); });
+        }
+        void free() noexcept { bytes_ = {}; }
+        [[nodiscard]] std::span<std::byte> bytes() const noexcept {
+            return {const_cast<std::byte*>(bytes_.data()), bytes_.size()};
+        }
+
+    private:
+        aligned_vector<std::byte> bytes_;
+    };
+
+    struct block_pool {
+        std::size_t group = 0;
+        std::size_t first_slot = 0;
+        std::size_t block_bytes = 0;
+        bool state = false;
+        bool owns = false;
+        std::vector<std::uint32_t> of_page = {}; // by page: its block
+        std::vector<std::uint32_t> covers = {};  // by page: sequences that use its block for it
+        std::vector<std::uint32_t> owner = {};   // by block: the page that the index knows it by
+        std::vector<std::uint32_t> pages = {};   // by block: the pages that share it
+        std::vector<std::uint32_t> holders = {}; // by block: sequences that use it
+        std::vector<std::uint32_t> free = {};
+        std::size_t idle = 0; // blocks that no sequence uses
+        std::vector<block_memory> memory = {};
+
+        void reserve(std::size_t page_count, std::size_t blocks, bool owned) {
+            owns = owned;
+            of_page.assign(page_count, none);
+            covers.assign(page_count, 0);
+            owner.assign(blocks, none);
+            pages.assign(blocks, 0);
+            holders.assign(blocks, 0);
+            memory.resize(owned ? blocks : 0);
+            for (std::size_t block = blocks; block > 0; --block)
+                free.push_back(static_cast<std::uint32_t>(block - 1));
+        }
+    };
+
+    // A block is not used any more, or used again, or freed.
+    void change_idle(block_pool& of, bool more) noexcept {
+        of.idle += more ? 1 : std::size_t(-1);
+        idle_ += more ? of.block_bytes : std::size_t{} - of.block_bytes;
+    }
+
+    grouped policy_;
+    std::vector<block_pool> pools_;
+    std::size_t budget_;
+    std::size_t used_ = 0;
+    std::size_t idle_ = 0;
+    std::size_t slots_ = 0;
+};
+
+inline grouped::state grouped::open(const layers_capacity& of) const {
+    return {*this, of};
+}
+
+static_assert(layers_policy<grouped>);
+
+}}} // namespace kvcache::layers
+
+// ---- kvcache/layers/all.hpp ---------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Every layers policy of the library, with its default options.
+using layers_policies = std::tuple<layers::uniform, layers::grouped>;
 
 }} // namespace kvcache
 

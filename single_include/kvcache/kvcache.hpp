@@ -194,6 +194,7 @@ struct recompute_role;
 struct tier_role;
 struct observer_role;
 struct locking_role;
+struct layers_role;
 
 namespace detail {
 
@@ -224,7 +225,7 @@ struct role_of<P> {
 /// One of the roles of a cache.
 template <class Role>
 concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_role, index_role, eviction_role,
-                                          recompute_role, tier_role, observer_role, locking_role>;
+                                          recompute_role, tier_role, observer_role, locking_role, layers_role>;
 
 /// A type that names the role it plays.
 template <class P>
@@ -6566,6 +6567,51 @@ void for_each_field(const identity& id, Visit visit) {
 
 }} // namespace kvcache
 
+// ---- kvcache/layers/concept.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// What a layers policy is opened for.
+struct layers_capacity {
+    std::size_t pages = 0;                         ///< Pages of the cache.
+    std::size_t bytes = 0;                         ///< Of pages and blocks together, at most.
+    std::span<const std::size_t> block_bytes = {}; ///< Bytes of a block, by group of the layout.
+    bool owns_blocks = false;                      ///< Whether the blocks have memory of the cache.
+};
+
+/// The working state of a layers policy: layers::uniform::state, which keeps nothing, or layers::grouped::state.
+template <class S>
+concept layers_state = requires {
+    { S::several } -> std::convertible_to<bool>;
+};
+
+/// A policy that says which layers of a model keep what: all the same, or groups of them.
+template <class P>
+concept layers_policy = plays<P, layers_role> && requires(const P p, const layers_capacity& capacity) {
+    p.open(capacity);
+} && layers_state<opened_by<P, layers_capacity>>;
+
+}} // namespace kvcache
+
+// ---- kvcache/layers/uniform.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace layers {
+
+/// All layers keep keys and values of every token, in the pages of the cache's shape. Standard.
+struct uniform {
+    using role = layers_role;
+
+    /// There are no blocks besides the pages.
+    struct state {
+        static constexpr bool several = false;
+    };
+    [[nodiscard]] state open(const layers_capacity&) const { return {}; }
+};
+
+static_assert(layers_policy<uniform>);
+
+}}} // namespace kvcache::layers
+
 // ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -6820,7 +6866,7 @@ struct cache_config {
 
 /// One policy for each role of a cache, in this order. basic_cache requires that each has its role.
 template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
-          class Observer, class Locking>
+          class Observer, class Locking, class Layers = layers::uniform>
 struct cache_policies {
     Codec codec = {};
     Storage storage = {};
@@ -6831,6 +6877,7 @@ struct cache_policies {
     Tier tier = {};
     Observer observer = {};
     Locking locking = {};
+    Layers layers = {};
 };
 
 /// What acquire does about a prefix of the prompt that another lease computes at the moment, made by acquire too.
@@ -6942,6 +6989,211 @@ template <class Hash>
 }
 
 } // namespace detail
+
+}} // namespace kvcache
+
+// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved. With `wait` and
+/// `notify` a thread can wait until a lease ends.
+template <class S>
+concept locking_state = requires(S& s) {
+    s.lock();
+    s.unlock();
+};
+
+/// A locking under which a thread can wait: `wait` unlocks, waits for `notify`, and locks again.
+template <class S>
+concept waiting_state = locking_state<S> && requires(S& s) {
+    s.wait();
+    s.notify();
+};
+
+/// A policy that defines how threads share a cache.
+template <class P>
+concept locking_policy =
+    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
+
+}} // namespace kvcache
+
+// ---- kvcache/locking/none.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
+
+/// Only one thread at a time uses the cache; nothing is locked.
+struct none {
+    using role = locking_role;
+    struct state {
+        void lock() noexcept {}
+        void unlock() noexcept {}
+    };
+};
+
+static_assert(locking_policy<none>);
+
+}}} // namespace kvcache::locking
+
+// ---- kvcache/cache/guards.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+// A cache without a lock does not call one.
+template <class Locking>
+struct no_guard {
+    explicit no_guard(const Locking&) {}
+};
+template <class Locking>
+using guard_of =
+    std::conditional_t<std::same_as<Locking, locking::none::state>, no_guard<Locking>, std::lock_guard<Locking>>;
+
+// Holds the lock. At its end it wakes the threads that wait for the lease of a prompt, if one has ended meanwhile.
+template <class Locking, class Sequences>
+class ending {
+public:
+    ending(Locking& lock, const Sequences& sequences)
+        : lock_(lock), sequences_(sequences), guard_(lock), before_(sequences.prompts_ended()) {}
+    ending(ending&&) = delete;
+    ending& operator=(ending&&) = delete;
+    ~ending() {
+        if constexpr (waiting_state<Locking>)
+            if (sequences_.prompts_ended() != before_)
+                lock_.notify();
+    }
+
+private:
+    Locking& lock_;
+    const Sequences& sequences_;
+    guard_of<Locking> guard_;
+    std::uint64_t before_;
+};
+
+}}} // namespace kvcache::detail
+
+// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The reason why a match ended.
+enum class match_end {
+    complete,  ///< Every token was found.
+    unknown,   ///< Nothing is stored after the last token found.
+    different, ///< A different token is stored there.
+};
+
+/// The longest known prefix and its pages, in order. Only the last page may be matched in part.
+struct index_match {
+    std::vector<page_id> pages = {};
+    std::size_t tokens = 0;
+    match_end end = match_end::unknown;
+    std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
+};
+
+/// The outcome of an insertion.
+struct insertion {
+    enum class outcome {
+        inserted, ///< The page is new in the index.
+        extended, ///< The page was in the index with fewer rows.
+        covered,  ///< `other` already holds the run, or a longer run that starts with it; nothing changed.
+    };
+    outcome what = outcome::inserted;
+    std::optional<page_id> other = {}; ///< covered: the page with the run; otherwise: the page that was replaced.
+};
+
+/// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
+/// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
+/// nothing; `erase` does not throw. A state with `match(tokens, found)` too uses the memory of an earlier match.
+template <class S>
+concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
+                               std::optional<page_id> parent) {
+    { c.match(tokens) } -> std::same_as<index_match>;
+    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
+    s.erase(page);
+    { c.contains(page) } -> std::same_as<bool>;
+    { c.leaf(page) } -> std::same_as<bool>;
+    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
+    { c.run(page) } -> std::same_as<std::span<const token_id>>;
+};
+
+/// A run of a prompt's tokens that is stored after any prefix.
+struct chunk_match {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0; ///< Number of tokens.
+    page_id last = {};     ///< The page of the last token; the tokens before it are in the page's ancestors.
+    std::uint32_t end = 0; ///< Rows of that page up to the end of the chunk.
+
+    friend bool operator==(const chunk_match&, const chunk_match&) = default;
+};
+
+/// An index that also finds tokens by content alone, in chunks of `least()` tokens or more. Lookups with one salt do
+/// not find chunks of another.
+template <class S>
+concept chunk_index_state = index_state<S> &&
+    requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
+             std::size_t count) {
+    { s.note(salt, page, end, count) } -> std::same_as<bool>;
+    { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
+    { c.least() } -> std::same_as<std::size_t>;
+};
+
+/// A policy that finds cached tokens.
+template <class P>
+concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
+    p.open(shape, pages);
+} && index_state<opened_by<P, page_shape, std::size_t>>;
+
+}} // namespace kvcache
+
+// ---- kvcache/cache/lookup_result.hpp ------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// How many tokens of a prompt every layer group can continue.
+struct group_limit {
+    std::size_t tokens = 0;
+    std::size_t others = 0;                  ///< How many the groups without the limiting one could continue.
+    std::optional<std::uint32_t> group = {}; ///< The group of the layout that limits them, if one does.
+};
+
+/// What a cache knows of a prompt, and where and why that ends. A plain value: it pins no page.
+struct lookup_result {
+    std::size_t prompt_tokens = 0; ///< Tokens that were looked up.
+    std::size_t cached_tokens = 0; ///< Leading tokens that are cached and can be continued.
+    std::size_t common_prefix = 0; ///< Leading tokens that equal the stored ones; more than cached_tokens inside a page
+                                   ///< that a codec encodes as a whole.
+    match_end end = match_end::unknown;
+    std::optional<token_id> differing_token = {}; ///< For `different`: the token stored at position common_prefix.
+    std::size_t loaded_tokens = 0;                ///< Cached tokens that came from the tier just now.
+    std::size_t pending_tokens = 0; ///< By `lookup` alone: leading tokens that will be cached, in whole pages, once the
+                                    ///< leases are committed that acquire has given out.
+    std::optional<std::uint32_t> limiting_group = {}; ///< With layer groups: the group that can continue no more.
+    std::size_t other_groups_tokens = 0;              ///< Tokens that the other groups could continue.
+
+    /// Shortens what is cached to what every layer group can continue. Returns the number of tokens.
+    std::size_t limit(const group_limit& of) noexcept {
+        limiting_group = of.group;
+        other_groups_tokens = of.others;
+        return cached_tokens = of.tokens;
+    }
+
+    /// Explains the result in one sentence: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
+    [[nodiscard]] std::string explain() const {
+        std::string words =
+            detail::joined({std::to_string(cached_tokens), " of ", std::to_string(prompt_tokens), " tokens known"});
+        if (loaded_tokens > 0)
+            words += detail::joined({", ", std::to_string(loaded_tokens), " of them from the tier"});
+        if (limiting_group)
+            words += detail::joined({"; layer group ", std::to_string(*limiting_group),
+                                     " can continue no more, the others ", std::to_string(other_groups_tokens)});
+        if (end == match_end::unknown)
+            words += "; nothing is stored after them";
+        if (end == match_end::different)
+            words += detail::joined({"; token ", std::to_string(common_prefix), " differs from the one stored (",
+                                     std::to_string(index_of(*differing_token)), ")"});
+        return words;
+    }
+};
 
 }} // namespace kvcache
 
@@ -7166,6 +7418,15 @@ struct sequence_state {
     // and their ancestors.
     std::vector<page_id> pinned_sources = {};
 
+    // For layer groups.
+    /// The state of a group after the last token of an entry.
+    struct snapshot {
+        std::size_t pool = 0;
+        std::size_t entry = 0;
+    };
+    std::vector<std::size_t> group_first = {}; ///< By group with blocks: the first entry whose block it uses.
+    std::vector<snapshot> snapshots = {};      ///< Those that it uses.
+
     bool orphaned = false; ///< Its cache was destroyed first.
     sequence_state* previous = nullptr;
     sequence_state* next = nullptr;
@@ -7259,6 +7520,7 @@ struct sequence_state {
         lease.end();
         offloaded = {};
         pinned_sources.clear();
+        snapshots.clear();
     }
 
     /// Appends the tokens of `from` after the `count` tokens that are left out. Requires: this state is the prefix of
@@ -7331,80 +7593,6 @@ private:
     std::size_t entries_ = 0;
     std::vector<std::unique_ptr<sequence_state>> spare_;
 };
-
-}} // namespace kvcache
-
-// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The reason why a match ended.
-enum class match_end {
-    complete,  ///< Every token was found.
-    unknown,   ///< Nothing is stored after the last token found.
-    different, ///< A different token is stored there.
-};
-
-/// The longest known prefix and its pages, in order. Only the last page may be matched in part.
-struct index_match {
-    std::vector<page_id> pages = {};
-    std::size_t tokens = 0;
-    match_end end = match_end::unknown;
-    std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
-};
-
-/// The outcome of an insertion.
-struct insertion {
-    enum class outcome {
-        inserted, ///< The page is new in the index.
-        extended, ///< The page was in the index with fewer rows.
-        covered,  ///< `other` already holds the run, or a longer run that starts with it; nothing changed.
-    };
-    outcome what = outcome::inserted;
-    std::optional<page_id> other = {}; ///< covered: the page with the run; otherwise: the page that was replaced.
-};
-
-/// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
-/// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
-/// nothing; `erase` does not throw. A state with `match(tokens, found)` too uses the memory of an earlier match.
-template <class S>
-concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
-                               std::optional<page_id> parent) {
-    { c.match(tokens) } -> std::same_as<index_match>;
-    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
-    s.erase(page);
-    { c.contains(page) } -> std::same_as<bool>;
-    { c.leaf(page) } -> std::same_as<bool>;
-    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
-    { c.run(page) } -> std::same_as<std::span<const token_id>>;
-};
-
-/// A run of a prompt's tokens that is stored after any prefix.
-struct chunk_match {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0; ///< Number of tokens.
-    page_id last = {};     ///< The page of the last token; the tokens before it are in the page's ancestors.
-    std::uint32_t end = 0; ///< Rows of that page up to the end of the chunk.
-
-    friend bool operator==(const chunk_match&, const chunk_match&) = default;
-};
-
-/// An index that also finds tokens by content alone, in chunks of `least()` tokens or more. Lookups with one salt do
-/// not find chunks of another.
-template <class S>
-concept chunk_index_state = index_state<S> &&
-    requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
-             std::size_t count) {
-    { s.note(salt, page, end, count) } -> std::same_as<bool>;
-    { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
-    { c.least() } -> std::same_as<std::size_t>;
-};
-
-/// A policy that finds cached tokens.
-template <class P>
-concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
-    p.open(shape, pages);
-} && index_state<opened_by<P, page_shape, std::size_t>>;
 
 }} // namespace kvcache
 
@@ -7509,33 +7697,6 @@ private:
 
 } // namespace detail
 
-/// What a cache knows of a prompt, and where and why that ends. A plain value: it pins no page.
-struct lookup_result {
-    std::size_t prompt_tokens = 0; ///< Tokens that were looked up.
-    std::size_t cached_tokens = 0; ///< Leading tokens that are cached and can be continued.
-    std::size_t common_prefix = 0; ///< Leading tokens that equal the stored ones; more than cached_tokens inside a page
-                                   ///< that a codec encodes as a whole.
-    match_end end = match_end::unknown;
-    std::optional<token_id> differing_token = {}; ///< For `different`: the token stored at position common_prefix.
-    std::size_t loaded_tokens = 0;                ///< Cached tokens that came from the tier just now.
-    std::size_t pending_tokens = 0; ///< By `lookup` alone: leading tokens that will be cached, in whole pages, once the
-                                    ///< leases are committed that acquire has given out.
-
-    /// Explains the result in one sentence: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
-    [[nodiscard]] std::string explain() const {
-        std::string words =
-            detail::joined({std::to_string(cached_tokens), " of ", std::to_string(prompt_tokens), " tokens known"});
-        if (loaded_tokens > 0)
-            words += detail::joined({", ", std::to_string(loaded_tokens), " of them from the tier"});
-        if (end == match_end::unknown)
-            words += "; nothing is stored after them";
-        if (end == match_end::different)
-            words += detail::joined({"; token ", std::to_string(common_prefix), " differs from the one stored (",
-                                     std::to_string(index_of(*differing_token)), ")"});
-        return words;
-    }
-};
-
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
 /// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
 /// With locking::mutex several threads may call its const members at once, fork included, while no thread changes it or
@@ -7585,6 +7746,13 @@ public:
     /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
     void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
         rows().gather(layer, head, keys, values);
+    }
+
+    /// The blocks of a layer group, by page-table entry: the number of each that the next query reads, and `null` for
+    /// the others. Of a state group: the snapshots that it began with. Throws: bad_alloc. Cost: O(pages).
+    [[nodiscard]] std::vector<std::int32_t> blocks(std::size_t group,
+                                                   std::int32_t null = -1) const requires Core::grouped {
+        return core_->blocks(state(), group, null);
     }
 
     /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
@@ -7785,6 +7953,24 @@ public:
     /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
     void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
         all_rows().gather(layer, head, keys, values);
+    }
+
+    /// The blocks of a layer group, by page-table entry, those of reserved rows included: the number of each that is
+    /// read or written, and `null` for the others. Of a state group: the snapshot that the sequence began with, and
+    /// those that the lease has made. Throws: bad_alloc. Cost: O(pages).
+    [[nodiscard]] std::vector<std::int32_t> blocks(std::size_t group,
+                                                   std::int32_t null = -1) const requires Core::grouped {
+        return core("a lease shows its blocks until it ends").blocks(*state_, group, null);
+    }
+    /// A block for the state of a group after the first `tokens` tokens of the sequence, which the lease computes. The
+    /// host writes it before it commits; a commit of fewer tokens drops it. Returns the block's number. Errors:
+    /// out_of_memory. Throws: bad_alloc. Requires: the group has a state; the tokens fill their pages and end in the
+    /// lease.
+    [[nodiscard]] result<std::uint32_t> snapshot(std::size_t group, std::size_t tokens) requires Core::grouped {
+        Core& of = core("a lease has rows until it ends");
+        require(tokens % of.shape().tokens == 0 && tokens > first_ && tokens <= first_ + rows(),
+                "a snapshot is taken where a page of the lease ends");
+        return of.snapshot(*state_, group, tokens);
     }
 
     /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
@@ -8060,6 +8246,8 @@ struct pool_config {
     std::size_t tenants = 0;       ///< The maximum number of tenants.
     bool merge_equal_pages = true; ///< See cache_config.
     bool fair_tenants = false;     ///< See cache_config.
+    std::size_t blocks = 0;        ///< Blocks of layer groups, besides the pages.
+    std::size_t bytes = 0;         ///< Of pages and blocks together; 0 for those of the pages.
 };
 
 /// A model of the time of a prefill on this machine, fitted to timed prefills. A token costs its projections,
@@ -8196,10 +8384,11 @@ public:
         : page_tokens_(of.shape.tokens),
           page_bytes_(of.page_bytes),
           hash_(hashes.open(id)),
-          eviction_(open_checked(evictions, {.slots = of.pages, .bytes = of.pages * of.page_bytes})),
+          eviction_(open_checked(
+              evictions, {.slots = of.pages + of.blocks, .bytes = of.bytes > 0 ? of.bytes : of.pages * of.page_bytes})),
           prefixes_(of.pages + of.tenants),
           depths_(of.pages),
-          flags_(of.pages, 0) {}
+          flags_(of.pages + of.blocks, 0) {}
 
     /// By page: the digest of all tokens up to the end of a ranked page, or of a root.
     [[nodiscard]] std::span<const digest> prefixes() const noexcept { return prefixes_; }
@@ -8236,6 +8425,22 @@ public:
         eviction_.admit(slot_of(page), newcomer);
         flags_[index_of(page)] = is_ranked | in_use;
         follow(index, page);
+    }
+
+    /// Ranks the block of a layer group that no sequence uses, as `entry`, a number after those of the pages, by what
+    /// it costs to compute the tokens of its page. Throws: bad_alloc; the block is then not ranked.
+    template <class Index>
+    void rank_block(const Index& index, page_id entry, page_id page, std::size_t group, std::size_t bytes) {
+        const std::uint32_t depth = depths_[index_of(page)];
+        const eviction_entry newcomer{.key = prefixes_[index_of(page)].low + 0x9e3779b97f4a7c15u * (group + 1),
+                                      .bytes = bytes,
+                                      .cost = cost_.seconds(depth * page_tokens_, index.run(page).size()),
+                                      .depth = depth,
+                                      .length = depth + 1};
+        on_miss(eviction_, newcomer);
+        eviction_.admit(slot_of(entry), newcomer);
+        flags_[index_of(entry)] = is_ranked;
+        kvcache::on_released(eviction_, slot_of(entry));
     }
 
     /// Reports to the policy whether a page has children, after that may have changed.
@@ -8312,6 +8517,157 @@ private:
     std::vector<digest> prefixes_;
     std::vector<std::uint32_t> depths_; // by page: full pages before it
     std::vector<std::uint8_t> flags_;   // by page
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/cache/page_budget.hpp --------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+// The shape of a cache's pages: for layer groups that of the first full one.
+template <class Layers>
+[[nodiscard]] page_shape shape_of(const page_shape& given, [[maybe_unused]] const Layers& layers) {
+    if constexpr (requires { layers.page_shape(); })
+        return layers.page_shape();
+    else
+        return given;
+}
+
+// By group: the bytes of a block.
+template <class Layers, class Codec>
+[[nodiscard]] std::vector<std::size_t> block_bytes_of(const Layers& layers, const Codec& codec) {
+    std::vector<std::size_t> bytes;
+    for (std::size_t group = 0; group < layers.layout.groups.size(); ++group) {
+        const auto& of = layers.layout.groups[group];
+        const std::size_t own = group < layers.block_bytes.size() ? layers.block_bytes[group] : 0;
+        bytes.push_back(own > 0         ? own
+                        : of.has_rows() ? codec.open(layers.layout.shape(group)).page_bytes()
+                                        : of.state_bytes);
+    }
+    return bytes;
+}
+
+// The number of pages within a limit. Pages without a full group hold nothing; there are sixteen for each block.
+template <class Layers, class Codec>
+[[nodiscard]] std::size_t pages_in(cache_limits limit, [[maybe_unused]] const Layers& layers,
+                                   [[maybe_unused]] const Codec& codec, std::size_t page_bytes) {
+    if constexpr (requires { layers.layout; }) {
+        if (limit.bytes == 0)
+            return 0;
+        if (!layers.paged()) {
+            std::size_t all = page_bytes;
+            for (const std::size_t bytes : block_bytes_of(layers, codec))
+                all += bytes / 16;
+            page_bytes = all;
+        }
+    }
+    return limit.pages_of(page_bytes);
+}
+
+// Opens the pages of a cache, and the blocks of its layer groups, within its limit. Requires: that is at least one
+// page.
+template <class Pages, class Policies, class Codec>
+[[nodiscard]] Pages open_pages(const cache_config& config, const Policies& policies, const Codec& codec,
+                               const page_shape& shape, const identity& id) {
+    pool_config of{.shape = shape,
+                   .pages = pages_in(config.limit, policies.layers, policies.codec, codec.page_bytes()),
+                   .page_bytes = codec.page_bytes(),
+                   .tenants = config.tenants == 0 ? 0 : config.tenants + 1,
+                   .merge_equal_pages = config.merge_equal_pages,
+                   .fair_tenants = config.fair_tenants};
+    require(of.pages > 0, "a cache's limit is at least one page");
+    if constexpr (Pages::grouped) {
+        of.bytes = config.limit.bytes;
+        const auto block_bytes = block_bytes_of(policies.layers, policies.codec);
+        auto blocks = policies.layers.open(
+            {.pages = of.pages, .bytes = of.bytes, .block_bytes = block_bytes, .owns_blocks = row_writer<Codec>});
+        of.blocks = blocks.slots() - of.pages;
+        return Pages(of, id, policies, std::move(blocks));
+    } else {
+        return Pages(of, id, policies);
+    }
+}
+
+}}} // namespace kvcache::detail
+
+// ---- kvcache/cache/page_pool.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// A fixed number of pages of one storage, each free or reference-counted.
+template <storage_state Storage>
+class page_pool {
+public:
+    page_pool(std::size_t pages, Storage storage) : storage_(std::move(storage)), holders_(pages, 0) {
+        free_.reserve(pages);
+        for (std::size_t page = pages; page > 0; --page)
+            free_.push_back(page_id{static_cast<std::uint32_t>(page - 1)});
+    }
+
+    [[nodiscard]] std::size_t pages() const noexcept { return holders_.size(); }
+    [[nodiscard]] std::span<const page_id> free() const noexcept { return free_; }
+    [[nodiscard]] std::uint32_t holders(page_id page) const { return holders_[index_of(page)]; }
+    [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
+
+    /// Copies the first rows of a page to another. Returns false if the storage refuses.
+    template <class Codec>
+    [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
+        if constexpr (device_storage_state<Storage>)
+            return detail::copy_rows(storage_, from, to, rows);
+        else if constexpr (row_writer<Codec>)
+            codec.copy(bytes(from), bytes(to), rows);
+        return true;
+    }
+    /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
+    void clear(page_id page) const {
+        if constexpr (host_storage_state<Storage>)
+            ranges::fill(bytes(page), std::byte{});
+    }
+
+    /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.
+    [[nodiscard]] std::optional<page_id> take() {
+        if (free_.empty() || !storage_.acquire(free_.back()))
+            return std::nullopt;
+        const page_id page = free_.back();
+        free_.pop_back();
+        holders_[index_of(page)] = 1;
+        return page;
+    }
+
+    void hold(page_id page) noexcept { ++holders_[index_of(page)]; }
+
+    /// Releases one reference. Returns the number left. The page stays allocated, even at zero, until `reclaim`.
+    std::uint32_t drop(page_id page) {
+        expects(holders(page) > 0, "a dropped page was held");
+        return --holders_[index_of(page)];
+    }
+
+    /// Frees a page. Requires: the page has no references.
+    void reclaim(page_id page) {
+        expects(holders(page) == 0, "a page that is given back has no holder");
+        storage_.release(page);
+        free_.push_back(page);
+    }
+
+private:
+    Storage storage_;
+    std::vector<std::uint32_t> holders_;
+    std::vector<page_id> free_;
+};
+
+/// In place of a residual_pool, where a codec writes row by row: no page has residual rows.
+struct no_residual_pool {
+    no_residual_pool(page_shape, std::size_t, std::size_t) {}
+    static constexpr std::size_t more_aside(std::size_t) noexcept { return 0; }
+    static constexpr std::size_t aside() noexcept { return 0; }
+    static constexpr std::size_t alive() noexcept { return 0; }
+    static constexpr std::size_t bytes() noexcept { return 0; }
+    static constexpr codec::residual_page* of(page_id) noexcept { return nullptr; }
+    static constexpr void drop(page_id) noexcept {}
+    static constexpr void pass_on(page_id, page_id) noexcept {}
+    static constexpr bool add_up(std::size_t leased) noexcept { return leased == 0; }
 };
 
 }} // namespace kvcache
@@ -8767,102 +9123,31 @@ static_assert(observer_policy<none>);
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// A fixed number of pages of one storage, each free or reference-counted.
-template <storage_state Storage>
-class page_pool {
-public:
-    page_pool(std::size_t pages, Storage storage) : storage_(std::move(storage)), holders_(pages, 0) {
-        free_.reserve(pages);
-        for (std::size_t page = pages; page > 0; --page)
-            free_.push_back(page_id{static_cast<std::uint32_t>(page - 1)});
-    }
-
-    [[nodiscard]] std::size_t pages() const noexcept { return holders_.size(); }
-    [[nodiscard]] std::span<const page_id> free() const noexcept { return free_; }
-    [[nodiscard]] std::uint32_t holders(page_id page) const { return holders_[index_of(page)]; }
-    [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
-
-    /// Copies the first rows of a page to another. Returns false if the storage refuses.
-    template <class Codec>
-    [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
-        if constexpr (device_storage_state<Storage>)
-            return detail::copy_rows(storage_, from, to, rows);
-        else if constexpr (row_writer<Codec>)
-            codec.copy(bytes(from), bytes(to), rows);
-        return true;
-    }
-    /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
-    void clear(page_id page) const {
-        if constexpr (host_storage_state<Storage>)
-            ranges::fill(bytes(page), std::byte{});
-    }
-
-    /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.
-    [[nodiscard]] std::optional<page_id> take() {
-        if (free_.empty() || !storage_.acquire(free_.back()))
-            return std::nullopt;
-        const page_id page = free_.back();
-        free_.pop_back();
-        holders_[index_of(page)] = 1;
-        return page;
-    }
-
-    void hold(page_id page) noexcept { ++holders_[index_of(page)]; }
-
-    /// Releases one reference. Returns the number left. The page stays allocated, even at zero, until `reclaim`.
-    std::uint32_t drop(page_id page) {
-        expects(holders(page) > 0, "a dropped page was held");
-        return --holders_[index_of(page)];
-    }
-
-    /// Frees a page. Requires: the page has no references.
-    void reclaim(page_id page) {
-        expects(holders(page) == 0, "a page that is given back has no holder");
-        storage_.release(page);
-        free_.push_back(page);
-    }
-
-private:
-    Storage storage_;
-    std::vector<std::uint32_t> holders_;
-    std::vector<page_id> free_;
-};
-
-/// In place of a residual_pool, where a codec writes row by row: no page has residual rows.
-struct no_residual_pool {
-    no_residual_pool(page_shape, std::size_t, std::size_t) {}
-    static constexpr std::size_t more_aside(std::size_t) noexcept { return 0; }
-    static constexpr std::size_t aside() noexcept { return 0; }
-    static constexpr std::size_t alive() noexcept { return 0; }
-    static constexpr std::size_t bytes() noexcept { return 0; }
-    static constexpr codec::residual_page* of(page_id) noexcept { return nullptr; }
-    static constexpr void drop(page_id) noexcept {}
-    static constexpr void pass_on(page_id, page_id) noexcept {}
-    static constexpr bool add_up(std::size_t leased) noexcept { return leased == 0; }
-};
-
 /// The state of every page: free, in use (referenced by sequences), or evictable (unreferenced, and kept in the index
 /// until space is needed). The children of an evictable page are evictable too, because a sequence that references a
-/// page references all its ancestors. `Coded`: whether the codec encodes whole pages.
+/// page references all its ancestors. `Coded`: whether the codec encodes whole pages. With layer groups, pages have
+/// blocks of other groups, each in use or evictable by itself; a page that is freed has none.
 template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer,
-          bool Coded>
+          bool Coded, layers_state Layers = layers::uniform::state>
 class page_manager {
 public:
     static constexpr bool quantized = Coded;
+    static constexpr bool grouped = Layers::several;
     static constexpr bool observed = !std::same_as<Observer, observer::none::state>;
 
     /// Opens the storage, hash, index, eviction and observer of `policies`, a cache_policies.
     template <class Policies>
-    page_manager(const pool_config& of, const identity& id, const Policies& policies)
+    page_manager(const pool_config& of, const identity& id, const Policies& policies, Layers blocks = {})
         : shape_(of.shape),
+          page_bytes_(of.page_bytes),
           residual_(of.shape, of.pages, of.page_bytes),
           pool_(of.pages, policies.storage.open(of.pages, of.page_bytes)),
           index_(policies.index, of.shape, of.pages, of.tenants),
           eviction_(of, id, policies.hash, policies.eviction),
           observer_(policies.observer.open()),
           tenants_(of.pages, of.tenants, of.fair_tenants),
-          merges_(of.merge_equal_pages) {
+          merges_(of.merge_equal_pages),
+          blocks_(std::move(blocks)) {
         if constexpr (requires { pool_.storage().follows_moves(); })
             require(!merges_ || pool_.storage().follows_moves(),
                     "external memory has on_move, or the cache has merge_equal_pages = false");
@@ -8954,14 +9239,17 @@ public:
         while (tenants_.full(tenant))
             if (!evict_any(tenant))
                 return std::nullopt;
-        while (pool_.free().size() < residual_.aside() + 1)
+        while (pool_.free().size() < residual_.aside() + 1 || !fits(page_bytes_))
             if (!make_room(tenant))
                 return std::nullopt;
         auto page = pool_.take();
         if (!page && make_room(tenant))
             page = pool_.take();
-        if (page)
+        if (page) {
             tenants_.take(*page, tenant);
+            if constexpr (grouped)
+                blocks_.spend(page_bytes_);
+        }
         return page;
     }
 
@@ -9019,8 +9307,13 @@ public:
         return eviction_.seconds(first, rows);
     }
 
-    /// Returns whether the row may be written in place: the page has one reference, and the row is not indexed.
+    /// Returns whether the row may be written in place: the page has one reference, the row is not indexed, and no
+    /// other page has a block of it.
     [[nodiscard]] bool writable(page_id page, std::uint32_t row) const {
+        if constexpr (grouped)
+            for (std::size_t pool = 0; pool < blocks_.size(); ++pool)
+                if (blocks_.has(pool, page) && blocks_.sharers(pool, blocks_.block(pool, page)) > 1)
+                    return false;
         return pool_.holders(page) == 1 && index_.run(page).size() <= row;
     }
 
@@ -9029,8 +9322,9 @@ public:
     /// that page, and its own page is released; where pages are not merged, the caller references both. Throws:
     /// bad_alloc, if the index or the eviction policy has no memory; the index entry of the page is then removed or
     /// unchanged.
+    /// `groups`: the layer groups whose blocks of the page the caller's sequence uses, a bit each.
     [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page,
-                                  std::size_t length) {
+                                  std::size_t length, [[maybe_unused]] std::uint64_t groups = 0) {
         const bool full = run.size() == shape_.tokens;
         const insertion done = index_.insert(parent, run, page);
         if (done.what == insertion::outcome::covered) {
@@ -9038,6 +9332,8 @@ public:
                 return page;
             hold(*done.other);
             touch(*done.other);
+            if constexpr (grouped)
+                pass_blocks(page, *done.other, groups, merges_);
             if (keeps_duplicates())
                 return *done.other;
             residual_.pass_on(page, *done.other);
@@ -9059,12 +9355,76 @@ public:
         return page;
     }
 
+    // Blocks of layer groups.
+
+    [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
+    [[nodiscard]] const Layers& blocks() const noexcept { return blocks_; }
+    /// Bytes that can be had: free ones, and those of evictable pages and blocks.
+    [[nodiscard]] std::size_t available_bytes() const noexcept {
+        return blocks_.budget() - blocks_.used() + evictable_ * page_bytes_ + blocks_.idle();
+    }
+    /// Whether the entry of a block that no sequence uses is ranked.
+    [[nodiscard]] bool ranks_block(std::size_t pool, page_id page) const noexcept {
+        return eviction_.evictable(blocks_.entry(pool, page));
+    }
+    /// One more sequence uses the block of a page.
+    void cover(std::size_t pool, page_id page) noexcept {
+        if (blocks_.cover(pool, page))
+            eviction_.unrank(blocks_.entry(pool, page));
+    }
+    /// One sequence less. Without any the block becomes evictable if its page is in the index, and free otherwise.
+    void uncover(std::size_t pool, page_id page) noexcept {
+        const std::uint32_t block = blocks_.block(pool, page);
+        const bool idle = blocks_.uncover(pool, page);
+        const auto owner = blocks_.owner(pool, block);
+        if (owner != page && blocks_.covers(pool, page) == 0)
+            blocks_.detach(pool, page);
+        if (owner && (idle ? !rank_block(pool, *owner) : blocks_.covers(pool, *owner) == 0 && !index_.contains(*owner)))
+            blocks_.detach(pool, *owner);
+    }
+    /// The same for a block whose content was never committed: it is not known to others.
+    void discard_block(std::size_t pool, page_id page) noexcept {
+        static_cast<void>(blocks_.uncover(pool, page));
+        if (blocks_.covers(pool, page) == 0)
+            blocks_.detach(pool, page);
+    }
+    /// Gives a page a block that one sequence uses. Evicts if none is free, or its bytes are not. Returns false if
+    /// nothing is evictable, or there is no memory.
+    [[nodiscard]] bool allocate_block(std::size_t pool, page_id page, std::uint32_t tenant) {
+        while (blocks_.free_blocks(pool) == 0) {
+            const auto entry = eviction_.victim([&](page_id candidate) {
+                return index_of(candidate) >= pool_.pages() && blocks_.place_of(candidate).pool == pool;
+            });
+            if (!entry)
+                return false;
+            evict_entry(*entry);
+        }
+        while (!blocks_.fits(blocks_.block_bytes(pool)))
+            if (!make_room(tenant))
+                return false;
+        return blocks_.take(pool, page);
+    }
+    /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
+    [[nodiscard]] bool copy_block(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
+        return blocks_.copy(pool, from, to, rows);
+    }
+
 private:
+    [[nodiscard]] bool fits([[maybe_unused]] std::size_t bytes) const noexcept {
+        if constexpr (grouped)
+            return blocks_.fits(bytes);
+        else
+            return true;
+    }
     void mark_in_use(page_id page) noexcept {
         --evictable_;
         tenants_.mark_in_use(page);
     }
     void reclaim(page_id page) {
+        if constexpr (grouped) {
+            forget_blocks(page);
+            blocks_.refund(page_bytes_);
+        }
         residual_.drop(page);
         tenants_.reclaim(page);
         pool_.reclaim(page);
@@ -9096,10 +9456,50 @@ private:
         const auto parent = index_.parent(page);
         index_.erase(page);
         eviction_.follow(index_, parent);
+        if constexpr (grouped)
+            forget_blocks(page);
+    }
+
+    // Takes the blocks that no sequence uses from a page that is not in the index any more.
+    void forget_blocks(page_id page) noexcept {
+        for (std::size_t pool = 0; pool < blocks_.size(); ++pool)
+            if (blocks_.has(pool, page) && blocks_.covers(pool, page) == 0) {
+                if (blocks_.holders(pool, blocks_.block(pool, page)) == 0)
+                    eviction_.unrank(blocks_.entry(pool, page));
+                blocks_.detach(pool, page);
+            }
+    }
+    // Ranks a block that no sequence uses any more. Returns false if it cannot stay.
+    [[nodiscard]] bool rank_block(std::size_t pool, page_id page) noexcept {
+        return blocks_.keeps(pool) && index_.contains(page) && detail::completes<std::bad_alloc>([&] {
+                   eviction_.rank_block(index_, blocks_.entry(pool, page), page, blocks_.group(pool),
+                                        blocks_.block_bytes(pool));
+               });
+    }
+    // Moves a sequence's use of the blocks in `groups` from its page to another one with the same content, which gets
+    // those blocks that it lacks. `moves`: whether the sequence has the other page from now on.
+    void pass_blocks(page_id page, page_id other, std::uint64_t groups, bool moves) noexcept {
+        for (std::size_t pool = 0; pool < blocks_.size(); ++pool) {
+            if (!blocks_.has(pool, page) || blocks_.covers(pool, page) == 0)
+                continue;
+            const bool had = blocks_.has(pool, other), used = moves && (groups >> pool & 1) != 0;
+            if (!had)
+                blocks_.share(pool, page, other);
+            if (used && had) {
+                cover(pool, other);
+                uncover(pool, page);
+            } else if (used) {
+                blocks_.pass_on(pool, page, other);
+                if (blocks_.covers(pool, page) == 0)
+                    blocks_.detach(pool, page);
+            }
+        }
     }
 
     // Handles a page that the index has dropped: if unreferenced, it becomes free.
     void unlist(page_id page) {
+        if constexpr (grouped)
+            forget_blocks(page);
         eviction_.unrank(page);
         if (pool_.holders(page) == 0) {
             mark_in_use(page);
@@ -9113,15 +9513,31 @@ private:
         return from && evict_any(*from);
     }
 
-    // Evicts an evictable page; one of this tenant's, if `tenant` is not zero.
+    // Evicts an evictable page, or the evictable block of one; one of this tenant's, if `tenant` is not zero.
     [[nodiscard]] bool evict_any(std::uint32_t tenant) {
         const auto page = eviction_.victim(
-            [this, tenant](page_id candidate) { return tenant == 0 || tenants_.owns(tenant, candidate); });
+            [this, tenant](page_id candidate) { return tenant == 0 || tenants_.owns(tenant, page_of(candidate)); });
         if (!page)
             return false;
-        eviction_.evict(*page);
-        discard(*page);
+        evict_entry(*page);
         return true;
+    }
+    // The page of an entry of the eviction policy: of a page itself, or of a block.
+    [[nodiscard]] page_id page_of(page_id entry) const noexcept {
+        if constexpr (grouped)
+            if (index_of(entry) >= pool_.pages())
+                return blocks_.place_of(entry).page;
+        return entry;
+    }
+    void evict_entry(page_id entry) {
+        eviction_.evict(entry);
+        if constexpr (grouped)
+            if (index_of(entry) >= pool_.pages()) {
+                const auto of = blocks_.place_of(entry);
+                blocks_.detach(of.pool, of.page);
+                return;
+            }
+        discard(entry);
     }
 
     // Frees an evictable page that the eviction policy has given up.
@@ -9134,6 +9550,7 @@ private:
     }
 
     page_shape shape_;
+    std::size_t page_bytes_;
     std::conditional_t<Coded, residual_pool, no_residual_pool> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
@@ -9143,6 +9560,7 @@ private:
     tenant_quotas tenants_;
     std::size_t evictable_ = 0;
     bool merges_;
+    Layers blocks_;
 };
 
 }} // namespace kvcache
@@ -9308,6 +9726,17 @@ struct no_residual_leases {
     static constexpr void end(residual_ring&) noexcept {}
 };
 
+/// The blocks of layer groups that sequences use: cache/group_leases.hpp, which <kvcache/layer_groups.hpp> includes.
+template <class PageManager>
+class group_leases;
+
+/// In place of group_leases, where all layers keep the same.
+struct no_group_leases {
+    template <class PageManager>
+    no_group_leases(const PageManager&, std::size_t) {}
+    static constexpr std::size_t kept(const sequence_state&, std::size_t tokens) noexcept { return tokens; }
+};
+
 /// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
 /// released tail first, so that a parent was always used more recently than its children.
 template <class PageManager>
@@ -9315,6 +9744,7 @@ class sequence_manager {
 public:
     /// Whether the codec encodes whole pages: only those are shared then, with the rows that stay in full precision.
     static constexpr bool quantized = PageManager::quantized;
+    static constexpr bool grouped = PageManager::grouped;
 
     /// `window`: the rows that stay in full precision, if `quantized`. Requires: the page manager outlives it. It
     /// cannot be moved.
@@ -9322,6 +9752,7 @@ public:
         : pages_(pages),
           page_tokens_(page_tokens),
           residual_(pages, page_tokens, window),
+          groups_(pages, page_tokens),
           spare_(pages.pool().pages()) {
         ring_.previous = ring_.next = &ring_;
     }
@@ -9342,12 +9773,19 @@ public:
     /// The state of a sequence without tokens and pages, with the memory of one that has ended. Throws: bad_alloc.
     [[nodiscard]] std::unique_ptr<sequence_state> fresh() {
         require(pages_.pool().pages() > 0, "a cache that was moved from is only destroyed");
-        return spare_.take(size_);
+        auto made = spare_.take(size_);
+        if constexpr (grouped)
+            groups_.prepare(*made);
+        return made;
     }
 
     /// The exact rows that its sequences and leases have.
     [[nodiscard]] auto& residual() noexcept { return residual_; }
     [[nodiscard]] const auto& residual() const noexcept { return residual_; }
+
+    /// The blocks of layer groups that its sequences and leases use.
+    [[nodiscard]] auto& groups() noexcept { return groups_; }
+    [[nodiscard]] const auto& groups() const noexcept { return groups_; }
 
     /// Adds a sequence, and references the pages of its table.
     void add(sequence_state& state) noexcept {
@@ -9366,6 +9804,8 @@ public:
         state.next = std::exchange(ring_.next, &state);
         state.next->previous = &state;
         ++size_;
+        if constexpr (grouped)
+            groups_.begin(state);
     }
 
     /// Removes a sequence and releases its pages.
@@ -9379,8 +9819,17 @@ public:
         spare_.keep(std::move(state));
     }
 
-    /// Keeps the first `tokens` tokens.
+    /// Keeps the first `tokens` tokens. With layer groups: which every group can continue.
     void truncate(sequence_state& state, std::size_t tokens) noexcept {
+        const std::size_t before = state.tokens.size();
+        cut(state, tokens);
+        if constexpr (grouped)
+            if (tokens < before)
+                groups_.begin_again(state);
+    }
+
+private:
+    void cut(sequence_state& state, std::size_t tokens) noexcept {
         state.tokens.truncate(tokens);
         drop_pages(state, state.cut(tokens));
         if (!state.duplicates.empty() && state.duplicates.back().entry >= state.full_entries(page_tokens_))
@@ -9394,6 +9843,7 @@ public:
         }
     }
 
+public:
     /// Reserves rows after the tokens of a sequence, as its lease. Errors: out_of_memory, with the pages needed and
     /// available; nothing has changed then. Throws: bad_alloc, likewise. Requires: it has no lease.
     template <class Codec>
@@ -9403,6 +9853,11 @@ public:
         const row_demand wanted = demand(state, rows, options);
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
+        if constexpr (grouped)
+            if (auto room = groups_.check(wanted, codec.page_bytes()); !room) {
+                pages_.emit({event_kind::refused, 0, rows, wanted.pages});
+                return room;
+            }
         state.reserve(wanted.fresh, rows, pages_.keeps_duplicates());
         if constexpr (row_writer<Codec> || page_writer<Codec>)
             state.lease.written.begin(rows, pages_.shape().layers);
@@ -9507,24 +9962,33 @@ public:
     /// The same for rows that were not computed here.
     void commit_unmeasured(sequence_state& state, std::span<const token_id> tokens) {
         state.tokens.append(tokens);
+        if constexpr (grouped)
+            groups_.drop_snapshots(state, state.tokens.size());
         if (state.lease.has_copied_tail(state.table)) {
             if (tokens.empty())
                 std::swap(state.lease.tail_before->page, state.table[state.lease.pages_before - 1].page);
-            pages_.drop(state.lease.tail_before->page);
+            drop_tail(state.lease.tail_before->page);
         }
         const std::size_t kept = residual_.finalize(state);
         end_lease(state);
-        truncate(state, kept);
+        cut(state, kept);
         publish(state);
+        if constexpr (grouped) {
+            if (!tokens.empty())
+                groups_.end_snapshots(state, 0);
+            groups_.follow(state);
+        }
     }
 
     /// Rolls back an open lease: the sequence is as it was before.
     void undo(sequence_state& state) noexcept {
         if (!state.lease.open)
             return;
+        if constexpr (grouped)
+            groups_.drop_snapshots(state, state.tokens.size());
         drop_pages(state, state.lease.pages_before);
         if (state.lease.has_copied_tail(state.table))
-            pages_.drop(state.table.back().page);
+            drop_tail(state.table.back().page);
         if (state.lease.tail_before)
             state.table.back() = *state.lease.tail_before;
         residual_.end(state.lease.ring);
@@ -9540,6 +10004,13 @@ public:
             if (auto sound = holders.count(*s); !sound)
                 return sound;
             leased += s->lease.ring.places.size();
+        }
+        if constexpr (grouped) {
+            auto users = groups_.nobody();
+            for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
+                groups_.count(*s, users);
+            if (auto sound = groups_.check(users); !sound)
+                return sound;
         }
         if (!pages_.residual().add_up(leased))
             return error{error_code::malformed, "exact rows", "exact rows are kept that no page and no lease has"};
@@ -9562,6 +10033,9 @@ private:
             const std::size_t count = std::min<std::size_t>(after, page_tokens_);
             state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
             after -= count;
+            if constexpr (grouped)
+                if (!groups_.extend(*page, state.tenant))
+                    return false;
         }
         return true;
     }
@@ -9574,9 +10048,18 @@ private:
         const page_id shared = std::exchange(state.table.back().page, *own);
         if (!pages_.pool().copy(codec, shared, *own, rows))
             return false;
+        if constexpr (grouped)
+            if (!groups_.copy_tail(shared, *own, rows, state.tenant))
+                return false;
         const page_id pair[] = {shared, *own};
         pages_.emit({event_kind::copied, rows, 0, 1, pair});
         return true;
+    }
+    // Drops a page that takes no more part in the last entry of a table.
+    void drop_tail(page_id page) noexcept {
+        if constexpr (grouped)
+            groups_.leave_tail(page);
+        pages_.drop(page);
     }
 
     // Publishes the pages of a sequence that are not in the index yet. If the index has no memory left, later pages of
@@ -9594,8 +10077,11 @@ private:
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
             const auto parent = i > 0 ? std::optional(state.indexed(i - 1)) : pages_.index().root_of(state.tenant);
             page_id known = entry.page;
-            state.publishable =
-                detail::completes<std::bad_alloc>([&] { known = pages_.publish(parent, run, entry.page, length); });
+            std::uint64_t groups = 0;
+            if constexpr (grouped)
+                groups = groups_.used(state, i);
+            state.publishable = detail::completes<std::bad_alloc>(
+                [&] { known = pages_.publish(parent, run, entry.page, length, groups); });
             if (known != entry.page && pages_.keeps_duplicates())
                 state.duplicates.push_back({i, known});
             else if (const page_id before = std::exchange(entry.page, known); before != known)
@@ -9608,6 +10094,8 @@ private:
     // Releases the pages after the first `kept` ones, last first.
     void drop_pages(sequence_state& state, std::size_t kept) noexcept {
         while (state.table.size() > kept) {
+            if constexpr (grouped)
+                groups_.leave_last(state);
             pages_.drop(state.table.back().page);
             state.table.pop_back();
             if (!state.duplicates.empty() && state.duplicates.back().entry == state.table.size())
@@ -9631,6 +10119,7 @@ private:
     PageManager& pages_;
     std::size_t page_tokens_;
     std::conditional_t<quantized, residual_leases<PageManager>, no_residual_leases> residual_;
+    std::conditional_t<grouped, group_leases<PageManager>, no_group_leases> groups_;
     sequence_state ring_;
     std::size_t size_ = 0;
     std::uint64_t prompts_ended_ = 0;
@@ -9638,49 +10127,6 @@ private:
 };
 
 }} // namespace kvcache
-
-// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved. With `wait` and
-/// `notify` a thread can wait until a lease ends.
-template <class S>
-concept locking_state = requires(S& s) {
-    s.lock();
-    s.unlock();
-};
-
-/// A locking under which a thread can wait: `wait` unlocks, waits for `notify`, and locks again.
-template <class S>
-concept waiting_state = locking_state<S> && requires(S& s) {
-    s.wait();
-    s.notify();
-};
-
-/// A policy that defines how threads share a cache.
-template <class P>
-concept locking_policy =
-    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
-
-}} // namespace kvcache
-
-// ---- kvcache/locking/none.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace locking {
-
-/// Only one thread at a time uses the cache; nothing is locked.
-struct none {
-    using role = locking_role;
-    struct state {
-        void lock() noexcept {}
-        void unlock() noexcept {}
-    };
-};
-
-static_assert(locking_policy<none>);
-
-}}} // namespace kvcache::locking
 
 // ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
 
@@ -9770,29 +10216,31 @@ public:
     using recompute_type = opened<decltype(Policies::recompute), page_shape>;
     using tier_type = opened<decltype(Policies::tier)>;
     using locking_type = typename decltype(Policies::locking)::state;
+    using layers_type = opened<decltype(Policies::layers), layers_capacity>;
     using page_manager_type = page_manager<storage_type, opened<decltype(Policies::hash), identity>, index_type,
                                            opened<decltype(Policies::eviction), eviction_capacity>,
-                                           opened<decltype(Policies::observer)>, page_writer<codec_type>>;
+                                           opened<decltype(Policies::observer)>, page_writer<codec_type>, layers_type>;
     using sequence = basic_sequence<cache_core>;
     using lease = basic_lease<cache_core>;
 
     static constexpr bool has_tier = !std::same_as<tier_type, tier::none::state>;
     static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
+    static constexpr bool grouped = layers_type::several;
     static_assert(
         requires { sizeof(tier_client<tier_type>); }, "a cache with a tier needs <kvcache/tier.hpp>");
     static_assert(device_codec_state<codec_type> == device_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
+    static_assert(!grouped || !(has_tier || page_writer<codec_type> || chunk_index_state<index_type>),
+                  "layer groups go with codecs that write single rows, and with neither a tier nor chunks");
 
     /// It does not move. Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an
     /// identity.
     cache_core(cache_config config, Policies policies)
-        : shape_(checked(config.shape)),
+        : shape_(checked(detail::shape_of(config.shape, policies.layers))),
           codec_(policies.codec.open(shape_)),
           identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
-          pages_({shape_, pages_in(config.limit, codec_), codec_.page_bytes(),
-                  config.tenants == 0 ? 0 : config.tenants + 1, config.merge_equal_pages, config.fair_tenants},
-                 identity_, policies),
+          pages_(detail::open_pages<page_manager_type>(config, policies, codec_, shape_, identity_)),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, residual_window_of(codec_)),
           recompute_(policies.recompute.open(shape_)),
@@ -9846,6 +10294,8 @@ public:
         const index_match& found = pages_.find(tenant, tokens);
         lookup_result made = described(found, tokens.size());
         made.cached_tokens = sequences_.residual().kept(found.pages, found.tokens);
+        if constexpr (grouped)
+            made.limit(sequences_.groups().limit(found.pages, made.cached_tokens));
         made.pending_tokens = sequences_.pending(tenant, tokens);
         return made;
     }
@@ -9861,7 +10311,10 @@ public:
         known->prompt = tokens.size();
         known->tokens.assign(tokens.first(found.tokens));
         known->add_pages(found.pages, found.tokens, shape_.tokens);
-        const std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
+        std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
+        if constexpr (grouped)
+            kept = made.limit(
+                sequences_.groups().limit(found.pages, options.plans ? first_computed(kept, tokens.size()) : kept));
         known->tokens.truncate(kept);
         known->drop_entries(known->cut(kept));
         made.cached_tokens = kept;
@@ -9984,7 +10437,7 @@ public:
     // Sequences and leases.
 
     void release(std::unique_ptr<sequence_state> state) noexcept {
-        const ending guard(*this);
+        const ending guard(lock_, sequences_);
         sequences_.remove(std::move(state));
     }
 
@@ -9992,7 +10445,7 @@ public:
         const lock_guard guard(lock_);
         require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         auto made = sequences_.fresh();
-        made->share(from, sequences_.residual().kept(from, tokens), shape_.tokens);
+        made->share(from, sequences_.groups().kept(from, sequences_.residual().kept(from, tokens)), shape_.tokens);
         sequences_.add(*made);
         return {*this, std::move(made)};
     }
@@ -10013,6 +10466,8 @@ public:
         const lock_guard guard(lock_);
         require(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
                 "an erased range lies inside a sequence without a lease");
+        if constexpr (grouped)
+            return error{error_code::unsupported, "groups", "tokens are erased where all layers keep the same"};
         auto kept = sequences_.fresh();
         kept->share(from, first, shape_.tokens);
         const auto after = kept->leave_out(from, first, count);
@@ -10037,7 +10492,7 @@ public:
 
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         {
-            const ending guard(*this);
+            const ending guard(lock_, sequences_);
             sequences_.commit(state, tokens);
             pages_.emit({event_kind::stored, tokens.size(), 0, 0});
         }
@@ -10046,13 +10501,26 @@ public:
     }
     /// The same for rows that were not computed here; the tier gets none of them.
     void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
-        const ending guard(*this);
+        const ending guard(lock_, sequences_);
         sequences_.commit_unmeasured(state, tokens);
         pages_.emit({event_kind::stored, tokens.size(), 0, 0});
     }
     void rollback(sequence_state& state) noexcept {
-        const ending guard(*this);
+        const ending guard(lock_, sequences_);
         sequences_.undo(state);
+    }
+
+    // Layer groups.
+
+    [[nodiscard]] std::vector<std::int32_t> blocks(const sequence_state& state, std::size_t group,
+                                                   std::int32_t null) const requires grouped {
+        const lock_guard guard(lock_);
+        return sequences_.groups().table(state, group, null);
+    }
+    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group,
+                                                 std::size_t tokens) requires grouped {
+        const lock_guard guard(lock_);
+        return sequences_.groups().snapshot(state, group, tokens);
     }
 
     // The whole cache.
@@ -10082,30 +10550,8 @@ public:
     }
 
 private:
-    // A cache without a lock does not call one.
-    struct no_guard {
-        explicit no_guard(const locking_type&) {}
-    };
-    using lock_guard =
-        std::conditional_t<std::same_as<locking_type, locking::none::state>, no_guard, std::lock_guard<locking_type>>;
-
-    // Holds the lock. At its end it wakes the threads that wait for the lease of a prompt, if one has ended meanwhile.
-    class ending {
-    public:
-        explicit ending(cache_core& core) : core_(core), guard_(core.lock_), before_(core.sequences_.prompts_ended()) {}
-        ending(ending&&) = delete;
-        ending& operator=(ending&&) = delete;
-        ~ending() {
-            if constexpr (waiting_state<locking_type>)
-                if (core_.sequences_.prompts_ended() != before_)
-                    core_.lock_.notify();
-        }
-
-    private:
-        cache_core& core_;
-        lock_guard guard_;
-        std::uint64_t before_;
-    };
+    using lock_guard = detail::guard_of<locking_type>;
+    using ending = detail::ending<locking_type, sequence_manager<page_manager_type>>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         require(has_pages_of<codec_type>(shape), detail::shape_rule<codec_type>);
@@ -10114,11 +10560,6 @@ private:
     [[nodiscard]] static identity checked(identity id) {
         require(!has_tier || id != identity{}, "a cache with a tier has an identity");
         return id;
-    }
-    [[nodiscard]] static std::size_t pages_in(cache_limits limit, const codec_type& codec) {
-        const std::size_t pages = limit.pages_of(codec.page_bytes());
-        require(pages > 0, "a cache's limit is at least one page");
-        return pages;
     }
     // The rows that stay in full precision, where the codec encodes whole pages.
     [[nodiscard]] static residual_window residual_window_of([[maybe_unused]] const codec_type& codec) {
@@ -10144,7 +10585,7 @@ private:
     }
     // Keeps the first `tokens` tokens, or fewer: those that can be continued.
     void truncate_to(sequence_state& state, std::size_t tokens) noexcept {
-        sequences_.truncate(state, sequences_.residual().kept(state, tokens));
+        sequences_.truncate(state, sequences_.groups().kept(state, sequences_.residual().kept(state, tokens)));
     }
 
     [[nodiscard]] std::uint64_t prompts_ended() const {
@@ -11633,8 +12074,9 @@ namespace detail {
 
 /// Satisfied if a policy has everything that its role requires.
 template <class P>
-concept complete_policy = codec_policy<P> || storage_policy<P> || hash_policy<P> || index_policy<P> ||
-    eviction_policy<P> || recompute_policy<P> || tier_policy<P> || observer_policy<P> || locking_policy<P>;
+concept complete_policy =
+    codec_policy<P> || storage_policy<P> || hash_policy<P> || index_policy<P> || eviction_policy<P> ||
+    recompute_policy<P> || tier_policy<P> || observer_policy<P> || locking_policy<P> || layers_policy<P>;
 
 // The policy among Ps that plays Role, or Standard if none does.
 template <class Role, class Standard, class... Ps>
@@ -11853,6 +12295,11 @@ struct incomplete<observer_role, P> : standard_cache<P>::type {
 };
 
 template <class P>
+struct incomplete<layers_role, P> : standard_cache<P>::type {
+    static_assert(holds_for<false, P>, "the layers of a cache are layers::uniform or layers::grouped");
+};
+
+template <class P>
 struct incomplete<locking_role, P> : standard_cache<P>::type {
     static_assert(holds_for<false, P>, "a locking policy needs a type `state` with a default constructor, void lock() "
                                        "and void unlock()");
@@ -11922,7 +12369,8 @@ struct compose<Ps...> {
         typename slot<eviction_role, eviction::learned_reuse, Ps...>::type,
         typename slot<recompute_role, recompute::exact_prefix, Ps...>::type,
         typename slot<tier_role, tier::none, Ps...>::type, typename slot<observer_role, observer::none, Ps...>::type,
-        typename slot<locking_role, locking::none, Ps...>::type>;
+        typename slot<locking_role, locking::none, Ps...>::type,
+        typename slot<layers_role, layers::uniform, Ps...>::type>;
     using type = basic_cache<policies>;
 };
 
@@ -11944,14 +12392,19 @@ template <class Wanted, class... Given>
 }
 
 // Checks what a cache is opened for. Errors: those of open_cache, except a failed allocation.
-template <class Cache, class Codec, class Storage>
+template <class Cache, class Codec, class Storage, class Layers>
 [[nodiscard]] result<void> check_config(const cache_config& config, const Codec& codec,
-                                        [[maybe_unused]] const Storage& storage) {
-    if (!has_pages_of<typename Cache::codec_type>(config.shape))
+                                        [[maybe_unused]] const Storage& storage, const Layers& layers) {
+    if constexpr (requires { layers.check(storage); })
+        if (auto right = layers.check(storage); !right)
+            return right;
+    const page_shape shape = shape_of(config.shape, layers);
+    if (!has_pages_of<typename Cache::codec_type>(shape))
         return error{error_code::out_of_range, "shape", shape_rule<typename Cache::codec_type>};
     if (Cache::has_tier && config.id == identity{})
         return error{error_code::mismatched, "identity", "a cache with a tier has an identity"};
-    const std::size_t page_bytes = codec.open(config.shape).page_bytes(), pages = config.limit.pages_of(page_bytes);
+    const std::size_t page_bytes = codec.open(shape).page_bytes(),
+                      pages = pages_in(config.limit, layers, codec, page_bytes);
     if (pages == 0)
         return error{error_code::out_of_range, "limit",
                      joined({"a limit of ", std::to_string(config.limit.bytes),
@@ -11979,10 +12432,11 @@ struct opener {
 template <class Codec, class Storage, class... Roles>
 struct opener<basic_cache<cache_policies<Codec, Storage, Roles...>>> {
     using opened = basic_cache<cache_policies<Codec, Storage, Roles...>>;
+    using layers = typename slot<layers_role, layers::uniform, Roles...>::type;
 
     template <class... Given>
     [[nodiscard]] static result<void> check(const cache_config& config, const std::tuple<Given...>& given) {
-        return check_config<opened>(config, take<Codec>(given), take<Storage>(given));
+        return check_config<opened>(config, take<Codec>(given), take<Storage>(given), take<layers>(given));
     }
     template <class... Given>
     [[nodiscard]] static opened open(cache_config config, const std::tuple<Given...>& given) {
@@ -11995,11 +12449,11 @@ struct opener<basic_cache<cache_policies<Codec, Storage, Roles...>>> {
 /// Policies that are not in the order of cache_policies. As for every misuse, the members are those of a standard
 /// cache.
 template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
-          class Observer, class Locking>
+          class Observer, class Locking, class Layers>
     requires(!(codec_policy<Codec> && storage_policy<Storage> && hash_policy<Hash> && index_policy<Index> &&
                eviction_policy<Eviction> && recompute_policy<Recompute> && tier_policy<Tier> &&
-               observer_policy<Observer> && locking_policy<Locking>))
-class basic_cache<cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>>
+               observer_policy<Observer> && locking_policy<Locking> && layers_policy<Layers>))
+class basic_cache<cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking, Layers>>
     : public detail::standard_cache<Codec>::type {
     static_assert(detail::holds_for<codec_policy<Codec>, Codec, codec_role>,
                   "the first of cache_policies is a codec_policy");
@@ -12019,10 +12473,13 @@ class basic_cache<cache_policies<Codec, Storage, Hash, Index, Eviction, Recomput
                   "the eighth of cache_policies is an observer_policy");
     static_assert(detail::holds_for<locking_policy<Locking>, Locking, locking_role>,
                   "the ninth of cache_policies is a locking_policy");
+    static_assert(detail::holds_for<layers_policy<Layers>, Layers, layers_role>,
+                  "the tenth of cache_policies is a layers_policy");
 
 public:
-    basic_cache(cache_config config,
-                cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking> policies);
+    basic_cache(
+        cache_config config,
+        cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking, Layers> policies);
 };
 
 /// The cache composed of these policies, in any order; an omitted role gets its standard policy.

@@ -2,13 +2,17 @@
 #pragma once
 
 #include <kvcache/cache/config.hpp>
+#include <kvcache/cache/guards.hpp>
 #include <kvcache/cache/handle.hpp>
+#include <kvcache/cache/lookup_result.hpp>
+#include <kvcache/cache/page_budget.hpp>
 #include <kvcache/cache/page_manager.hpp>
 #include <kvcache/cache/sequence_manager.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/index/concept.hpp>
+#include <kvcache/layers/concept.hpp>
 #include <kvcache/locking/concept.hpp>
 #include <kvcache/locking/none.hpp>
 #include <kvcache/recompute/concept.hpp>
@@ -21,11 +25,9 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -47,29 +49,31 @@ public:
     using recompute_type = opened<decltype(Policies::recompute), page_shape>;
     using tier_type = opened<decltype(Policies::tier)>;
     using locking_type = typename decltype(Policies::locking)::state;
+    using layers_type = opened<decltype(Policies::layers), layers_capacity>;
     using page_manager_type = page_manager<storage_type, opened<decltype(Policies::hash), identity>, index_type,
                                            opened<decltype(Policies::eviction), eviction_capacity>,
-                                           opened<decltype(Policies::observer)>, page_writer<codec_type>>;
+                                           opened<decltype(Policies::observer)>, page_writer<codec_type>, layers_type>;
     using sequence = basic_sequence<cache_core>;
     using lease = basic_lease<cache_core>;
 
     static constexpr bool has_tier = !std::same_as<tier_type, tier::none::state>;
     static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
+    static constexpr bool grouped = layers_type::several;
     static_assert(
         requires { sizeof(tier_client<tier_type>); }, "a cache with a tier needs <kvcache/tier.hpp>");
     static_assert(device_codec_state<codec_type> == device_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
+    static_assert(!grouped || !(has_tier || page_writer<codec_type> || chunk_index_state<index_type>),
+                  "layer groups go with codecs that write single rows, and with neither a tier nor chunks");
 
     /// It does not move. Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an
     /// identity.
     cache_core(cache_config config, Policies policies)
-        : shape_(checked(config.shape)),
+        : shape_(checked(detail::shape_of(config.shape, policies.layers))),
           codec_(policies.codec.open(shape_)),
           identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
-          pages_({shape_, pages_in(config.limit, codec_), codec_.page_bytes(),
-                  config.tenants == 0 ? 0 : config.tenants + 1, config.merge_equal_pages, config.fair_tenants},
-                 identity_, policies),
+          pages_(detail::open_pages<page_manager_type>(config, policies, codec_, shape_, identity_)),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, residual_window_of(codec_)),
           recompute_(policies.recompute.open(shape_)),
@@ -123,6 +127,8 @@ public:
         const index_match& found = pages_.find(tenant, tokens);
         lookup_result made = described(found, tokens.size());
         made.cached_tokens = sequences_.residual().kept(found.pages, found.tokens);
+        if constexpr (grouped)
+            made.limit(sequences_.groups().limit(found.pages, made.cached_tokens));
         made.pending_tokens = sequences_.pending(tenant, tokens);
         return made;
     }
@@ -138,7 +144,10 @@ public:
         known->prompt = tokens.size();
         known->tokens.assign(tokens.first(found.tokens));
         known->add_pages(found.pages, found.tokens, shape_.tokens);
-        const std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
+        std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
+        if constexpr (grouped)
+            kept = made.limit(
+                sequences_.groups().limit(found.pages, options.plans ? first_computed(kept, tokens.size()) : kept));
         known->tokens.truncate(kept);
         known->drop_entries(known->cut(kept));
         made.cached_tokens = kept;
@@ -261,7 +270,7 @@ public:
     // Sequences and leases.
 
     void release(std::unique_ptr<sequence_state> state) noexcept {
-        const ending guard(*this);
+        const ending guard(lock_, sequences_);
         sequences_.remove(std::move(state));
     }
 
@@ -269,7 +278,7 @@ public:
         const lock_guard guard(lock_);
         require(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         auto made = sequences_.fresh();
-        made->share(from, sequences_.residual().kept(from, tokens), shape_.tokens);
+        made->share(from, sequences_.groups().kept(from, sequences_.residual().kept(from, tokens)), shape_.tokens);
         sequences_.add(*made);
         return {*this, std::move(made)};
     }
@@ -290,6 +299,8 @@ public:
         const lock_guard guard(lock_);
         require(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
                 "an erased range lies inside a sequence without a lease");
+        if constexpr (grouped)
+            return error{error_code::unsupported, "groups", "tokens are erased where all layers keep the same"};
         auto kept = sequences_.fresh();
         kept->share(from, first, shape_.tokens);
         const auto after = kept->leave_out(from, first, count);
@@ -314,7 +325,7 @@ public:
 
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         {
-            const ending guard(*this);
+            const ending guard(lock_, sequences_);
             sequences_.commit(state, tokens);
             pages_.emit({event_kind::stored, tokens.size(), 0, 0});
         }
@@ -323,13 +334,26 @@ public:
     }
     /// The same for rows that were not computed here; the tier gets none of them.
     void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
-        const ending guard(*this);
+        const ending guard(lock_, sequences_);
         sequences_.commit_unmeasured(state, tokens);
         pages_.emit({event_kind::stored, tokens.size(), 0, 0});
     }
     void rollback(sequence_state& state) noexcept {
-        const ending guard(*this);
+        const ending guard(lock_, sequences_);
         sequences_.undo(state);
+    }
+
+    // Layer groups.
+
+    [[nodiscard]] std::vector<std::int32_t> blocks(const sequence_state& state, std::size_t group,
+                                                   std::int32_t null) const requires grouped {
+        const lock_guard guard(lock_);
+        return sequences_.groups().table(state, group, null);
+    }
+    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group,
+                                                 std::size_t tokens) requires grouped {
+        const lock_guard guard(lock_);
+        return sequences_.groups().snapshot(state, group, tokens);
     }
 
     // The whole cache.
@@ -359,30 +383,8 @@ public:
     }
 
 private:
-    // A cache without a lock does not call one.
-    struct no_guard {
-        explicit no_guard(const locking_type&) {}
-    };
-    using lock_guard =
-        std::conditional_t<std::same_as<locking_type, locking::none::state>, no_guard, std::lock_guard<locking_type>>;
-
-    // Holds the lock. At its end it wakes the threads that wait for the lease of a prompt, if one has ended meanwhile.
-    class ending {
-    public:
-        explicit ending(cache_core& core) : core_(core), guard_(core.lock_), before_(core.sequences_.prompts_ended()) {}
-        ending(ending&&) = delete;
-        ending& operator=(ending&&) = delete;
-        ~ending() {
-            if constexpr (waiting_state<locking_type>)
-                if (core_.sequences_.prompts_ended() != before_)
-                    core_.lock_.notify();
-        }
-
-    private:
-        cache_core& core_;
-        lock_guard guard_;
-        std::uint64_t before_;
-    };
+    using lock_guard = detail::guard_of<locking_type>;
+    using ending = detail::ending<locking_type, sequence_manager<page_manager_type>>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         require(has_pages_of<codec_type>(shape), detail::shape_rule<codec_type>);
@@ -391,11 +393,6 @@ private:
     [[nodiscard]] static identity checked(identity id) {
         require(!has_tier || id != identity{}, "a cache with a tier has an identity");
         return id;
-    }
-    [[nodiscard]] static std::size_t pages_in(cache_limits limit, const codec_type& codec) {
-        const std::size_t pages = limit.pages_of(codec.page_bytes());
-        require(pages > 0, "a cache's limit is at least one page");
-        return pages;
     }
     // The rows that stay in full precision, where the codec encodes whole pages.
     [[nodiscard]] static residual_window residual_window_of([[maybe_unused]] const codec_type& codec) {
@@ -421,7 +418,7 @@ private:
     }
     // Keeps the first `tokens` tokens, or fewer: those that can be continued.
     void truncate_to(sequence_state& state, std::size_t tokens) noexcept {
-        sequences_.truncate(state, sequences_.residual().kept(state, tokens));
+        sequences_.truncate(state, sequences_.groups().kept(state, sequences_.residual().kept(state, tokens)));
     }
 
     [[nodiscard]] std::uint64_t prompts_ended() const {

@@ -3,6 +3,7 @@
 
 #include <kvcache/cache/basic_cache.hpp>
 #include <kvcache/cache/config.hpp>
+#include <kvcache/cache/page_budget.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/external.hpp>
 #include <kvcache/codec/f32.hpp>
@@ -14,6 +15,8 @@
 #include <kvcache/hash/xxh3.hpp>
 #include <kvcache/index/concept.hpp>
 #include <kvcache/index/radix.hpp>
+#include <kvcache/layers/concept.hpp>
+#include <kvcache/layers/uniform.hpp>
 #include <kvcache/locking/concept.hpp>
 #include <kvcache/locking/none.hpp>
 #include <kvcache/observer/concept.hpp>
@@ -47,8 +50,9 @@ namespace detail {
 
 /// Satisfied if a policy has everything that its role requires.
 template <class P>
-concept complete_policy = codec_policy<P> || storage_policy<P> || hash_policy<P> || index_policy<P> ||
-    eviction_policy<P> || recompute_policy<P> || tier_policy<P> || observer_policy<P> || locking_policy<P>;
+concept complete_policy =
+    codec_policy<P> || storage_policy<P> || hash_policy<P> || index_policy<P> || eviction_policy<P> ||
+    recompute_policy<P> || tier_policy<P> || observer_policy<P> || locking_policy<P> || layers_policy<P>;
 
 // The policy among Ps that plays Role, or Standard if none does.
 template <class Role, class Standard, class... Ps>
@@ -267,6 +271,11 @@ struct incomplete<observer_role, P> : standard_cache<P>::type {
 };
 
 template <class P>
+struct incomplete<layers_role, P> : standard_cache<P>::type {
+    static_assert(holds_for<false, P>, "the layers of a cache are layers::uniform or layers::grouped");
+};
+
+template <class P>
 struct incomplete<locking_role, P> : standard_cache<P>::type {
     static_assert(holds_for<false, P>, "a locking policy needs a type `state` with a default constructor, void lock() "
                                        "and void unlock()");
@@ -336,7 +345,8 @@ struct compose<Ps...> {
         typename slot<eviction_role, eviction::learned_reuse, Ps...>::type,
         typename slot<recompute_role, recompute::exact_prefix, Ps...>::type,
         typename slot<tier_role, tier::none, Ps...>::type, typename slot<observer_role, observer::none, Ps...>::type,
-        typename slot<locking_role, locking::none, Ps...>::type>;
+        typename slot<locking_role, locking::none, Ps...>::type,
+        typename slot<layers_role, layers::uniform, Ps...>::type>;
     using type = basic_cache<policies>;
 };
 
@@ -358,14 +368,19 @@ template <class Wanted, class... Given>
 }
 
 // Checks what a cache is opened for. Errors: those of open_cache, except a failed allocation.
-template <class Cache, class Codec, class Storage>
+template <class Cache, class Codec, class Storage, class Layers>
 [[nodiscard]] result<void> check_config(const cache_config& config, const Codec& codec,
-                                        [[maybe_unused]] const Storage& storage) {
-    if (!has_pages_of<typename Cache::codec_type>(config.shape))
+                                        [[maybe_unused]] const Storage& storage, const Layers& layers) {
+    if constexpr (requires { layers.check(storage); })
+        if (auto right = layers.check(storage); !right)
+            return right;
+    const page_shape shape = shape_of(config.shape, layers);
+    if (!has_pages_of<typename Cache::codec_type>(shape))
         return error{error_code::out_of_range, "shape", shape_rule<typename Cache::codec_type>};
     if (Cache::has_tier && config.id == identity{})
         return error{error_code::mismatched, "identity", "a cache with a tier has an identity"};
-    const std::size_t page_bytes = codec.open(config.shape).page_bytes(), pages = config.limit.pages_of(page_bytes);
+    const std::size_t page_bytes = codec.open(shape).page_bytes(),
+                      pages = pages_in(config.limit, layers, codec, page_bytes);
     if (pages == 0)
         return error{error_code::out_of_range, "limit",
                      joined({"a limit of ", std::to_string(config.limit.bytes),
@@ -393,10 +408,11 @@ struct opener {
 template <class Codec, class Storage, class... Roles>
 struct opener<basic_cache<cache_policies<Codec, Storage, Roles...>>> {
     using opened = basic_cache<cache_policies<Codec, Storage, Roles...>>;
+    using layers = typename slot<layers_role, layers::uniform, Roles...>::type;
 
     template <class... Given>
     [[nodiscard]] static result<void> check(const cache_config& config, const std::tuple<Given...>& given) {
-        return check_config<opened>(config, take<Codec>(given), take<Storage>(given));
+        return check_config<opened>(config, take<Codec>(given), take<Storage>(given), take<layers>(given));
     }
     template <class... Given>
     [[nodiscard]] static opened open(cache_config config, const std::tuple<Given...>& given) {
@@ -409,11 +425,11 @@ struct opener<basic_cache<cache_policies<Codec, Storage, Roles...>>> {
 /// Policies that are not in the order of cache_policies. As for every misuse, the members are those of a standard
 /// cache.
 template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
-          class Observer, class Locking>
+          class Observer, class Locking, class Layers>
     requires(!(codec_policy<Codec> && storage_policy<Storage> && hash_policy<Hash> && index_policy<Index> &&
                eviction_policy<Eviction> && recompute_policy<Recompute> && tier_policy<Tier> &&
-               observer_policy<Observer> && locking_policy<Locking>))
-class basic_cache<cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>>
+               observer_policy<Observer> && locking_policy<Locking> && layers_policy<Layers>))
+class basic_cache<cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking, Layers>>
     : public detail::standard_cache<Codec>::type {
     static_assert(detail::holds_for<codec_policy<Codec>, Codec, codec_role>,
                   "the first of cache_policies is a codec_policy");
@@ -433,10 +449,13 @@ class basic_cache<cache_policies<Codec, Storage, Hash, Index, Eviction, Recomput
                   "the eighth of cache_policies is an observer_policy");
     static_assert(detail::holds_for<locking_policy<Locking>, Locking, locking_role>,
                   "the ninth of cache_policies is a locking_policy");
+    static_assert(detail::holds_for<layers_policy<Layers>, Layers, layers_role>,
+                  "the tenth of cache_policies is a layers_policy");
 
 public:
-    basic_cache(cache_config config,
-                cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking> policies);
+    basic_cache(
+        cache_config config,
+        cache_policies<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking, Layers> policies);
 };
 
 /// The cache composed of these policies, in any order; an omitted role gets its standard policy.

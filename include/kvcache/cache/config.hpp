@@ -5,6 +5,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/core/shape.hpp>
+#include <kvcache/layers/uniform.hpp>
 #include <kvcache/tier/none.hpp>
 
 #include <algorithm>
@@ -158,7 +159,7 @@ struct cache_config {
 
 /// One policy for each role of a cache, in this order. basic_cache requires that each has its role.
 template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
-          class Observer, class Locking>
+          class Observer, class Locking, class Layers = layers::uniform>
 struct cache_policies {
     Codec codec = {};
     Storage storage = {};
@@ -169,6 +170,7 @@ struct cache_policies {
     Tier tier = {};
     Observer observer = {};
     Locking locking = {};
+    Layers layers = {};
 };
 
 /// What acquire does about a prefix of the prompt that another lease computes at the moment, made by acquire too.

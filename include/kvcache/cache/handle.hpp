@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/lookup_result.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/residual_page.hpp>
@@ -19,6 +20,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -119,33 +121,6 @@ private:
 
 } // namespace detail
 
-/// What a cache knows of a prompt, and where and why that ends. A plain value: it pins no page.
-struct lookup_result {
-    std::size_t prompt_tokens = 0; ///< Tokens that were looked up.
-    std::size_t cached_tokens = 0; ///< Leading tokens that are cached and can be continued.
-    std::size_t common_prefix = 0; ///< Leading tokens that equal the stored ones; more than cached_tokens inside a page
-                                   ///< that a codec encodes as a whole.
-    match_end end = match_end::unknown;
-    std::optional<token_id> differing_token = {}; ///< For `different`: the token stored at position common_prefix.
-    std::size_t loaded_tokens = 0;                ///< Cached tokens that came from the tier just now.
-    std::size_t pending_tokens = 0; ///< By `lookup` alone: leading tokens that will be cached, in whole pages, once the
-                                    ///< leases are committed that acquire has given out.
-
-    /// Explains the result in one sentence: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
-    [[nodiscard]] std::string explain() const {
-        std::string words =
-            detail::joined({std::to_string(cached_tokens), " of ", std::to_string(prompt_tokens), " tokens known"});
-        if (loaded_tokens > 0)
-            words += detail::joined({", ", std::to_string(loaded_tokens), " of them from the tier"});
-        if (end == match_end::unknown)
-            words += "; nothing is stored after them";
-        if (end == match_end::different)
-            words += detail::joined({"; token ", std::to_string(common_prefix), " differs from the one stored (",
-                                     std::to_string(index_of(*differing_token)), ")"});
-        return words;
-    }
-};
-
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
 /// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
 /// With locking::mutex several threads may call its const members at once, fork included, while no thread changes it or
@@ -195,6 +170,13 @@ public:
     /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
     void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
         rows().gather(layer, head, keys, values);
+    }
+
+    /// The blocks of a layer group, by page-table entry: the number of each that the next query reads, and `null` for
+    /// the others. Of a state group: the snapshots that it began with. Throws: bad_alloc. Cost: O(pages).
+    [[nodiscard]] std::vector<std::int32_t> blocks(std::size_t group,
+                                                   std::int32_t null = -1) const requires Core::grouped {
+        return core_->blocks(state(), group, null);
     }
 
     /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
@@ -395,6 +377,24 @@ public:
     /// Only with a codec that writes single rows. Throws: bad_alloc, unless the codec is row-major. Cost: O(numbers).
     void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
         all_rows().gather(layer, head, keys, values);
+    }
+
+    /// The blocks of a layer group, by page-table entry, those of reserved rows included: the number of each that is
+    /// read or written, and `null` for the others. Of a state group: the snapshot that the sequence began with, and
+    /// those that the lease has made. Throws: bad_alloc. Cost: O(pages).
+    [[nodiscard]] std::vector<std::int32_t> blocks(std::size_t group,
+                                                   std::int32_t null = -1) const requires Core::grouped {
+        return core("a lease shows its blocks until it ends").blocks(*state_, group, null);
+    }
+    /// A block for the state of a group after the first `tokens` tokens of the sequence, which the lease computes. The
+    /// host writes it before it commits; a commit of fewer tokens drops it. Returns the block's number. Errors:
+    /// out_of_memory. Throws: bad_alloc. Requires: the group has a state; the tokens fill their pages and end in the
+    /// lease.
+    [[nodiscard]] result<std::uint32_t> snapshot(std::size_t group, std::size_t tokens) requires Core::grouped {
+        Core& of = core("a lease has rows until it ends");
+        require(tokens % of.shape().tokens == 0 && tokens > first_ && tokens <= first_ + rows(),
+                "a snapshot is taken where a page of the lease ends");
+        return of.snapshot(*state_, group, tokens);
     }
 
     /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.

@@ -27,6 +27,8 @@ struct pool_config {
     std::size_t tenants = 0;       ///< The maximum number of tenants.
     bool merge_equal_pages = true; ///< See cache_config.
     bool fair_tenants = false;     ///< See cache_config.
+    std::size_t blocks = 0;        ///< Blocks of layer groups, besides the pages.
+    std::size_t bytes = 0;         ///< Of pages and blocks together; 0 for those of the pages.
 };
 
 /// A model of the time of a prefill on this machine, fitted to timed prefills. A token costs its projections,
@@ -163,10 +165,11 @@ public:
         : page_tokens_(of.shape.tokens),
           page_bytes_(of.page_bytes),
           hash_(hashes.open(id)),
-          eviction_(open_checked(evictions, {.slots = of.pages, .bytes = of.pages * of.page_bytes})),
+          eviction_(open_checked(
+              evictions, {.slots = of.pages + of.blocks, .bytes = of.bytes > 0 ? of.bytes : of.pages * of.page_bytes})),
           prefixes_(of.pages + of.tenants),
           depths_(of.pages),
-          flags_(of.pages, 0) {}
+          flags_(of.pages + of.blocks, 0) {}
 
     /// By page: the digest of all tokens up to the end of a ranked page, or of a root.
     [[nodiscard]] std::span<const digest> prefixes() const noexcept { return prefixes_; }
@@ -203,6 +206,22 @@ public:
         eviction_.admit(slot_of(page), newcomer);
         flags_[index_of(page)] = is_ranked | in_use;
         follow(index, page);
+    }
+
+    /// Ranks the block of a layer group that no sequence uses, as `entry`, a number after those of the pages, by what
+    /// it costs to compute the tokens of its page. Throws: bad_alloc; the block is then not ranked.
+    template <class Index>
+    void rank_block(const Index& index, page_id entry, page_id page, std::size_t group, std::size_t bytes) {
+        const std::uint32_t depth = depths_[index_of(page)];
+        const eviction_entry newcomer{.key = prefixes_[index_of(page)].low + 0x9e3779b97f4a7c15u * (group + 1),
+                                      .bytes = bytes,
+                                      .cost = cost_.seconds(depth * page_tokens_, index.run(page).size()),
+                                      .depth = depth,
+                                      .length = depth + 1};
+        on_miss(eviction_, newcomer);
+        eviction_.admit(slot_of(entry), newcomer);
+        flags_[index_of(entry)] = is_ranked;
+        kvcache::on_released(eviction_, slot_of(entry));
     }
 
     /// Reports to the policy whether a page has children, after that may have changed.

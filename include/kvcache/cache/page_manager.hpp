@@ -3,6 +3,7 @@
 
 #include <kvcache/cache/config.hpp>
 #include <kvcache/cache/page_index.hpp>
+#include <kvcache/cache/page_pool.hpp>
 #include <kvcache/cache/residual.hpp>
 #include <kvcache/cache/tenant_quotas.hpp>
 #include <kvcache/codec/concept.hpp>
@@ -13,6 +14,8 @@
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/hash/concept.hpp>
 #include <kvcache/index/concept.hpp>
+#include <kvcache/layers/concept.hpp>
+#include <kvcache/layers/uniform.hpp>
 #include <kvcache/observer/concept.hpp>
 #include <kvcache/observer/none.hpp>
 #include <kvcache/storage/concept.hpp>
@@ -30,102 +33,31 @@
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// A fixed number of pages of one storage, each free or reference-counted.
-template <storage_state Storage>
-class page_pool {
-public:
-    page_pool(std::size_t pages, Storage storage) : storage_(std::move(storage)), holders_(pages, 0) {
-        free_.reserve(pages);
-        for (std::size_t page = pages; page > 0; --page)
-            free_.push_back(page_id{static_cast<std::uint32_t>(page - 1)});
-    }
-
-    [[nodiscard]] std::size_t pages() const noexcept { return holders_.size(); }
-    [[nodiscard]] std::span<const page_id> free() const noexcept { return free_; }
-    [[nodiscard]] std::uint32_t holders(page_id page) const { return holders_[index_of(page)]; }
-    [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
-
-    /// Copies the first rows of a page to another. Returns false if the storage refuses.
-    template <class Codec>
-    [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
-        if constexpr (device_storage_state<Storage>)
-            return detail::copy_rows(storage_, from, to, rows);
-        else if constexpr (row_writer<Codec>)
-            codec.copy(bytes(from), bytes(to), rows);
-        return true;
-    }
-    /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
-    void clear(page_id page) const {
-        if constexpr (host_storage_state<Storage>)
-            ranges::fill(bytes(page), std::byte{});
-    }
-
-    /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.
-    [[nodiscard]] std::optional<page_id> take() {
-        if (free_.empty() || !storage_.acquire(free_.back()))
-            return std::nullopt;
-        const page_id page = free_.back();
-        free_.pop_back();
-        holders_[index_of(page)] = 1;
-        return page;
-    }
-
-    void hold(page_id page) noexcept { ++holders_[index_of(page)]; }
-
-    /// Releases one reference. Returns the number left. The page stays allocated, even at zero, until `reclaim`.
-    std::uint32_t drop(page_id page) {
-        expects(holders(page) > 0, "a dropped page was held");
-        return --holders_[index_of(page)];
-    }
-
-    /// Frees a page. Requires: the page has no references.
-    void reclaim(page_id page) {
-        expects(holders(page) == 0, "a page that is given back has no holder");
-        storage_.release(page);
-        free_.push_back(page);
-    }
-
-private:
-    Storage storage_;
-    std::vector<std::uint32_t> holders_;
-    std::vector<page_id> free_;
-};
-
-/// In place of a residual_pool, where a codec writes row by row: no page has residual rows.
-struct no_residual_pool {
-    no_residual_pool(page_shape, std::size_t, std::size_t) {}
-    static constexpr std::size_t more_aside(std::size_t) noexcept { return 0; }
-    static constexpr std::size_t aside() noexcept { return 0; }
-    static constexpr std::size_t alive() noexcept { return 0; }
-    static constexpr std::size_t bytes() noexcept { return 0; }
-    static constexpr codec::residual_page* of(page_id) noexcept { return nullptr; }
-    static constexpr void drop(page_id) noexcept {}
-    static constexpr void pass_on(page_id, page_id) noexcept {}
-    static constexpr bool add_up(std::size_t leased) noexcept { return leased == 0; }
-};
-
 /// The state of every page: free, in use (referenced by sequences), or evictable (unreferenced, and kept in the index
 /// until space is needed). The children of an evictable page are evictable too, because a sequence that references a
-/// page references all its ancestors. `Coded`: whether the codec encodes whole pages.
+/// page references all its ancestors. `Coded`: whether the codec encodes whole pages. With layer groups, pages have
+/// blocks of other groups, each in use or evictable by itself; a page that is freed has none.
 template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer,
-          bool Coded>
+          bool Coded, layers_state Layers = layers::uniform::state>
 class page_manager {
 public:
     static constexpr bool quantized = Coded;
+    static constexpr bool grouped = Layers::several;
     static constexpr bool observed = !std::same_as<Observer, observer::none::state>;
 
     /// Opens the storage, hash, index, eviction and observer of `policies`, a cache_policies.
     template <class Policies>
-    page_manager(const pool_config& of, const identity& id, const Policies& policies)
+    page_manager(const pool_config& of, const identity& id, const Policies& policies, Layers blocks = {})
         : shape_(of.shape),
+          page_bytes_(of.page_bytes),
           residual_(of.shape, of.pages, of.page_bytes),
           pool_(of.pages, policies.storage.open(of.pages, of.page_bytes)),
           index_(policies.index, of.shape, of.pages, of.tenants),
           eviction_(of, id, policies.hash, policies.eviction),
           observer_(policies.observer.open()),
           tenants_(of.pages, of.tenants, of.fair_tenants),
-          merges_(of.merge_equal_pages) {
+          merges_(of.merge_equal_pages),
+          blocks_(std::move(blocks)) {
         if constexpr (requires { pool_.storage().follows_moves(); })
             require(!merges_ || pool_.storage().follows_moves(),
                     "external memory has on_move, or the cache has merge_equal_pages = false");
@@ -217,14 +149,17 @@ public:
         while (tenants_.full(tenant))
             if (!evict_any(tenant))
                 return std::nullopt;
-        while (pool_.free().size() < residual_.aside() + 1)
+        while (pool_.free().size() < residual_.aside() + 1 || !fits(page_bytes_))
             if (!make_room(tenant))
                 return std::nullopt;
         auto page = pool_.take();
         if (!page && make_room(tenant))
             page = pool_.take();
-        if (page)
+        if (page) {
             tenants_.take(*page, tenant);
+            if constexpr (grouped)
+                blocks_.spend(page_bytes_);
+        }
         return page;
     }
 
@@ -282,8 +217,13 @@ public:
         return eviction_.seconds(first, rows);
     }
 
-    /// Returns whether the row may be written in place: the page has one reference, and the row is not indexed.
+    /// Returns whether the row may be written in place: the page has one reference, the row is not indexed, and no
+    /// other page has a block of it.
     [[nodiscard]] bool writable(page_id page, std::uint32_t row) const {
+        if constexpr (grouped)
+            for (std::size_t pool = 0; pool < blocks_.size(); ++pool)
+                if (blocks_.has(pool, page) && blocks_.sharers(pool, blocks_.block(pool, page)) > 1)
+                    return false;
         return pool_.holders(page) == 1 && index_.run(page).size() <= row;
     }
 
@@ -292,8 +232,9 @@ public:
     /// that page, and its own page is released; where pages are not merged, the caller references both. Throws:
     /// bad_alloc, if the index or the eviction policy has no memory; the index entry of the page is then removed or
     /// unchanged.
+    /// `groups`: the layer groups whose blocks of the page the caller's sequence uses, a bit each.
     [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page,
-                                  std::size_t length) {
+                                  std::size_t length, [[maybe_unused]] std::uint64_t groups = 0) {
         const bool full = run.size() == shape_.tokens;
         const insertion done = index_.insert(parent, run, page);
         if (done.what == insertion::outcome::covered) {
@@ -301,6 +242,8 @@ public:
                 return page;
             hold(*done.other);
             touch(*done.other);
+            if constexpr (grouped)
+                pass_blocks(page, *done.other, groups, merges_);
             if (keeps_duplicates())
                 return *done.other;
             residual_.pass_on(page, *done.other);
@@ -322,12 +265,76 @@ public:
         return page;
     }
 
+    // Blocks of layer groups.
+
+    [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
+    [[nodiscard]] const Layers& blocks() const noexcept { return blocks_; }
+    /// Bytes that can be had: free ones, and those of evictable pages and blocks.
+    [[nodiscard]] std::size_t available_bytes() const noexcept {
+        return blocks_.budget() - blocks_.used() + evictable_ * page_bytes_ + blocks_.idle();
+    }
+    /// Whether the entry of a block that no sequence uses is ranked.
+    [[nodiscard]] bool ranks_block(std::size_t pool, page_id page) const noexcept {
+        return eviction_.evictable(blocks_.entry(pool, page));
+    }
+    /// One more sequence uses the block of a page.
+    void cover(std::size_t pool, page_id page) noexcept {
+        if (blocks_.cover(pool, page))
+            eviction_.unrank(blocks_.entry(pool, page));
+    }
+    /// One sequence less. Without any the block becomes evictable if its page is in the index, and free otherwise.
+    void uncover(std::size_t pool, page_id page) noexcept {
+        const std::uint32_t block = blocks_.block(pool, page);
+        const bool idle = blocks_.uncover(pool, page);
+        const auto owner = blocks_.owner(pool, block);
+        if (owner != page && blocks_.covers(pool, page) == 0)
+            blocks_.detach(pool, page);
+        if (owner && (idle ? !rank_block(pool, *owner) : blocks_.covers(pool, *owner) == 0 && !index_.contains(*owner)))
+            blocks_.detach(pool, *owner);
+    }
+    /// The same for a block whose content was never committed: it is not known to others.
+    void discard_block(std::size_t pool, page_id page) noexcept {
+        static_cast<void>(blocks_.uncover(pool, page));
+        if (blocks_.covers(pool, page) == 0)
+            blocks_.detach(pool, page);
+    }
+    /// Gives a page a block that one sequence uses. Evicts if none is free, or its bytes are not. Returns false if
+    /// nothing is evictable, or there is no memory.
+    [[nodiscard]] bool allocate_block(std::size_t pool, page_id page, std::uint32_t tenant) {
+        while (blocks_.free_blocks(pool) == 0) {
+            const auto entry = eviction_.victim([&](page_id candidate) {
+                return index_of(candidate) >= pool_.pages() && blocks_.place_of(candidate).pool == pool;
+            });
+            if (!entry)
+                return false;
+            evict_entry(*entry);
+        }
+        while (!blocks_.fits(blocks_.block_bytes(pool)))
+            if (!make_room(tenant))
+                return false;
+        return blocks_.take(pool, page);
+    }
+    /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
+    [[nodiscard]] bool copy_block(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
+        return blocks_.copy(pool, from, to, rows);
+    }
+
 private:
+    [[nodiscard]] bool fits([[maybe_unused]] std::size_t bytes) const noexcept {
+        if constexpr (grouped)
+            return blocks_.fits(bytes);
+        else
+            return true;
+    }
     void mark_in_use(page_id page) noexcept {
         --evictable_;
         tenants_.mark_in_use(page);
     }
     void reclaim(page_id page) {
+        if constexpr (grouped) {
+            forget_blocks(page);
+            blocks_.refund(page_bytes_);
+        }
         residual_.drop(page);
         tenants_.reclaim(page);
         pool_.reclaim(page);
@@ -359,10 +366,50 @@ private:
         const auto parent = index_.parent(page);
         index_.erase(page);
         eviction_.follow(index_, parent);
+        if constexpr (grouped)
+            forget_blocks(page);
+    }
+
+    // Takes the blocks that no sequence uses from a page that is not in the index any more.
+    void forget_blocks(page_id page) noexcept {
+        for (std::size_t pool = 0; pool < blocks_.size(); ++pool)
+            if (blocks_.has(pool, page) && blocks_.covers(pool, page) == 0) {
+                if (blocks_.holders(pool, blocks_.block(pool, page)) == 0)
+                    eviction_.unrank(blocks_.entry(pool, page));
+                blocks_.detach(pool, page);
+            }
+    }
+    // Ranks a block that no sequence uses any more. Returns false if it cannot stay.
+    [[nodiscard]] bool rank_block(std::size_t pool, page_id page) noexcept {
+        return blocks_.keeps(pool) && index_.contains(page) && detail::completes<std::bad_alloc>([&] {
+                   eviction_.rank_block(index_, blocks_.entry(pool, page), page, blocks_.group(pool),
+                                        blocks_.block_bytes(pool));
+               });
+    }
+    // Moves a sequence's use of the blocks in `groups` from its page to another one with the same content, which gets
+    // those blocks that it lacks. `moves`: whether the sequence has the other page from now on.
+    void pass_blocks(page_id page, page_id other, std::uint64_t groups, bool moves) noexcept {
+        for (std::size_t pool = 0; pool < blocks_.size(); ++pool) {
+            if (!blocks_.has(pool, page) || blocks_.covers(pool, page) == 0)
+                continue;
+            const bool had = blocks_.has(pool, other), used = moves && (groups >> pool & 1) != 0;
+            if (!had)
+                blocks_.share(pool, page, other);
+            if (used && had) {
+                cover(pool, other);
+                uncover(pool, page);
+            } else if (used) {
+                blocks_.pass_on(pool, page, other);
+                if (blocks_.covers(pool, page) == 0)
+                    blocks_.detach(pool, page);
+            }
+        }
     }
 
     // Handles a page that the index has dropped: if unreferenced, it becomes free.
     void unlist(page_id page) {
+        if constexpr (grouped)
+            forget_blocks(page);
         eviction_.unrank(page);
         if (pool_.holders(page) == 0) {
             mark_in_use(page);
@@ -376,15 +423,31 @@ private:
         return from && evict_any(*from);
     }
 
-    // Evicts an evictable page; one of this tenant's, if `tenant` is not zero.
+    // Evicts an evictable page, or the evictable block of one; one of this tenant's, if `tenant` is not zero.
     [[nodiscard]] bool evict_any(std::uint32_t tenant) {
         const auto page = eviction_.victim(
-            [this, tenant](page_id candidate) { return tenant == 0 || tenants_.owns(tenant, candidate); });
+            [this, tenant](page_id candidate) { return tenant == 0 || tenants_.owns(tenant, page_of(candidate)); });
         if (!page)
             return false;
-        eviction_.evict(*page);
-        discard(*page);
+        evict_entry(*page);
         return true;
+    }
+    // The page of an entry of the eviction policy: of a page itself, or of a block.
+    [[nodiscard]] page_id page_of(page_id entry) const noexcept {
+        if constexpr (grouped)
+            if (index_of(entry) >= pool_.pages())
+                return blocks_.place_of(entry).page;
+        return entry;
+    }
+    void evict_entry(page_id entry) {
+        eviction_.evict(entry);
+        if constexpr (grouped)
+            if (index_of(entry) >= pool_.pages()) {
+                const auto of = blocks_.place_of(entry);
+                blocks_.detach(of.pool, of.page);
+                return;
+            }
+        discard(entry);
     }
 
     // Frees an evictable page that the eviction policy has given up.
@@ -397,6 +460,7 @@ private:
     }
 
     page_shape shape_;
+    std::size_t page_bytes_;
     std::conditional_t<Coded, residual_pool, no_residual_pool> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
@@ -406,6 +470,7 @@ private:
     tenant_quotas tenants_;
     std::size_t evictable_ = 0;
     bool merges_;
+    Layers blocks_;
 };
 
 }} // namespace kvcache

@@ -52,6 +52,17 @@ struct no_residual_leases {
     static constexpr void end(residual_ring&) noexcept {}
 };
 
+/// The blocks of layer groups that sequences use: cache/group_leases.hpp, which <kvcache/layer_groups.hpp> includes.
+template <class PageManager>
+class group_leases;
+
+/// In place of group_leases, where all layers keep the same.
+struct no_group_leases {
+    template <class PageManager>
+    no_group_leases(const PageManager&, std::size_t) {}
+    static constexpr std::size_t kept(const sequence_state&, std::size_t tokens) noexcept { return tokens; }
+};
+
 /// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
 /// released tail first, so that a parent was always used more recently than its children.
 template <class PageManager>
@@ -59,6 +70,7 @@ class sequence_manager {
 public:
     /// Whether the codec encodes whole pages: only those are shared then, with the rows that stay in full precision.
     static constexpr bool quantized = PageManager::quantized;
+    static constexpr bool grouped = PageManager::grouped;
 
     /// `window`: the rows that stay in full precision, if `quantized`. Requires: the page manager outlives it. It
     /// cannot be moved.
@@ -66,6 +78,7 @@ public:
         : pages_(pages),
           page_tokens_(page_tokens),
           residual_(pages, page_tokens, window),
+          groups_(pages, page_tokens),
           spare_(pages.pool().pages()) {
         ring_.previous = ring_.next = &ring_;
     }
@@ -86,12 +99,19 @@ public:
     /// The state of a sequence without tokens and pages, with the memory of one that has ended. Throws: bad_alloc.
     [[nodiscard]] std::unique_ptr<sequence_state> fresh() {
         require(pages_.pool().pages() > 0, "a cache that was moved from is only destroyed");
-        return spare_.take(size_);
+        auto made = spare_.take(size_);
+        if constexpr (grouped)
+            groups_.prepare(*made);
+        return made;
     }
 
     /// The exact rows that its sequences and leases have.
     [[nodiscard]] auto& residual() noexcept { return residual_; }
     [[nodiscard]] const auto& residual() const noexcept { return residual_; }
+
+    /// The blocks of layer groups that its sequences and leases use.
+    [[nodiscard]] auto& groups() noexcept { return groups_; }
+    [[nodiscard]] const auto& groups() const noexcept { return groups_; }
 
     /// Adds a sequence, and references the pages of its table.
     void add(sequence_state& state) noexcept {
@@ -110,6 +130,8 @@ public:
         state.next = std::exchange(ring_.next, &state);
         state.next->previous = &state;
         ++size_;
+        if constexpr (grouped)
+            groups_.begin(state);
     }
 
     /// Removes a sequence and releases its pages.
@@ -123,8 +145,17 @@ public:
         spare_.keep(std::move(state));
     }
 
-    /// Keeps the first `tokens` tokens.
+    /// Keeps the first `tokens` tokens. With layer groups: which every group can continue.
     void truncate(sequence_state& state, std::size_t tokens) noexcept {
+        const std::size_t before = state.tokens.size();
+        cut(state, tokens);
+        if constexpr (grouped)
+            if (tokens < before)
+                groups_.begin_again(state);
+    }
+
+private:
+    void cut(sequence_state& state, std::size_t tokens) noexcept {
         state.tokens.truncate(tokens);
         drop_pages(state, state.cut(tokens));
         if (!state.duplicates.empty() && state.duplicates.back().entry >= state.full_entries(page_tokens_))
@@ -138,6 +169,7 @@ public:
         }
     }
 
+public:
     /// Reserves rows after the tokens of a sequence, as its lease. Errors: out_of_memory, with the pages needed and
     /// available; nothing has changed then. Throws: bad_alloc, likewise. Requires: it has no lease.
     template <class Codec>
@@ -147,6 +179,11 @@ public:
         const row_demand wanted = demand(state, rows, options);
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
+        if constexpr (grouped)
+            if (auto room = groups_.check(wanted, codec.page_bytes()); !room) {
+                pages_.emit({event_kind::refused, 0, rows, wanted.pages});
+                return room;
+            }
         state.reserve(wanted.fresh, rows, pages_.keeps_duplicates());
         if constexpr (row_writer<Codec> || page_writer<Codec>)
             state.lease.written.begin(rows, pages_.shape().layers);
@@ -251,24 +288,33 @@ public:
     /// The same for rows that were not computed here.
     void commit_unmeasured(sequence_state& state, std::span<const token_id> tokens) {
         state.tokens.append(tokens);
+        if constexpr (grouped)
+            groups_.drop_snapshots(state, state.tokens.size());
         if (state.lease.has_copied_tail(state.table)) {
             if (tokens.empty())
                 std::swap(state.lease.tail_before->page, state.table[state.lease.pages_before - 1].page);
-            pages_.drop(state.lease.tail_before->page);
+            drop_tail(state.lease.tail_before->page);
         }
         const std::size_t kept = residual_.finalize(state);
         end_lease(state);
-        truncate(state, kept);
+        cut(state, kept);
         publish(state);
+        if constexpr (grouped) {
+            if (!tokens.empty())
+                groups_.end_snapshots(state, 0);
+            groups_.follow(state);
+        }
     }
 
     /// Rolls back an open lease: the sequence is as it was before.
     void undo(sequence_state& state) noexcept {
         if (!state.lease.open)
             return;
+        if constexpr (grouped)
+            groups_.drop_snapshots(state, state.tokens.size());
         drop_pages(state, state.lease.pages_before);
         if (state.lease.has_copied_tail(state.table))
-            pages_.drop(state.table.back().page);
+            drop_tail(state.table.back().page);
         if (state.lease.tail_before)
             state.table.back() = *state.lease.tail_before;
         residual_.end(state.lease.ring);
@@ -284,6 +330,13 @@ public:
             if (auto sound = holders.count(*s); !sound)
                 return sound;
             leased += s->lease.ring.places.size();
+        }
+        if constexpr (grouped) {
+            auto users = groups_.nobody();
+            for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
+                groups_.count(*s, users);
+            if (auto sound = groups_.check(users); !sound)
+                return sound;
         }
         if (!pages_.residual().add_up(leased))
             return error{error_code::malformed, "exact rows", "exact rows are kept that no page and no lease has"};
@@ -306,6 +359,9 @@ private:
             const std::size_t count = std::min<std::size_t>(after, page_tokens_);
             state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
             after -= count;
+            if constexpr (grouped)
+                if (!groups_.extend(*page, state.tenant))
+                    return false;
         }
         return true;
     }
@@ -318,9 +374,18 @@ private:
         const page_id shared = std::exchange(state.table.back().page, *own);
         if (!pages_.pool().copy(codec, shared, *own, rows))
             return false;
+        if constexpr (grouped)
+            if (!groups_.copy_tail(shared, *own, rows, state.tenant))
+                return false;
         const page_id pair[] = {shared, *own};
         pages_.emit({event_kind::copied, rows, 0, 1, pair});
         return true;
+    }
+    // Drops a page that takes no more part in the last entry of a table.
+    void drop_tail(page_id page) noexcept {
+        if constexpr (grouped)
+            groups_.leave_tail(page);
+        pages_.drop(page);
     }
 
     // Publishes the pages of a sequence that are not in the index yet. If the index has no memory left, later pages of
@@ -338,8 +403,11 @@ private:
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
             const auto parent = i > 0 ? std::optional(state.indexed(i - 1)) : pages_.index().root_of(state.tenant);
             page_id known = entry.page;
-            state.publishable =
-                detail::completes<std::bad_alloc>([&] { known = pages_.publish(parent, run, entry.page, length); });
+            std::uint64_t groups = 0;
+            if constexpr (grouped)
+                groups = groups_.used(state, i);
+            state.publishable = detail::completes<std::bad_alloc>(
+                [&] { known = pages_.publish(parent, run, entry.page, length, groups); });
             if (known != entry.page && pages_.keeps_duplicates())
                 state.duplicates.push_back({i, known});
             else if (const page_id before = std::exchange(entry.page, known); before != known)
@@ -352,6 +420,8 @@ private:
     // Releases the pages after the first `kept` ones, last first.
     void drop_pages(sequence_state& state, std::size_t kept) noexcept {
         while (state.table.size() > kept) {
+            if constexpr (grouped)
+                groups_.leave_last(state);
             pages_.drop(state.table.back().page);
             state.table.pop_back();
             if (!state.duplicates.empty() && state.duplicates.back().entry == state.table.size())
@@ -375,6 +445,7 @@ private:
     PageManager& pages_;
     std::size_t page_tokens_;
     std::conditional_t<quantized, residual_leases<PageManager>, no_residual_leases> residual_;
+    std::conditional_t<grouped, group_leases<PageManager>, no_group_leases> groups_;
     sequence_state ring_;
     std::size_t size_ = 0;
     std::uint64_t prompts_ended_ = 0;

@@ -238,6 +238,15 @@ struct sequence_state {
     // and their ancestors.
     std::vector<page_id> pinned_sources = {};
 
+    // For layer groups.
+    /// The state of a group after the last token of an entry.
+    struct snapshot {
+        std::size_t pool = 0;
+        std::size_t entry = 0;
+    };
+    std::vector<std::size_t> group_first = {}; ///< By group with blocks: the first entry whose block it uses.
+    std::vector<snapshot> snapshots = {};      ///< Those that it uses.
+
     bool orphaned = false; ///< Its cache was destroyed first.
     sequence_state* previous = nullptr;
     sequence_state* next = nullptr;
@@ -331,6 +340,7 @@ struct sequence_state {
         lease.end();
         offloaded = {};
         pinned_sources.clear();
+        snapshots.clear();
     }
 
     /// Appends the tokens of `from` after the `count` tokens that are left out. Requires: this state is the prefix of

@@ -17,6 +17,7 @@ struct recompute_role;
 struct tier_role;
 struct observer_role;
 struct locking_role;
+struct layers_role;
 
 namespace detail {
 
@@ -47,7 +48,7 @@ struct role_of<P> {
 /// One of the roles of a cache.
 template <class Role>
 concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_role, index_role, eviction_role,
-                                          recompute_role, tier_role, observer_role, locking_role>;
+                                          recompute_role, tier_role, observer_role, locking_role, layers_role>;
 
 /// A type that names the role it plays.
 template <class P>

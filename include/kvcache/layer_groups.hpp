@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Layer groups: layers::grouped, for models whose layers keep different things of a sequence.
+
+#include <kvcache/cache/group_leases.hpp>
+#include <kvcache/layers/grouped.hpp>

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/layout.hpp>
+#include <kvcache/core/memory.hpp>
+#include <kvcache/layers/concept.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace layers {
+
+/// Groups of layers that keep different things. The first group of full attention has the cache's pages. Every other
+/// group has blocks: at most one for each page, for the same tokens. A block of a window is in use while the window of
+/// a sequence covers it; a state block is a snapshot after the last token of its page. Pages and blocks share one
+/// limit in bytes, and one eviction policy.
+struct grouped {
+    using role = layers_role;
+
+    cache_layout layout = {};
+    /// Whether window blocks that no query reads any more stay cached while there is room. If not, they are freed at
+    /// once, and a prompt that parts from a cached one before its last window finds nothing.
+    bool keep_released = true;
+    /// By group: the bytes of a block; 0 or absent for what the codec, or the layout, says.
+    std::vector<std::size_t> block_bytes = {};
+    /// By group: the number of its blocks, where the host has fewer than the limit in bytes allows; 0 or absent for no
+    /// other limit.
+    std::vector<std::size_t> blocks = {};
+    /// With storage::external: copies the first rows of a block of a group to another one before the other is written.
+    /// Returns whether it succeeded.
+    std::function<bool(std::size_t group, std::uint32_t from, std::uint32_t to, std::size_t rows)> copy = {};
+    /// With storage::external: called when a block is freed, with what it held.
+    std::function<void(std::size_t group, std::uint32_t block)> on_evict = {};
+
+    /// The group whose blocks are the cache's pages, if there is one.
+    [[nodiscard]] std::optional<std::size_t> paged() const noexcept {
+        for (std::size_t group = 0; group < layout.groups.size(); ++group)
+            if (layout.groups[group].kind() == group_kind::full)
+                return group;
+        return std::nullopt;
+    }
+    /// The shape of the cache's pages; without a full group they hold next to nothing.
+    [[nodiscard]] kvcache::page_shape page_shape() const {
+        const auto group = paged();
+        return group ? layout.shape(*group) : kvcache::page_shape{1, 1, 1, layout.tokens};
+    }
+
+    /// Whether a cache with this storage can be opened. Errors: out_of_range, for a layout that cannot be used;
+    /// mismatched, without the function that copies blocks of the host.
+    template <class Storage>
+    [[nodiscard]] result<void> check(const Storage& storage) const {
+        if (auto right = layout.check(); !right)
+            return right;
+        if constexpr (requires { storage.copy; })
+            if (!copy)
+                return error{error_code::mismatched, "copy",
+                             "blocks in external memory need a function that copies them"};
+        return {};
+    }
+
+    class state;
+    /// Requires: the layout can be used.
+    [[nodiscard]] state open(const layers_capacity& of) const;
+};
+
+/// The blocks of all groups but the first full one: which page each belongs to, how many sequences use it, and the
+/// bytes of pages and blocks together. Blocks are numbered by group, from 0.
+class grouped::state {
+public:
+    static constexpr bool several = true;
+    static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
+
+    state(grouped policy, const layers_capacity& of) : policy_(std::move(policy)), budget_(of.bytes) {
+        const cache_layout& layout = policy_.layout;
+        require(layout.check().has_value(), "a layout of layer groups can be used: cache_layout::check says why not");
+        std::size_t slots = of.pages;
+        for (std::size_t group = 0; group < layout.groups.size(); ++group) {
+            const layer_group& its = layout.groups[group];
+            block_pool made{.group = group, .first_slot = slots};
+            made.state = its.kind() == group_kind::state;
+            made.block_bytes = of.block_bytes[group];
+            if (paged() != group && its.kind() != group_kind::alias) {
+                const std::size_t fit = made.block_bytes == 0 ? of.pages : of.bytes / made.block_bytes;
+                const std::size_t own = group < policy_.blocks.size() ? policy_.blocks[group] : 0;
+                const std::size_t count = std::min({of.pages, fit, own == 0 ? of.pages : own});
+                made.reserve(of.pages, count, of.owns_blocks);
+                slots += count;
+                pools_.push_back(std::move(made));
+            }
+        }
+        slots_ = slots;
+    }
+
+    [[nodiscard]] const cache_layout& layout() const noexcept { return policy_.layout; }
+    [[nodiscard]] std::optional<std::size_t> paged() const noexcept { return policy_.paged(); }
+    /// The number of groups that have blocks of their own. Functions take their numbers, from 0.
+    [[nodiscard]] std::size_t size() const noexcept { return pools_.size(); }
+    /// The group whose keys and values a group reads: its own, unless it is an alias.
+    [[nodiscard]] std::size_t keeper_of(std::size_t group) const {
+        require(group < layout().groups.size(), "a group is one of the layout's");
+        return layout().groups[group].alias_of.value_or(static_cast<std::uint32_t>(group));
+    }
+    /// The number of a group that has blocks.
+    [[nodiscard]] std::size_t pool_of(std::size_t group) const {
+        std::size_t pool = 0;
+        while (pool < pools_.size() && pools_[pool].group != group)
+            ++pool;
+        require(pool < pools_.size(), "a group with blocks is neither the pages' own nor an alias");
+        return pool;
+    }
+    /// The group of the layout.
+    [[nodiscard]] std::size_t group(std::size_t pool) const noexcept { return pools_[pool].group; }
+    [[nodiscard]] const layer_group& description(std::size_t pool) const noexcept {
+        return layout().groups[pools_[pool].group];
+    }
+    [[nodiscard]] bool is_state(std::size_t pool) const noexcept { return pools_[pool].state; }
+    /// Whether a block stays that no sequence uses.
+    [[nodiscard]] bool keeps(std::size_t pool) const noexcept { return policy_.keep_released || is_state(pool); }
+    [[nodiscard]] std::size_t block_bytes(std::size_t pool) const noexcept { return pools_[pool].block_bytes; }
+    [[nodiscard]] std::size_t blocks(std::size_t pool) const noexcept { return pools_[pool].owner.size(); }
+    /// Blocks that are free or not in use.
+    [[nodiscard]] std::size_t available_blocks(std::size_t pool) const noexcept {
+        return pools_[pool].free.size() + pools_[pool].idle;
+    }
+    [[nodiscard]] std::size_t free_blocks(std::size_t pool) const noexcept { return pools_[pool].free.size(); }
+
+    // Bytes.
+
+    [[nodiscard]] std::size_t budget() const noexcept { return budget_; }
+    [[nodiscard]] std::size_t used() const noexcept { return used_; }
+    /// Bytes of blocks that no sequence uses.
+    [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
+    [[nodiscard]] bool fits(std::size_t bytes) const noexcept { return bytes <= budget_ - used_; }
+    void spend(std::size_t bytes) noexcept { used_ += bytes; }
+    void refund(std::size_t bytes) noexcept { used_ -= bytes; }
+
+    // Entries of the eviction policy: pages, then the blocks of each group.
+
+    [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
+    [[nodiscard]] page_id entry(std::size_t pool, page_id page) const noexcept {
+        return page_id{static_cast<std::uint32_t>(pools_[pool].first_slot + pools_[pool].of_page[index_of(page)])};
+    }
+    /// The group and the page of a block's entry.
+    struct place {
+        std::size_t pool = 0;
+        page_id page = {};
+    };
+    [[nodiscard]] place place_of(page_id entry) const noexcept {
+        std::size_t pool = 0;
+        while (pool + 1 < pools_.size() && index_of(entry) >= pools_[pool + 1].first_slot)
+            ++pool;
+        return {pool, page_id{pools_[pool].owner[index_of(entry) - pools_[pool].first_slot]}};
+    }
+
+    // Blocks of pages.
+
+    [[nodiscard]] bool has(std::size_t pool, page_id page) const noexcept {
+        return pools_[pool].of_page[index_of(page)] != none;
+    }
+    /// Requires: the page has a block, as in the functions below.
+    [[nodiscard]] std::uint32_t block(std::size_t pool, page_id page) const noexcept {
+        return pools_[pool].of_page[index_of(page)];
+    }
+    [[nodiscard]] std::uint32_t covers(std::size_t pool, page_id page) const noexcept {
+        return pools_[pool].covers[index_of(page)];
+    }
+    [[nodiscard]] std::uint32_t holders(std::size_t pool, std::uint32_t block) const noexcept {
+        return pools_[pool].holders[block];
+    }
+    /// The number of pages that have the block.
+    [[nodiscard]] std::uint32_t sharers(std::size_t pool, std::uint32_t block) const noexcept {
+        return pools_[pool].pages[block];
+    }
+    /// The page by which the index knows a block; nullopt for one that only pages of sequences have.
+    [[nodiscard]] std::optional<page_id> owner(std::size_t pool, std::uint32_t block) const noexcept {
+        const std::uint32_t page = pools_[pool].owner[block];
+        return page == none ? std::nullopt : std::optional(page_id{page});
+    }
+    [[nodiscard]] std::span<std::byte> bytes(std::size_t pool, page_id page) const noexcept {
+        const block_pool& of = pools_[pool];
+        return of.memory[block(pool, page)].bytes();
+    }
+
+    /// Gives a page without one a block that one sequence uses. Returns false if there is no memory. Requires: a block
+    /// is free and fits.
+    [[nodiscard]] bool take(std::size_t pool, page_id page) noexcept {
+        block_pool& of = pools_[pool];
+        const std::uint32_t block = of.free.back();
+        if (of.owns && !of.memory[block].allocate(of.block_bytes))
+            return false;
+        of.free.pop_back();
+        of.of_page[index_of(page)] = block;
+        of.owner[block] = index_of(page);
+        of.pages[block] = of.holders[block] = of.covers[index_of(page)] = 1;
+        spend(of.block_bytes);
+        return true;
+    }
+    /// One more sequence uses the block. Returns whether it is the first.
+    bool cover(std::size_t pool, page_id page) noexcept {
+        block_pool& of = pools_[pool];
+        ++of.covers[index_of(page)];
+        const bool first = of.holders[block(pool, page)]++ == 0;
+        if (first)
+            change_idle(of, false);
+        return first;
+    }
+    /// One sequence less. Returns whether it was the last.
+    bool uncover(std::size_t pool, page_id page) noexcept {
+        block_pool& of = pools_[pool];
+        expects(of.covers[index_of(page)] > 0, "a block that is left was used");
+        --of.covers[index_of(page)];
+        const bool last = --of.holders[block(pool, page)] == 0;
+        if (last)
+            change_idle(of, true);
+        return last;
+    }
+    /// Makes the block that of another page too, without more users.
+    void share(std::size_t pool, page_id from, page_id to) noexcept {
+        block_pool& of = pools_[pool];
+        const std::uint32_t block = of.of_page[index_of(from)];
+        of.of_page[index_of(to)] = block;
+        of.owner[block] = index_of(to);
+        ++of.pages[block];
+    }
+    /// One user of the block uses it for another page that shares it.
+    void pass_on(std::size_t pool, page_id from, page_id to) noexcept {
+        --pools_[pool].covers[index_of(from)];
+        ++pools_[pool].covers[index_of(to)];
+    }
+    /// Takes the block from a page whose sequences do not use it. Frees it if it has no other page.
+    void detach(std::size_t pool, page_id page) noexcept {
+        block_pool& of = pools_[pool];
+        expects(of.covers[index_of(page)] == 0, "a block that is taken away is not used");
+        const std::uint32_t block = std::exchange(of.of_page[index_of(page)], none);
+        if (of.owner[block] == index_of(page))
+            of.owner[block] = none;
+        if (--of.pages[block] > 0)
+            return;
+        if (of.owns)
+            of.memory[block].free();
+        of.free.push_back(block);
+        change_idle(of, false);
+        refund(of.block_bytes);
+        if (policy_.on_evict)
+            detail::ignore_exceptions([&] { policy_.on_evict(of.group, block); });
+    }
+    /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
+    [[nodiscard]] bool copy(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
+        const block_pool& of = pools_[pool];
+        if (of.owns)
+            std::memcpy(bytes(pool, to).data(), bytes(pool, from).data(), of.block_bytes);
+        if (of.owns)
+            return true;
+        bool copied = false;
+        detail::ignore_exceptions([&] { copied = policy_.copy(of.group, block(pool, from), block(pool, to), rows); });
+        return copied;
+    }
+
+    // What a sequence of `tokens` tokens uses of a group, as entries of its page table: [first, end).
+
+    /// The first entry with tokens that the next query reads, or that has rows for more.
+    [[nodiscard]] std::size_t first_entry(std::size_t pool, std::size_t tokens) const noexcept {
+        const std::size_t size = layout().tokens;
+        return std::min(description(pool).first_read(tokens), tokens) / size;
+    }
+
+private:
+    // Memory of one block.
+    class block_memory {
+    public:
+        [[nodiscard]] bool allocate(std::size_t bytes) noexcept {
+            return detail::completes<std::bad_alloc>([&] { bytes_.resize(bytes); });
+        }
+        void free() noexcept { bytes_ = {}; }
+        [[nodiscard]] std::span<std::byte> bytes() const noexcept {
+            return {const_cast<std::byte*>(bytes_.data()), bytes_.size()};
+        }
+
+    private:
+        aligned_vector<std::byte> bytes_;
+    };
+
+    struct block_pool {
+        std::size_t group = 0;
+        std::size_t first_slot = 0;
+        std::size_t block_bytes = 0;
+        bool state = false;
+        bool owns = false;
+        std::vector<std::uint32_t> of_page = {}; // by page: its block
+        std::vector<std::uint32_t> covers = {};  // by page: sequences that use its block for it
+        std::vector<std::uint32_t> owner = {};   // by block: the page that the index knows it by
+        std::vector<std::uint32_t> pages = {};   // by block: the pages that share it
+        std::vector<std::uint32_t> holders = {}; // by block: sequences that use it
+        std::vector<std::uint32_t> free = {};
+        std::size_t idle = 0; // blocks that no sequence uses
+        std::vector<block_memory> memory = {};
+
+        void reserve(std::size_t page_count, std::size_t blocks, bool owned) {
+            owns = owned;
+            of_page.assign(page_count, none);
+            covers.assign(page_count, 0);
+            owner.assign(blocks, none);
+            pages.assign(blocks, 0);
+            holders.assign(blocks, 0);
+            memory.resize(owned ? blocks : 0);
+            for (std::size_t block = blocks; block > 0; --block)
+                free.push_back(static_cast<std::uint32_t>(block - 1));
+        }
+    };
+
+    // A block is not used any more, or used again, or freed.
+    void change_idle(block_pool& of, bool more) noexcept {
+        of.idle += more ? 1 : std::size_t(-1);
+        idle_ += more ? of.block_bytes : std::size_t{} - of.block_bytes;
+    }
+
+    grouped policy_;
+    std::vector<block_pool> pools_;
+    std::size_t budget_;
+    std::size_t used_ = 0;
+    std::size_t idle_ = 0;
+    std::size_t slots_ = 0;
+};
+
+inline grouped::state grouped::open(const layers_capacity& of) const {
+    return {*this, of};
+}
+
+static_assert(layers_policy<grouped>);
+
+}}} // namespace kvcache::layers
