@@ -1466,8 +1466,9 @@ private:
 namespace detail {
 
 // A host's identity with the fields that the cache itself decides: codec, layout, page size, device backend.
-template <class Codec>
-[[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape) {
+template <class Codec, class Layers = layers::uniform>
+[[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape,
+                                         [[maybe_unused]] const Layers& layers = {}) {
     id.codec = codec.name();
     id.layout = "key tiles of 16, value rows";
     if constexpr (requires { codec.layout_name(); })
@@ -1477,6 +1478,8 @@ template <class Codec>
     else
         id.layout += joined({"; ", std::to_string(shape.layers), " layers, ", std::to_string(shape.kv_heads),
                              " KV heads of ", std::to_string(shape.head_dim)});
+    if constexpr (requires { layers.layout.name(); })
+        id.layout += "; groups: " + layers.layout.name();
     id.page_tokens = shape.tokens;
     return id;
 }
@@ -5526,7 +5529,7 @@ public:
     cache_core(cache_config config, Policies policies)
         : shape_(checked(detail::shape_of(config.shape, policies.layers))),
           codec_(policies.codec.open(shape_)),
-          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
+          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_, policies.layers)),
           pages_(detail::open_pages<page_manager_type>(config, policies, codec_, shape_, identity_)),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, residual_window_of(codec_)),
@@ -10559,6 +10562,23 @@ struct cache_layout {
         default:
             return detail::joined({"alias of ", name_of(*of.alias_of)});
         }
+    }
+
+    /// All groups in one line, for an identity: "3 layers of 1 x 256; 15 layers of 1 x 256, window of 512".
+    [[nodiscard]] std::string name() const {
+        std::string words;
+        for (const layer_group& of : groups) {
+            words += detail::joined({words.empty() ? "" : "; ", std::to_string(of.layers), " layers"});
+            if (of.has_rows())
+                words += detail::joined({" of ", std::to_string(of.kv_heads), " x ", std::to_string(of.head_dim)});
+            if (of.window > 0)
+                words += detail::joined({", window of ", std::to_string(of.window)});
+            if (of.state_bytes > 0)
+                words += detail::joined({", state of ", std::to_string(of.state_bytes), " bytes"});
+            if (of.alias_of)
+                words += detail::joined({", as group ", std::to_string(*of.alias_of)});
+        }
+        return words;
     }
 
     /// The shape of a group's pages. Requires: it has rows.

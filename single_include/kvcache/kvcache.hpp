@@ -6964,8 +6964,9 @@ private:
 namespace detail {
 
 // A host's identity with the fields that the cache itself decides: codec, layout, page size, device backend.
-template <class Codec>
-[[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape) {
+template <class Codec, class Layers = layers::uniform>
+[[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape,
+                                         [[maybe_unused]] const Layers& layers = {}) {
     id.codec = codec.name();
     id.layout = "key tiles of 16, value rows";
     if constexpr (requires { codec.layout_name(); })
@@ -6975,6 +6976,8 @@ template <class Codec>
     else
         id.layout += joined({"; ", std::to_string(shape.layers), " layers, ", std::to_string(shape.kv_heads),
                              " KV heads of ", std::to_string(shape.head_dim)});
+    if constexpr (requires { layers.layout.name(); })
+        id.layout += "; groups: " + layers.layout.name();
     id.page_tokens = shape.tokens;
     return id;
 }
@@ -10239,7 +10242,7 @@ public:
     cache_core(cache_config config, Policies policies)
         : shape_(checked(detail::shape_of(config.shape, policies.layers))),
           codec_(policies.codec.open(shape_)),
-          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
+          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_, policies.layers)),
           pages_(detail::open_pages<page_manager_type>(config, policies, codec_, shape_, identity_)),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, residual_window_of(codec_)),

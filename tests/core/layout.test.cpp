@@ -62,6 +62,9 @@ TEST_CASE("a layout describes what models need") {
                               "window of 512: 15 layers, a hit needs the last 511 tokens, 7.5 MiB at 8K, 7.5 MiB at "
                               "128K\n"
                               "all: 31.5 MiB at 8K, 391.5 MiB at 128K\n");
+    CHECK(gemma.name() == "3 layers of 1 x 256; 15 layers of 1 x 256, window of 512");
+    CHECK(hybrid.name() == "8 layers of 2 x 256; 24 layers, state of 50331648 bytes");
+    CHECK(shared.name() == "10 layers of 4 x 256; 20 layers, as group 0");
     CHECK(shared.name_of(1) == "alias of full");
     CHECK(kv::cache_layout::of({2, 3, 4, 16}) == kv::cache_layout{16, {full(2, 3, 4)}});
 }

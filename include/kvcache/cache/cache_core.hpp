@@ -72,7 +72,7 @@ public:
     cache_core(cache_config config, Policies policies)
         : shape_(checked(detail::shape_of(config.shape, policies.layers))),
           codec_(policies.codec.open(shape_)),
-          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_)),
+          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_, policies.layers)),
           pages_(detail::open_pages<page_manager_type>(config, policies, codec_, shape_, identity_)),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, residual_window_of(codec_)),

@@ -257,8 +257,9 @@ private:
 namespace detail {
 
 // A host's identity with the fields that the cache itself decides: codec, layout, page size, device backend.
-template <class Codec>
-[[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape) {
+template <class Codec, class Layers = layers::uniform>
+[[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape,
+                                         [[maybe_unused]] const Layers& layers = {}) {
     id.codec = codec.name();
     id.layout = "key tiles of 16, value rows";
     if constexpr (requires { codec.layout_name(); })
@@ -268,6 +269,8 @@ template <class Codec>
     else
         id.layout += joined({"; ", std::to_string(shape.layers), " layers, ", std::to_string(shape.kv_heads),
                              " KV heads of ", std::to_string(shape.head_dim)});
+    if constexpr (requires { layers.layout.name(); })
+        id.layout += "; groups: " + layers.layout.name();
     id.page_tokens = shape.tokens;
     return id;
 }

@@ -78,6 +78,23 @@ struct cache_layout {
         }
     }
 
+    /// All groups in one line, for an identity: "3 layers of 1 x 256; 15 layers of 1 x 256, window of 512".
+    [[nodiscard]] std::string name() const {
+        std::string words;
+        for (const layer_group& of : groups) {
+            words += detail::joined({words.empty() ? "" : "; ", std::to_string(of.layers), " layers"});
+            if (of.has_rows())
+                words += detail::joined({" of ", std::to_string(of.kv_heads), " x ", std::to_string(of.head_dim)});
+            if (of.window > 0)
+                words += detail::joined({", window of ", std::to_string(of.window)});
+            if (of.state_bytes > 0)
+                words += detail::joined({", state of ", std::to_string(of.state_bytes), " bytes"});
+            if (of.alias_of)
+                words += detail::joined({", as group ", std::to_string(*of.alias_of)});
+        }
+        return words;
+    }
+
     /// The shape of a group's pages. Requires: it has rows.
     [[nodiscard]] page_shape shape(std::size_t group) const {
         const layer_group& of = groups[group];
