@@ -4,4 +4,5 @@
 // Layer groups: layers::grouped, for models whose layers keep different things of a sequence.
 
 #include <kvcache/cache/group_leases.hpp>
+#include <kvcache/cache/snapshot_places.hpp>
 #include <kvcache/layers/grouped.hpp>
