@@ -3,12 +3,9 @@
 // Sends a trace of tokens through a cache without a model, and writes the reused tokens of each request:
 // bench/compare/block_managers.py and radix_trees.py compare them with other engines'.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -19,27 +16,6 @@
 #include <malloc.h>
 
 namespace {
-
-// Reads requests, each as two counts (tokens of the prompt and of the answer) and its tokens, of 32 bits each in the
-// machine's order of bytes. Throws: runtime_error if the file cannot be read or ends inside a request.
-std::vector<bench::block_request> read_requests(const std::string& file) {
-    std::ifstream in(file, std::ios::binary);
-    const auto read = [&in](auto* to, std::size_t count) {
-        return bool(in.read(reinterpret_cast<char*>(to), static_cast<std::streamsize>(count * sizeof(*to))));
-    };
-    std::vector<bench::block_request> requests;
-    std::array<std::uint32_t, 2> counts = {};
-    while (read(counts.data(), counts.size())) {
-        bench::block_request& one = requests.emplace_back();
-        one.prompt = counts[0];
-        one.tokens.resize(std::size_t{counts[0]} + counts[1]);
-        if (one.prompt == 0 || !read(one.tokens.data(), one.tokens.size()))
-            throw std::runtime_error(file + ": request " + std::to_string(requests.size()) + " is not complete");
-    }
-    if (!in.eof() || in.gcount() > 0 || requests.empty())
-        throw std::runtime_error(file + " is not a trace of tokens");
-    return requests;
-}
 
 // What the program has allocated, in bytes.
 double allocated() {
@@ -82,7 +58,7 @@ int program(int count, char** words) {
     app.add_flag("--bytes", of.prints_bytes, "Print the bytes of the cache for each token, after the seconds");
     app.add_flag("--tokens", tokens, "Reuse parts of pages, too");
     CLI11_PARSE(app, count, words);
-    const auto requests = read_requests(file);
+    const auto requests = bench::read_requests(file);
     if (tokens)
         replay<kvcache::index::radix>(requests, of);
     else

@@ -34,19 +34,25 @@ def load() -> str | None:
 
 
 class BlockManager:
-    """A KVCacheManager of one group of full attention, with vLLM's standard hash of blocks (SHA-256 of their pickle)."""
-    def __init__(self, blocks: int, in_flight: int):
+    """A KVCacheManager of groups of layers, with vLLM's standard hash of blocks (SHA-256 of their pickle): one of full
+    attention, and one for each of `windows`, all with blocks of the same bytes. `chunk`: the tokens of a prompt that are
+    computed at a time; all of them by default.
+    """
+    def __init__(self, blocks: int, in_flight: int, windows: tuple[int, ...] = (), chunk: int | None = None):
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_manager import KVCacheManager
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
         from vllm.v1.request import Request
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=None)
-        config = KVCacheConfig(num_blocks=blocks + 1, kv_cache_tensors=[],  # one is vLLM's null block
-                               kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-        self.manager = KVCacheManager(config, max_model_len=1 << 20, scheduler_block_size=BLOCK, hash_block_size=BLOCK)
+        layer = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 1, "dtype": None}
+        groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**layer))]
+        groups += [KVCacheGroupSpec([f"window {i}"], SlidingWindowSpec(**layer, sliding_window=window))
+                   for i, window in enumerate(windows)]
+        config = KVCacheConfig(num_blocks=blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)  # one is vLLM's null block
+        self.manager = KVCacheManager(config, max_model_len=1 << 20, scheduler_block_size=BLOCK, hash_block_size=BLOCK,
+                                      max_in_flight_tokens=chunk)
         self.hasher = get_request_block_hasher(BLOCK, sha256)
-        self.request_type = Request
+        self.request_type, self.chunk = Request, chunk
         self.params = types.SimpleNamespace(max_tokens=1, structured_outputs=None, extra_args=None, skip_reading_prefix_cache=None)
         self.in_flight, self.flying, self.count = in_flight, [], 0
 
@@ -60,7 +66,10 @@ class BlockManager:
         if len(self.flying) == self.in_flight:
             self.release()
         blocks, hit, _ = self.manager.get_computed_blocks(request)
-        self.allocate(request, request.num_tokens - hit, hit, blocks)
+        while request.num_computed_tokens < request.num_tokens:
+            left = request.num_tokens - max(hit, request.num_computed_tokens)
+            self.allocate(request, min(left, self.chunk or left), hit if blocks else 0, blocks)
+            blocks = None
         for token in answer:
             request.append_output_token_ids(token)
             self.allocate(request, 1, 0, None)

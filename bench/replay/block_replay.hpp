@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "requests.hpp"
+
 namespace bench {
 
 /// An index that finds full pages alone, as engines do that share whole blocks: a page that is equal in part is not
@@ -42,12 +44,6 @@ struct full_pages {
 };
 
 static_assert(kvcache::index_policy<full_pages>);
-
-/// A request of a trace of tokens: the prompt, and the tokens that are generated after it.
-struct block_request {
-    std::vector<kvcache::token_id> tokens = {}; ///< Of the prompt, then of the answer.
-    std::size_t prompt = 0;                     ///< The number of prompt tokens, at least one.
-};
 
 /// Sends requests through the interface of a cache as an engine would, without a model: a prompt is matched, its other
 /// tokens are reserved and committed at once, and each generated token is reserved and committed alone. Eviction is
