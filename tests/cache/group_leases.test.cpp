@@ -23,7 +23,7 @@ TEST_CASE("whatever hosts do, sequences of layer groups read what was written fo
 }
 TEST_CASE("where nothing is evicted a match is the longest that every layer group can continue") {
     for (std::uint64_t seed = 1; seed <= 100; ++seed)
-        CHECK(play(seed, 60, kv::eviction::lru{}, false).refused == 0);
+        CHECK(play(seed, 40, kv::eviction::lru{}, false).refused == 0);
 }
 TEST_CASE("the same with the standard eviction policy, for long", "[.long]") {
     for (std::uint64_t seed = 1; seed <= 1000; ++seed)

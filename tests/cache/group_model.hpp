@@ -380,7 +380,7 @@ outcome play(std::uint64_t seed, std::size_t rounds, Eviction eviction, bool evi
         host = group_host(layout_of(random));
     INFO("seed " << seed << "\n" << host.layout().describe());
     const auto grouped = groups_of(host, !evicts || random(4) > 0);
-    const std::size_t bytes = evicts ? (1 + random(12)) * 4096 : std::size_t{1} << 24;
+    const std::size_t bytes = evicts ? (1 + random(12)) * 4096 : std::size_t{1} << 21;
     auto cache =
         kv::open_cache({.limit = {.bytes = bytes}, .merge_equal_pages = random(3) > 0},
                        pages_of(host, grouped.paged().value_or(host.layout().groups.size())), grouped, eviction);
