@@ -69,7 +69,8 @@ TEST_CASE("snapshots are placed where pages end, before the last token and after
     CHECK(kv::snapshot_places{.doubling = true}.of(known(161, 0, 0), 16) == places{32, 96, 128, 144, 160});
     for (std::size_t prompt = 0; prompt < 300; ++prompt)
         for (const std::size_t cached : {0u, 16u, 64u, 160u})
-            for (const std::size_t at : kv::snapshot_places{.every = 3, .doubling = true}.of(known(prompt, cached, prompt), 16))
+            for (const std::size_t at :
+                 kv::snapshot_places{.every = 3, .doubling = true}.of(known(prompt, cached, prompt), 16))
                 if (at % 16 != 0 || at <= cached || at >= prompt)
                     FAIL("a snapshot after " << at << " of " << prompt << " tokens, " << cached << " known");
 }
