@@ -217,7 +217,7 @@ public:
         return first;
     }
     /// One sequence less. Returns whether it was the last.
-    bool uncover(std::size_t pool, page_id page) noexcept {
+    bool uncover(std::size_t pool, page_id page) {
         block_pool& of = pools_[pool];
         expects(of.covers[index_of(page)] > 0, "a block that is left was used");
         --of.covers[index_of(page)];
@@ -240,7 +240,7 @@ public:
         ++pools_[pool].covers[index_of(to)];
     }
     /// Takes the block from a page whose sequences do not use it. Frees it if it has no other page.
-    void detach(std::size_t pool, page_id page) noexcept {
+    void detach(std::size_t pool, page_id page) {
         block_pool& of = pools_[pool];
         expects(of.covers[index_of(page)] == 0, "a block that is taken away is not used");
         const std::uint32_t block = std::exchange(of.of_page[index_of(page)], none);
