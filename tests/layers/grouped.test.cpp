@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "cache/group_model.hpp"
+#include "layers/group_model.hpp"
 #include "support/counted_new.hpp"
 #include <catch2/catch.hpp>
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/group_model.hpp"
+#include "layers/group_model.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cache/group_model.hpp"
+#include "layers/group_model.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
