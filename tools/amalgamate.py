@@ -19,7 +19,8 @@ HOME = Path(__file__).resolve().parents[1]
 SINGLE = HOME / "single_include" / "kvcache"
 ROLES = ("eviction", "hash", "index", "layers", "locking", "observer", "recompute", "storage")
 FILES = {"kvcache.hpp": ["kvcache/kvcache.hpp", "kvcache/cache/block_tables.hpp"],
-         "cache.hpp": ["kvcache/cache.hpp", "kvcache/cache/block_tables.hpp", *(f"kvcache/{role}/all.hpp" for role in ROLES)]}
+         "cache.hpp": ["kvcache/cache.hpp", "kvcache/cache/block_tables.hpp", "kvcache/layer_groups.hpp",
+                       *(f"kvcache/{role}/all.hpp" for role in ROLES)]}
 SOURCES = {"kvcache.hpp": ["kernel", "attention"]}  # folders of src/
 GUARD = ["#if __cplusplus < 202002L", '#error "kvcache: C++20 is needed; compile with -std=c++20"', "#else"]
 INCLUDE = re.compile(r"^\s*#\s*include\s+<([^>]+)>")

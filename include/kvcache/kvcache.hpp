@@ -12,6 +12,7 @@
 #include <kvcache/eviction/all.hpp>
 #include <kvcache/hash/all.hpp>
 #include <kvcache/index/all.hpp>
+#include <kvcache/layer_groups.hpp>
 #include <kvcache/locking/all.hpp>
 #include <kvcache/model/transformer.hpp>
 #include <kvcache/observer/all.hpp>

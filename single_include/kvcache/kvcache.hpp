@@ -6576,7 +6576,6 @@ struct layers_capacity {
     std::size_t pages = 0;                         ///< Pages of the cache.
     std::size_t bytes = 0;                         ///< Of pages and blocks together, at most.
     std::span<const std::size_t> block_bytes = {}; ///< Bytes of a block, by group of the layout.
-    bool owns_blocks = false;                      ///< Whether the blocks have memory of the cache.
 };
 
 /// The working state of a layers policy: layers::uniform::state, which keeps nothing, or layers::grouped::state.
@@ -8434,8 +8433,10 @@ public:
     /// it costs to compute the tokens of its page. Throws: bad_alloc; the block is then not ranked.
     template <class Index>
     void rank_block(const Index& index, page_id entry, page_id page, std::size_t group, std::size_t bytes) {
-        const std::uint32_t depth = depths_[index_of(page)];
-        const eviction_entry newcomer{.key = prefixes_[index_of(page)].low + 0x9e3779b97f4a7c15u * (group + 1),
+        const auto before = index.parent(page), named = ranked(page) ? std::optional(page) : index.above(page);
+        const std::uint32_t depth = before ? depths_[index_of(*before)] + 1 : 0;
+        const digest name = named ? prefixes_[index_of(*named)] : hash_.root();
+        const eviction_entry newcomer{.key = name.low + 0x9e3779b97f4a7c15u * (group + 1),
                                       .bytes = bytes,
                                       .cost = cost_.seconds(depth * page_tokens_, index.run(page).size()),
                                       .depth = depth,
@@ -8556,7 +8557,7 @@ template <class Layers, class Codec>
 [[nodiscard]] std::size_t pages_in(cache_limits limit, [[maybe_unused]] const Layers& layers,
                                    [[maybe_unused]] const Codec& codec, std::size_t page_bytes) {
     if constexpr (requires { layers.layout; }) {
-        if (limit.bytes == 0)
+        if (limit.bytes == 0) // layers::grouped::check
             return 0;
         if (!layers.paged()) {
             std::size_t all = page_bytes;
@@ -8583,8 +8584,7 @@ template <class Pages, class Policies, class Codec>
     if constexpr (Pages::grouped) {
         of.bytes = config.limit.bytes;
         const auto block_bytes = block_bytes_of(policies.layers, policies.codec);
-        auto blocks = policies.layers.open(
-            {.pages = of.pages, .bytes = of.bytes, .block_bytes = block_bytes, .owns_blocks = row_writer<Codec>});
+        auto blocks = policies.layers.open({.pages = of.pages, .bytes = of.bytes, .block_bytes = block_bytes});
         of.blocks = blocks.slots() - of.pages;
         return Pages(of, id, policies, std::move(blocks));
     } else {
@@ -9392,20 +9392,19 @@ public:
             blocks_.detach(pool, page);
     }
     /// Gives a page a block that one sequence uses. Evicts if none is free, or its bytes are not. Returns false if
-    /// nothing is evictable, or there is no memory.
+    /// nothing is evictable.
     [[nodiscard]] bool allocate_block(std::size_t pool, page_id page, std::uint32_t tenant) {
-        while (blocks_.free_blocks(pool) == 0) {
-            const auto entry = eviction_.victim([&](page_id candidate) {
-                return index_of(candidate) >= pool_.pages() && blocks_.place_of(candidate).pool == pool;
-            });
-            if (!entry)
+        const auto of_pool = [&](page_id entry) {
+            return index_of(entry) >= pool_.pages() && blocks_.place_of(entry).pool == pool;
+        };
+        while (blocks_.free_blocks(pool) == 0)
+            if (!make_room(tenant, of_pool))
                 return false;
-            evict_entry(*entry);
-        }
         while (!blocks_.fits(blocks_.block_bytes(pool)))
             if (!make_room(tenant))
                 return false;
-        return blocks_.take(pool, page);
+        blocks_.take(pool, page);
+        return true;
     }
     /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
     [[nodiscard]] bool copy_block(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
@@ -9510,19 +9509,24 @@ private:
         }
     }
 
-    // Evicts a page to make room for one of a tenant; 0 for any.
-    [[nodiscard]] bool make_room(std::uint32_t tenant) {
+    static constexpr auto any_entry = [](page_id) { return true; };
+
+    // Evicts an entry for which `wanted` holds, to make room for one of a tenant; 0 for any.
+    template <class Wanted = decltype(any_entry)>
+    [[nodiscard]] bool make_room(std::uint32_t tenant, const Wanted& wanted = any_entry) {
         const auto from = tenants_.source(tenant);
-        return from && evict_any(*from);
+        return from && evict_any(*from, wanted);
     }
 
     // Evicts an evictable page, or the evictable block of one; one of this tenant's, if `tenant` is not zero.
-    [[nodiscard]] bool evict_any(std::uint32_t tenant) {
-        const auto page = eviction_.victim(
-            [this, tenant](page_id candidate) { return tenant == 0 || tenants_.owns(tenant, page_of(candidate)); });
-        if (!page)
+    template <class Wanted = decltype(any_entry)>
+    [[nodiscard]] bool evict_any(std::uint32_t tenant, const Wanted& wanted = any_entry) {
+        const auto entry = eviction_.victim([&](page_id candidate) {
+            return wanted(candidate) && (tenant == 0 || tenants_.owns(tenant, page_of(candidate)));
+        });
+        if (!entry)
             return false;
-        evict_entry(*page);
+        evict_entry(*entry);
         return true;
     }
     // The page of an entry of the eviction policy: of a page itself, or of a block.
@@ -10009,7 +10013,7 @@ public:
             leased += s->lease.ring.places.size();
         }
         if constexpr (grouped) {
-            auto users = groups_.nobody();
+            auto users = groups_.no_users();
             for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
                 groups_.count(*s, users);
             if (auto sound = groups_.check(users); !sound)
@@ -10234,8 +10238,14 @@ public:
     static_assert(device_codec_state<codec_type> == device_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
-    static_assert(!grouped || !(has_tier || page_writer<codec_type> || chunk_index_state<index_type>),
-                  "layer groups go with codecs that write single rows, and with neither a tier nor chunks");
+    static_assert(
+        !grouped || requires(const storage_type memory) { memory.follows_moves(); },
+        "layer groups are in external memory: storage::external");
+    static_assert(!grouped || !(has_tier || chunk_index_state<index_type>),
+                  "layer groups go with neither a tier nor chunks");
+    static_assert(
+        !grouped || requires { sizeof(group_leases<page_manager_type>); },
+        "layer groups need <kvcache/layer_groups.hpp>");
 
     /// It does not move. Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an
     /// identity.
@@ -12398,8 +12408,8 @@ template <class Wanted, class... Given>
 template <class Cache, class Codec, class Storage, class Layers>
 [[nodiscard]] result<void> check_config(const cache_config& config, const Codec& codec,
                                         [[maybe_unused]] const Storage& storage, const Layers& layers) {
-    if constexpr (requires { layers.check(storage); })
-        if (auto right = layers.check(storage); !right)
+    if constexpr (requires { layers.check(config.limit); })
+        if (auto right = layers.check(config.limit); !right)
             return right;
     const page_shape shape = shape_of(config.shape, layers);
     if (!has_pages_of<typename Cache::codec_type>(shape))
@@ -16401,6 +16411,841 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 using index_policies = std::tuple<index::radix, index::hash_chain, index::chunk>;
 
 }} // namespace kvcache
+
+// ---- kvcache/cache/group_leases.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The blocks of layer groups that the sequences and leases of a cache use. Of a window group a sequence uses the
+/// blocks that its next query reads, and those of its reserved rows. Of a state group it uses the snapshot that it
+/// began with, and those that its lease has made, until the next commit: the state after its last token is the host's.
+template <class PageManager>
+class group_leases {
+public:
+    group_leases(PageManager& pages, std::size_t page_tokens) : pages_(pages), page_tokens_(page_tokens) {}
+
+    /// How many of the first `tokens` tokens every group can continue. `page_of(entry)` is the page of a page-table
+    /// entry. Cost: O(entries * groups).
+    template <class PageOf>
+    [[nodiscard]] group_limit limit(std::size_t tokens, const PageOf& page_of) const {
+        group_limit found{.tokens = tokens, .others = tokens};
+        std::size_t last = none;
+        found.tokens = longest(tokens, page_of, none, last);
+        if (last == none)
+            return found;
+        found.group = static_cast<std::uint32_t>(blocks().group(last));
+        std::size_t other = none;
+        found.others = longest(tokens, page_of, last, other);
+        return found;
+    }
+    [[nodiscard]] group_limit limit(std::span<const page_id> pages, std::size_t tokens) const {
+        return limit(tokens, [&](std::size_t entry) { return pages[entry]; });
+    }
+    [[nodiscard]] std::size_t kept(const sequence_state& state, std::size_t tokens) const {
+        if (tokens == state.tokens.size())
+            return tokens;
+        return limit(tokens, [&](std::size_t entry) { return state.table[entry].page; }).tokens;
+    }
+
+    /// Makes room for what a sequence notes. Throws: bad_alloc.
+    void prepare(sequence_state& state) const {
+        state.group_first.assign(blocks().size(), 0);
+        state.snapshots.reserve(blocks().size());
+    }
+    /// Uses the blocks of a sequence whose pages are referenced.
+    void begin(sequence_state& state) noexcept {
+        state.group_first.assign(blocks().size(), state.table.size());
+        follow(state);
+        use_snapshots(state);
+    }
+    /// The same after the sequence was shortened.
+    void begin_again(sequence_state& state) noexcept {
+        end_snapshots(state, 0);
+        follow(state);
+        use_snapshots(state);
+    }
+    /// Uses the blocks that its next query reads, and no others, after its length has changed.
+    void follow(sequence_state& state) noexcept {
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
+            if (blocks().is_state(pool))
+                continue;
+            std::size_t& first = state.group_first[pool];
+            const std::size_t wanted = blocks().first_entry(pool, state.tokens.size());
+            for (; first < wanted; ++first)
+                if (first < state.table.size())
+                    pages_.uncover(pool, state.table[first].page);
+            for (; first > wanted; --first)
+                if (first <= state.table.size())
+                    pages_.cover(pool, state.table[first - 1].page);
+        }
+    }
+    /// Stops using the blocks of the last entry of its table, before its page is dropped.
+    void leave_last(sequence_state& state) noexcept {
+        const std::size_t entry = state.table.size() - 1;
+        const page_id page = state.table[entry].page;
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+            if (!blocks().is_state(pool) && entry >= state.group_first[pool])
+                leave(pool, page);
+        end_snapshots(state, entry * page_tokens_);
+    }
+    /// Stops using the window blocks of a page that takes no more part in the table's last entry.
+    void leave_tail(page_id page) noexcept {
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+            if (!blocks().is_state(pool))
+                leave(pool, page);
+    }
+
+    /// The bytes and blocks of a reservation. Errors: out_of_memory, with what is missing.
+    [[nodiscard]] result<void> check(const row_demand& wanted, std::size_t page_bytes) const {
+        const std::size_t fresh = wanted.fresh + (wanted.copies ? 1 : 0);
+        std::size_t bytes = wanted.pages * page_bytes;
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
+            if (blocks().is_state(pool))
+                continue;
+            bytes += fresh * blocks().block_bytes(pool);
+            if (fresh > blocks().available_blocks(pool))
+                return error{error_code::out_of_memory,
+                             detail::joined({"groups[", std::to_string(blocks().group(pool)), "]"}),
+                             detail::joined({std::to_string(fresh), " blocks are needed; ",
+                                             std::to_string(blocks().available_blocks(pool)), " of ",
+                                             std::to_string(blocks().blocks(pool)), " can be had"})};
+        }
+        if (bytes > pages_.available_bytes())
+            return error{error_code::out_of_memory, "bytes",
+                         detail::joined({std::to_string(bytes), " bytes of pages and blocks are needed; ",
+                                         std::to_string(pages_.available_bytes()), " of ",
+                                         std::to_string(blocks().budget()), " can be had"})};
+        return {};
+    }
+    /// Takes the window blocks of a page that was appended. Returns false if there is no room.
+    [[nodiscard]] bool extend(page_id page, std::uint32_t tenant) {
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+            if (!blocks().is_state(pool) && !pages_.allocate_block(pool, page, tenant))
+                return false;
+        return true;
+    }
+    /// Copies the window blocks of a shared page to those of its copy. Returns false if there is no room, or the host
+    /// could not copy.
+    [[nodiscard]] bool copy_tail(page_id shared, page_id own, std::size_t rows, std::uint32_t tenant) {
+        if (!extend(own, tenant))
+            return false;
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+            if (!blocks().is_state(pool) && !pages_.copy_block(pool, shared, own, rows))
+                return false;
+        return true;
+    }
+    /// The groups whose blocks of an entry the sequence uses, a bit each.
+    [[nodiscard]] std::uint64_t used(const sequence_state& state, std::size_t entry) const noexcept {
+        std::uint64_t groups = 0;
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+            if (!blocks().is_state(pool) && entry >= state.group_first[pool])
+                groups |= std::uint64_t{1} << pool;
+        for (const sequence_state::snapshot& one : state.snapshots)
+            if (one.entry == entry)
+                groups |= std::uint64_t{1} << one.pool;
+        return groups;
+    }
+
+    /// By entry: the block of a group that the sequence uses, or `null`.
+    [[nodiscard]] std::vector<std::int32_t> table(const sequence_state& state, std::size_t group,
+                                                  std::int32_t null) const {
+        std::vector<std::int32_t> made(state.table.size(), null);
+        const std::size_t kept = blocks().keeper_of(group);
+        if (kept == blocks().paged()) {
+            for (std::size_t entry = 0; entry < made.size(); ++entry)
+                made[entry] = static_cast<std::int32_t>(index_of(state.table[entry].page));
+            return made;
+        }
+        const std::size_t pool = blocks().pool_of(kept);
+        const auto show = [&](std::size_t entry) {
+            made[entry] = static_cast<std::int32_t>(blocks().block(pool, state.table[entry].page));
+        };
+        if (!blocks().is_state(pool))
+            for (std::size_t entry = state.group_first[pool]; entry < made.size(); ++entry)
+                show(entry);
+        for (const sequence_state::snapshot& one : state.snapshots)
+            if (one.pool == pool)
+                show(one.entry);
+        return made;
+    }
+
+    /// A block for the state of a group after `tokens` tokens, which the open lease of the sequence computes. Errors:
+    /// out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the tokens end a page, in the lease.
+    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group, std::size_t tokens) {
+        const std::size_t pool = blocks().pool_of(group);
+        require(blocks().is_state(pool), "a snapshot is of a group that has a state");
+        const std::size_t entry = tokens / page_tokens_ - 1;
+        const page_id page = state.table[entry].page;
+        for (const sequence_state::snapshot& one : state.snapshots)
+            if (one.pool == pool && one.entry == entry)
+                return blocks().block(pool, page);
+        state.snapshots.reserve(state.snapshots.size() + 1);
+        if (blocks().has(pool, page))
+            pages_.cover(pool, page);
+        else if (!pages_.allocate_block(pool, page, state.tenant))
+            return error{error_code::out_of_memory,
+                         detail::joined({"groups[", std::to_string(blocks().group(pool)), "]"}),
+                         detail::joined({"there is no room for a state of ", std::to_string(blocks().block_bytes(pool)),
+                                         " bytes"})};
+        state.snapshots.push_back({pool, entry});
+        return blocks().block(pool, page);
+    }
+    /// Removes the snapshots of a lease after more than `tokens` tokens, which were not committed.
+    void drop_snapshots(sequence_state& state, std::size_t tokens) noexcept {
+        for (std::size_t i = state.snapshots.size(); i-- > 0;)
+            if (const auto one = state.snapshots[i]; (one.entry + 1) * page_tokens_ > tokens) {
+                pages_.discard_block(one.pool, state.table[one.entry].page);
+                state.snapshots.erase(state.snapshots.begin() + static_cast<std::ptrdiff_t>(i));
+            }
+    }
+    /// Stops using snapshots after more than `tokens` tokens; they stay cached.
+    void end_snapshots(sequence_state& state, std::size_t tokens) noexcept {
+        for (std::size_t i = state.snapshots.size(); i-- > 0;)
+            if (const auto one = state.snapshots[i]; (one.entry + 1) * page_tokens_ > tokens) {
+                pages_.uncover(one.pool, state.table[one.entry].page);
+                state.snapshots.erase(state.snapshots.begin() + static_cast<std::ptrdiff_t>(i));
+            }
+    }
+
+    // For invariants.
+
+    /// By group with blocks and page: the sequences that use its block.
+    using user_counts = std::vector<std::vector<std::uint32_t>>;
+    [[nodiscard]] user_counts no_users() const {
+        return user_counts(blocks().size(), std::vector<std::uint32_t>(pages_.pool().pages(), 0));
+    }
+    /// Counts what a sequence uses.
+    void count(const sequence_state& state, user_counts& users) const {
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+            if (!blocks().is_state(pool)) {
+                for (std::size_t entry = state.group_first[pool]; entry < state.table.size(); ++entry)
+                    ++users[pool][index_of(state.table[entry].page)];
+                if (state.lease.has_copied_tail(state.table))
+                    ++users[pool][index_of(state.lease.tail_before->page)];
+            }
+        for (const sequence_state::snapshot& one : state.snapshots)
+            ++users[one.pool][index_of(state.table[one.entry].page)];
+    }
+    /// Checks that the blocks are used by so many sequences, that each is free, in use or evictable, and that their
+    /// bytes add up. Errors: malformed.
+    [[nodiscard]] result<void> check(const user_counts& users) const {
+        std::size_t bytes = (pages_.pool().pages() - pages_.pool().free().size()) * pages_.page_bytes(), idle = 0;
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
+            std::vector<std::uint32_t> holders(blocks().blocks(pool), 0), sharers = holders;
+            for (std::uint32_t i = 0; i < pages_.pool().pages(); ++i) {
+                const page_id page{i};
+                if (blocks().covers(pool, page) != users[pool][i] || (users[pool][i] > 0 && !blocks().has(pool, page)))
+                    return broken(pool, page, "is used by other sequences than it counts");
+                if (!blocks().has(pool, page))
+                    continue;
+                const std::uint32_t block = blocks().block(pool, page);
+                holders[block] += users[pool][i];
+                ++sharers[block];
+                if (users[pool][i] == 0 && (blocks().owner(pool, block) != page || !pages_.index().contains(page)))
+                    return broken(pool, page, "is kept for a page that is not in the index");
+            }
+            for (std::uint32_t block = 0; block < holders.size(); ++block) {
+                const auto owner = blocks().owner(pool, block);
+                const page_id page = owner.value_or(page_id{});
+                if (holders[block] != (sharers[block] > 0 ? blocks().holders(pool, block) : 0))
+                    return broken(pool, page, "counts other users than it has");
+                if (sharers[block] > 0 && holders[block] == 0) {
+                    if (!owner || sharers[block] != 1 || !pages_.ranks_block(pool, page))
+                        return broken(pool, page, "is not used and can never be evicted");
+                    idle += blocks().block_bytes(pool);
+                }
+                bytes += sharers[block] > 0 ? blocks().block_bytes(pool) : 0;
+            }
+            const auto free = static_cast<std::size_t>(std::count(sharers.begin(), sharers.end(), 0u));
+            if (free != blocks().free_blocks(pool))
+                return broken(pool, {}, "is lost");
+        }
+        if (bytes != blocks().used() || idle != blocks().idle() || bytes > blocks().budget())
+            return error{error_code::malformed, "bytes",
+                         detail::joined({std::to_string(bytes), " bytes are in pages and blocks, ",
+                                         std::to_string(idle), " of them evictable; the cache counts ",
+                                         std::to_string(blocks().used()), " and ", std::to_string(blocks().idle())})};
+        return {};
+    }
+
+private:
+    static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+    [[nodiscard]] const auto& blocks() const noexcept { return pages_.blocks(); }
+
+    [[nodiscard]] error broken(std::size_t pool, page_id page, const char* how) const {
+        return {error_code::malformed, detail::joined({"groups[", std::to_string(blocks().group(pool)), "]"}),
+                detail::joined({"the block of page ", std::to_string(index_of(page)), " ", how})};
+    }
+
+    // Uses the snapshots after the last token of a sequence, if there are any.
+    void use_snapshots(sequence_state& state) noexcept {
+        if (state.table.empty() || state.tokens.size() % page_tokens_ != 0)
+            return;
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+            if (blocks().is_state(pool) && blocks().has(pool, state.table.back().page)) {
+                pages_.cover(pool, state.table.back().page);
+                state.snapshots.push_back({pool, state.table.size() - 1}); // has room: see prepare
+            }
+    }
+    void leave(std::size_t pool, page_id page) noexcept {
+        if (blocks().has(pool, page) && blocks().covers(pool, page) > 0)
+            pages_.uncover(pool, page);
+    }
+
+    // The longest prefix that every group but `skipped` can continue. `last`: the group that shortened it last.
+    template <class PageOf>
+    [[nodiscard]] std::size_t longest(std::size_t tokens, const PageOf& page_of, std::size_t skipped,
+                                      std::size_t& last) const {
+        for (std::size_t agreed = 0, pool = 0; agreed < blocks().size(); pool = (pool + 1) % blocks().size()) {
+            const std::size_t can = pool == skipped           ? tokens
+                                    : blocks().is_state(pool) ? last_snapshot(pool, tokens, page_of)
+                                                              : last_window(pool, tokens, page_of);
+            agreed = can == tokens ? agreed + 1 : 1;
+            last = can == tokens ? last : pool;
+            tokens = can;
+        }
+        return tokens;
+    }
+    template <class PageOf>
+    [[nodiscard]] std::size_t last_snapshot(std::size_t pool, std::size_t tokens, const PageOf& page_of) const {
+        std::size_t pages = tokens / page_tokens_;
+        while (pages > 0 && !blocks().has(pool, page_of(pages - 1)))
+            --pages;
+        return pages * page_tokens_;
+    }
+    template <class PageOf>
+    [[nodiscard]] std::size_t last_window(std::size_t pool, std::size_t tokens, const PageOf& page_of) const {
+        std::size_t first = blocks().first_entry(pool, tokens);
+        for (std::size_t entry = (tokens + page_tokens_ - 1) / page_tokens_; entry > first; --entry)
+            if (!blocks().has(pool, page_of(entry - 1))) {
+                tokens = (entry - 1) * page_tokens_;
+                first = blocks().first_entry(pool, tokens);
+            }
+        return tokens;
+    }
+
+    PageManager& pages_;
+    std::size_t page_tokens_;
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/cache/snapshot_places.hpp ----------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Where a prompt leaves snapshots of a recurrent state for later prompts: after how many of its tokens. All are
+/// multiples of the page's tokens, and leave at least the last token of the prompt to compute.
+struct snapshot_places {
+    /// Where the last page ends: for the same prompt again, and for one that continues it.
+    bool ends = true;
+    /// Where the prompt parts from a cached one that has no snapshot there: for the next prompt that parts there.
+    bool branches = true;
+    /// A snapshot each so many pages; 0 for none. An edit then computes at most so many pages again before it.
+    std::size_t every = 0;
+    /// At the distances of 1, 2, 4, ... pages from the last one: an edit then computes at most twice the tokens from it
+    /// to the end, and a page, with O(log pages) snapshots.
+    bool doubling = false;
+
+    /// The places in a prompt that was looked up, in ascending order, after those tokens that are known. Throws:
+    /// bad_alloc. Cost: O(places).
+    [[nodiscard]] std::vector<std::size_t> of(const lookup_result& found, std::size_t page_tokens) const {
+        std::vector<std::size_t> made;
+        if (found.prompt_tokens == 0)
+            return made;
+        const std::size_t last = (found.prompt_tokens - 1) / page_tokens;
+        const auto add = [&](std::size_t page) {
+            if (page <= last && page * page_tokens > found.cached_tokens)
+                made.push_back(page * page_tokens);
+        };
+        if (ends)
+            add(last);
+        if (branches && found.limiting_group)
+            add(found.other_groups_tokens / page_tokens);
+        for (std::size_t page = every; every > 0 && page <= last; page += every)
+            add(page);
+        for (std::size_t distance = 1; doubling && distance < last; distance *= 2)
+            add(last - distance);
+        std::sort(made.begin(), made.end());
+        made.erase(std::unique(made.begin(), made.end()), made.end());
+        return made;
+    }
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/core/layout.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// What the layers of a group keep of a sequence.
+enum class group_kind {
+    full,   ///< Keys and values of every token.
+    window, ///< Keys and values of the last tokens.
+    state,  ///< One state for all tokens so far: a recurrent or convolution state.
+    alias,  ///< Nothing: the layers read the keys and values of another group.
+};
+
+/// Layers of a model that keep the same things of a sequence, and drop them together.
+struct layer_group {
+    std::string name = {}; ///< For people; empty for the name of its kind.
+    std::uint32_t layers = 0;
+    std::uint32_t kv_heads = 0;
+    std::uint32_t head_dim = 0;
+    std::uint32_t window = 0;    ///< Tokens that a query reads, its own included; 0 for all.
+    std::size_t state_bytes = 0; ///< Bytes of a state of all its layers together, for layers that keep one.
+    std::optional<std::uint32_t> alias_of = {}; ///< The group whose keys and values its layers read.
+
+    friend bool operator==(const layer_group&, const layer_group&) = default;
+
+    [[nodiscard]] group_kind kind() const noexcept {
+        return alias_of          ? group_kind::alias
+               : state_bytes > 0 ? group_kind::state
+               : window > 0      ? group_kind::window
+                                 : group_kind::full;
+    }
+    /// Whether it keeps keys and values.
+    [[nodiscard]] bool has_rows() const noexcept { return kind() == group_kind::full || kind() == group_kind::window; }
+
+    /// The first token that a query at position `at` reads.
+    [[nodiscard]] std::size_t first_read(std::size_t at) const noexcept {
+        return window == 0 || at < window ? 0 : at - (window - 1);
+    }
+};
+
+/// What the layers of a model keep of a sequence: groups of layers, in pages of equally many tokens.
+struct cache_layout {
+    std::uint32_t tokens = 64; ///< Tokens per page.
+    std::vector<layer_group> groups = {};
+
+    friend bool operator==(const cache_layout&, const cache_layout&) = default;
+
+    /// The layout of one group of full attention.
+    [[nodiscard]] static cache_layout of(const page_shape& shape) {
+        return {shape.tokens, {{.layers = shape.layers, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim}}};
+    }
+
+    /// A group's own name, or that of its kind and its window.
+    [[nodiscard]] std::string name_of(std::size_t group) const {
+        const layer_group& of = groups[group];
+        if (!of.name.empty())
+            return of.name;
+        switch (of.kind()) {
+        case group_kind::full:
+            return "full";
+        case group_kind::window:
+            return detail::joined({"window of ", std::to_string(of.window)});
+        case group_kind::state:
+            return "state";
+        default:
+            return detail::joined({"alias of ", name_of(*of.alias_of)});
+        }
+    }
+
+    /// All groups in one line, for an identity: "3 layers of 1 x 256; 15 layers of 1 x 256, window of 512".
+    [[nodiscard]] std::string name() const {
+        std::string words;
+        for (const layer_group& of : groups) {
+            words += detail::joined({words.empty() ? "" : "; ", std::to_string(of.layers), " layers"});
+            if (of.has_rows())
+                words += detail::joined({" of ", std::to_string(of.kv_heads), " x ", std::to_string(of.head_dim)});
+            if (of.window > 0)
+                words += detail::joined({", window of ", std::to_string(of.window)});
+            if (of.state_bytes > 0)
+                words += detail::joined({", state of ", std::to_string(of.state_bytes), " bytes"});
+            if (of.alias_of)
+                words += detail::joined({", as group ", std::to_string(*of.alias_of)});
+        }
+        return words;
+    }
+
+    /// The shape of a group's pages. Requires: it has rows.
+    [[nodiscard]] page_shape shape(std::size_t group) const {
+        const layer_group& of = groups[group];
+        expects(of.has_rows(), "a group with pages keeps keys and values");
+        return {of.layers, of.kv_heads, of.head_dim, tokens};
+    }
+
+    /// Whether the layout can be used. Errors: out_of_range, with the group and what is wrong with it.
+    [[nodiscard]] result<void> check() const {
+        if (groups.empty() || groups.size() > most_groups)
+            return wrong("groups", "a layout has 1 to 64 groups");
+        if (tokens == 0 || tokens > page_shape::most_tokens)
+            return wrong("tokens", "a page has 1 to 65,536 tokens");
+        bool keeps = false;
+        for (std::size_t i = 0; i < groups.size(); ++i) {
+            const layer_group& of = groups[i];
+            const std::string field = detail::joined({"groups[", std::to_string(i), "]"});
+            if (of.layers == 0)
+                return wrong(field, "a group has at least one layer");
+            if ((of.alias_of.has_value()) + (of.state_bytes > 0) + (of.window > 0) > 1)
+                return wrong(field, "a group has a window, or a state, or is an alias");
+            if (of.alias_of && (*of.alias_of >= i || !groups[*of.alias_of].has_rows()))
+                return wrong(field, "an alias names an earlier group that keeps keys and values");
+            if (of.has_rows() && !shape(i).valid())
+                return wrong(field, "a group that keeps keys and values has KV heads and a head dimension, none of "
+                                    "them too large");
+            if (!of.has_rows() && of.kv_heads + of.head_dim > 0)
+                return wrong(field, "a state and an alias have no KV heads and no head dimension");
+            keeps = keeps || of.kind() != group_kind::alias;
+        }
+        return keeps ? result<void>() : wrong("groups", "at least one group keeps something");
+    }
+
+    /// Bytes that a group holds for one sequence of `length` tokens, whole pages, with numbers of `number_bytes` bytes.
+    /// A window holds the pages that the next query reads, a state group one state.
+    [[nodiscard]] std::uint64_t bytes(std::size_t group, std::size_t length, std::size_t number_bytes) const {
+        const layer_group& of = groups[group];
+        if (of.kind() == group_kind::alias)
+            return 0;
+        if (of.kind() == group_kind::state)
+            return of.state_bytes;
+        const std::uint64_t pages = (length + tokens - 1) / tokens - std::min(of.first_read(length), length) / tokens;
+        return pages * tokens * 2 * of.layers * of.kv_heads * of.head_dim * number_bytes;
+    }
+    /// The same of all groups.
+    [[nodiscard]] std::uint64_t bytes(std::size_t length, std::size_t number_bytes) const {
+        std::uint64_t all = 0;
+        for (std::size_t group = 0; group < groups.size(); ++group)
+            all += bytes(group, length, number_bytes);
+        return all;
+    }
+
+    /// For people: a line for each group with its layers, what a hit of n tokens needs of it, and the MiB that one
+    /// sequence of 8,192 and of 131,072 tokens holds with 16-bit numbers; then a line for all.
+    [[nodiscard]] std::string describe() const {
+        std::string words = detail::joined({"pages of ", std::to_string(tokens), " tokens\n"});
+        for (std::size_t group = 0; group < groups.size(); ++group)
+            words +=
+                detail::joined({name_of(group), ": ", std::to_string(groups[group].layers), " layers, a hit needs ",
+                                needs(groups[group]), ", ", mebibytes(bytes(group, 8192, 2)), " MiB at 8K, ",
+                                mebibytes(bytes(group, 131072, 2)), " MiB at 128K\n"});
+        return words + detail::joined({"all: ", mebibytes(bytes(8192, 2)), " MiB at 8K, ", mebibytes(bytes(131072, 2)),
+                                       " MiB at 128K\n"});
+    }
+
+    static constexpr std::size_t most_groups = 64;
+
+private:
+    [[nodiscard]] static error wrong(std::string field, std::string words) {
+        return {error_code::out_of_range, std::move(field), std::move(words)};
+    }
+    [[nodiscard]] static std::string needs(const layer_group& of) {
+        switch (of.kind()) {
+        case group_kind::full:
+            return "all pages";
+        case group_kind::window:
+            return detail::joined({"the last ", std::to_string(of.window - 1), " tokens"});
+        case group_kind::state:
+            return "a snapshot at its last token";
+        default:
+            return "nothing";
+        }
+    }
+    // With one decimal.
+    [[nodiscard]] static std::string mebibytes(std::uint64_t bytes) {
+        const std::uint64_t tenths = (bytes * 10 + (1u << 19)) >> 20;
+        return detail::joined({std::to_string(tenths / 10), ".", std::to_string(tenths % 10)});
+    }
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/layers/grouped.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace layers {
+
+/// Groups of layers that keep different things. The first group of full attention has the cache's pages. Every other
+/// group has blocks: at most one for each page, for the same tokens. A block of a window is in use while the window of
+/// a sequence covers it; a state block is a snapshot after the last token of its page. Pages and blocks share one
+/// limit in bytes, and one eviction policy. Only with storage::external. The functions run while the cache is locked
+/// and must not call it; a copy that throws has failed.
+struct grouped {
+    using role = layers_role;
+
+    cache_layout layout = {};
+    /// Whether window blocks that no query reads any more stay cached while there is room. If not, they are freed at
+    /// once, and a prompt that parts from a cached one before its last window finds nothing.
+    bool keep_released = true;
+    /// By group: the bytes of a block; 0 or absent for what the codec, or the layout, says.
+    std::vector<std::size_t> block_bytes = {};
+    /// By group: the number of its blocks, where the host has fewer than the limit in bytes allows; 0 or absent for no
+    /// other limit.
+    std::vector<std::size_t> blocks = {};
+    /// Copies the first rows of a block of a group to another one before the other is written.
+    /// Returns whether it succeeded. Required.
+    std::function<bool(std::size_t group, std::uint32_t from, std::uint32_t to, std::size_t rows)> copy = {};
+    /// Called when a block is freed, with what it held.
+    std::function<void(std::size_t group, std::uint32_t block)> on_evict = {};
+
+    /// The group whose blocks are the cache's pages, if there is one.
+    [[nodiscard]] std::optional<std::size_t> paged() const noexcept {
+        for (std::size_t group = 0; group < layout.groups.size(); ++group)
+            if (layout.groups[group].kind() == group_kind::full)
+                return group;
+        return std::nullopt;
+    }
+    /// The shape of the cache's pages; without a full group they hold next to nothing.
+    [[nodiscard]] kvcache::page_shape page_shape() const {
+        const auto group = paged();
+        return group ? layout.shape(*group) : kvcache::page_shape{1, 1, 1, layout.tokens};
+    }
+
+    /// Whether a cache with this limit can be opened. Errors: out_of_range, for a layout that cannot be used, or a
+    /// limit that is not in bytes; mismatched, without the function that copies blocks of the host.
+    [[nodiscard]] result<void> check(const cache_limits& limit) const {
+        if (auto right = layout.check(); !right)
+            return right;
+        if (limit.bytes == 0)
+            return error{error_code::out_of_range, "limit", "a cache of layer groups has a limit in bytes"};
+        if (!copy)
+            return error{error_code::mismatched, "copy", "blocks of layer groups need a function that copies them"};
+        return {};
+    }
+
+    class state;
+    /// Requires: the layout can be used.
+    [[nodiscard]] state open(const layers_capacity& of) const;
+};
+
+/// The blocks of all groups but the first full one: which page each belongs to, how many sequences use it, and the
+/// bytes of pages and blocks together. Blocks are numbered by group, from 0.
+class grouped::state {
+public:
+    static constexpr bool several = true;
+    static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
+
+    state(grouped policy, const layers_capacity& of) : policy_(std::move(policy)), budget_(of.bytes) {
+        const cache_layout& layout = policy_.layout;
+        require(layout.check().has_value(), "a layout of layer groups can be used: cache_layout::check says why not");
+        std::size_t slots = of.pages;
+        for (std::size_t group = 0; group < layout.groups.size(); ++group) {
+            const layer_group& its = layout.groups[group];
+            block_pool made{.group = group, .first_slot = slots};
+            made.state = its.kind() == group_kind::state;
+            made.block_bytes = of.block_bytes[group];
+            if (paged() != group && its.kind() != group_kind::alias) {
+                const std::size_t fit = made.block_bytes == 0 ? of.pages : of.bytes / made.block_bytes;
+                const std::size_t own = group < policy_.blocks.size() ? policy_.blocks[group] : 0;
+                const std::size_t count = std::min({of.pages, fit, own == 0 ? of.pages : own});
+                made.reserve(of.pages, count);
+                slots += count;
+                pools_.push_back(std::move(made));
+            }
+        }
+        slots_ = slots;
+    }
+
+    [[nodiscard]] const cache_layout& layout() const noexcept { return policy_.layout; }
+    [[nodiscard]] std::optional<std::size_t> paged() const noexcept { return policy_.paged(); }
+    /// The number of groups that have blocks of their own. Functions take their numbers, from 0.
+    [[nodiscard]] std::size_t size() const noexcept { return pools_.size(); }
+    /// The group whose keys and values a group reads: its own, unless it is an alias.
+    [[nodiscard]] std::size_t keeper_of(std::size_t group) const {
+        require(group < layout().groups.size(), "a group is one of the layout's");
+        return layout().groups[group].alias_of.value_or(static_cast<std::uint32_t>(group));
+    }
+    /// The number of a group that has blocks.
+    [[nodiscard]] std::size_t pool_of(std::size_t group) const {
+        std::size_t pool = 0;
+        while (pool < pools_.size() && pools_[pool].group != group)
+            ++pool;
+        require(pool < pools_.size(), "a group with blocks is neither the pages' own nor an alias");
+        return pool;
+    }
+    /// The group of the layout.
+    [[nodiscard]] std::size_t group(std::size_t pool) const noexcept { return pools_[pool].group; }
+    [[nodiscard]] const layer_group& description(std::size_t pool) const noexcept {
+        return layout().groups[pools_[pool].group];
+    }
+    [[nodiscard]] bool is_state(std::size_t pool) const noexcept { return pools_[pool].state; }
+    /// Whether a block stays that no sequence uses.
+    [[nodiscard]] bool keeps(std::size_t pool) const noexcept { return policy_.keep_released || is_state(pool); }
+    [[nodiscard]] std::size_t block_bytes(std::size_t pool) const noexcept { return pools_[pool].block_bytes; }
+    [[nodiscard]] std::size_t blocks(std::size_t pool) const noexcept { return pools_[pool].owner.size(); }
+    /// Blocks that are free or not in use.
+    [[nodiscard]] std::size_t available_blocks(std::size_t pool) const noexcept {
+        return pools_[pool].free.size() + pools_[pool].idle;
+    }
+    [[nodiscard]] std::size_t free_blocks(std::size_t pool) const noexcept { return pools_[pool].free.size(); }
+
+    // Bytes.
+
+    [[nodiscard]] std::size_t budget() const noexcept { return budget_; }
+    [[nodiscard]] std::size_t used() const noexcept { return used_; }
+    /// Bytes of blocks that no sequence uses.
+    [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
+    [[nodiscard]] bool fits(std::size_t bytes) const noexcept { return bytes <= budget_ - used_; }
+    void spend(std::size_t bytes) noexcept { used_ += bytes; }
+    void refund(std::size_t bytes) noexcept { used_ -= bytes; }
+
+    // Entries of the eviction policy: pages, then the blocks of each group.
+
+    [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
+    [[nodiscard]] page_id entry(std::size_t pool, page_id page) const noexcept {
+        return page_id{static_cast<std::uint32_t>(pools_[pool].first_slot + pools_[pool].of_page[index_of(page)])};
+    }
+    /// The group and the page of a block's entry.
+    struct place {
+        std::size_t pool = 0;
+        page_id page = {};
+    };
+    [[nodiscard]] place place_of(page_id entry) const noexcept {
+        std::size_t pool = 0;
+        while (pool + 1 < pools_.size() && index_of(entry) >= pools_[pool + 1].first_slot)
+            ++pool;
+        return {pool, page_id{pools_[pool].owner[index_of(entry) - pools_[pool].first_slot]}};
+    }
+
+    // Blocks of pages.
+
+    [[nodiscard]] bool has(std::size_t pool, page_id page) const noexcept {
+        return pools_[pool].of_page[index_of(page)] != none;
+    }
+    /// Requires: the page has a block, as in the functions below.
+    [[nodiscard]] std::uint32_t block(std::size_t pool, page_id page) const noexcept {
+        return pools_[pool].of_page[index_of(page)];
+    }
+    [[nodiscard]] std::uint32_t covers(std::size_t pool, page_id page) const noexcept {
+        return pools_[pool].covers[index_of(page)];
+    }
+    [[nodiscard]] std::uint32_t holders(std::size_t pool, std::uint32_t block) const noexcept {
+        return pools_[pool].holders[block];
+    }
+    /// The number of pages that have the block.
+    [[nodiscard]] std::uint32_t sharers(std::size_t pool, std::uint32_t block) const noexcept {
+        return pools_[pool].pages[block];
+    }
+    /// The page by which the index knows a block; nullopt for one that only pages of sequences have.
+    [[nodiscard]] std::optional<page_id> owner(std::size_t pool, std::uint32_t block) const noexcept {
+        const std::uint32_t page = pools_[pool].owner[block];
+        return page == none ? std::nullopt : std::optional(page_id{page});
+    }
+
+    /// Gives a page without one a block that one sequence uses. Requires: a block is free and fits.
+    void take(std::size_t pool, page_id page) noexcept {
+        block_pool& of = pools_[pool];
+        const std::uint32_t block = of.free.back();
+        of.free.pop_back();
+        of.of_page[index_of(page)] = block;
+        of.owner[block] = index_of(page);
+        of.pages[block] = of.holders[block] = of.covers[index_of(page)] = 1;
+        spend(of.block_bytes);
+    }
+    /// One more sequence uses the block. Returns whether it is the first.
+    bool cover(std::size_t pool, page_id page) noexcept {
+        block_pool& of = pools_[pool];
+        ++of.covers[index_of(page)];
+        const bool first = of.holders[block(pool, page)]++ == 0;
+        if (first)
+            change_idle(of, false);
+        return first;
+    }
+    /// One sequence less. Returns whether it was the last.
+    bool uncover(std::size_t pool, page_id page) {
+        block_pool& of = pools_[pool];
+        expects(of.covers[index_of(page)] > 0, "a block that is left was used");
+        --of.covers[index_of(page)];
+        const bool last = --of.holders[block(pool, page)] == 0;
+        if (last)
+            change_idle(of, true);
+        return last;
+    }
+    /// Makes the block that of another page too, without more users.
+    void share(std::size_t pool, page_id from, page_id to) noexcept {
+        block_pool& of = pools_[pool];
+        const std::uint32_t block = of.of_page[index_of(from)];
+        of.of_page[index_of(to)] = block;
+        of.owner[block] = index_of(to);
+        ++of.pages[block];
+    }
+    /// One user of the block uses it for another page that shares it.
+    void pass_on(std::size_t pool, page_id from, page_id to) noexcept {
+        --pools_[pool].covers[index_of(from)];
+        ++pools_[pool].covers[index_of(to)];
+    }
+    /// Takes the block from a page whose sequences do not use it. Frees it if it has no other page.
+    void detach(std::size_t pool, page_id page) {
+        block_pool& of = pools_[pool];
+        expects(of.covers[index_of(page)] == 0, "a block that is taken away is not used");
+        const std::uint32_t block = std::exchange(of.of_page[index_of(page)], none);
+        if (of.owner[block] == index_of(page))
+            of.owner[block] = none;
+        if (--of.pages[block] > 0)
+            return;
+        of.free.push_back(block);
+        change_idle(of, false);
+        refund(of.block_bytes);
+        if (policy_.on_evict)
+            detail::ignore_exceptions([&] { policy_.on_evict(of.group, block); });
+    }
+    /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
+    [[nodiscard]] bool copy(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
+        bool copied = false;
+        detail::ignore_exceptions(
+            [&] { copied = policy_.copy(group(pool), block(pool, from), block(pool, to), rows); });
+        return copied;
+    }
+
+    // What a sequence of `tokens` tokens uses of a group, as entries of its page table: [first, end).
+
+    /// The first entry with tokens that the next query reads, or that has rows for more.
+    [[nodiscard]] std::size_t first_entry(std::size_t pool, std::size_t tokens) const noexcept {
+        const std::size_t size = layout().tokens;
+        return std::min(description(pool).first_read(tokens), tokens) / size;
+    }
+
+private:
+    struct block_pool {
+        std::size_t group = 0;
+        std::size_t first_slot = 0;
+        std::size_t block_bytes = 0;
+        bool state = false;
+        std::vector<std::uint32_t> of_page = {}; // by page: its block
+        std::vector<std::uint32_t> covers = {};  // by page: sequences that use its block for it
+        std::vector<std::uint32_t> owner = {};   // by block: the page that the index knows it by
+        std::vector<std::uint32_t> pages = {};   // by block: the pages that share it
+        std::vector<std::uint32_t> holders = {}; // by block: sequences that use it
+        std::vector<std::uint32_t> free = {};
+        std::size_t idle = 0; // blocks that no sequence uses
+
+        void reserve(std::size_t page_count, std::size_t blocks) {
+            of_page.assign(page_count, none);
+            covers.assign(page_count, 0);
+            owner.assign(blocks, none);
+            pages.assign(blocks, 0);
+            holders.assign(blocks, 0);
+            for (std::size_t block = blocks; block > 0; --block)
+                free.push_back(static_cast<std::uint32_t>(block - 1));
+        }
+    };
+
+    // A block is not used any more, or used again, or freed.
+    void change_idle(block_pool& of, bool more) noexcept {
+        of.idle += more ? 1 : std::size_t(-1);
+        idle_ += more ? of.block_bytes : std::size_t{} - of.block_bytes;
+    }
+
+    grouped policy_;
+    std::vector<block_pool> pools_;
+    std::size_t budget_;
+    std::size_t used_ = 0;
+    std::size_t idle_ = 0;
+    std::size_t slots_ = 0;
+};
+
+inline grouped::state grouped::open(const layers_capacity& of) const {
+    return {*this, of};
+}
+
+static_assert(layers_policy<grouped>);
+
+}}} // namespace kvcache::layers
+
+// ---- kvcache/layer_groups.hpp -------------------------------------------------------------------------------------
+
+// Layer groups: layers::grouped, for models whose layers keep different things of a sequence.
 
 // ---- kvcache/locking/mutex.hpp ------------------------------------------------------------------------------------
 

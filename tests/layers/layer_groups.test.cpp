@@ -212,6 +212,7 @@ TEST_CASE("mistakes of hosts with layer groups have defined answers") {
         return kv::open_cache(std::move(config), pages_of(all.host, 0), grouped).error().field;
     };
     const auto grouped = groups_of(all.host);
+    CHECK(got->sequence.erase_range(0, 2).error().code == kv::error_code::unsupported);
     CHECK(opened({.limit = {.pages = 4}}, grouped) == "limit"); // in bytes
     CHECK(opened({.limit = {.bytes = 8}}, grouped) == "limit");
     CHECK(opened({.limit = {.bytes = 1 << 20}}, {}) == "groups");

@@ -64,8 +64,14 @@ public:
     static_assert(device_codec_state<codec_type> == device_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
-    static_assert(!grouped || !(has_tier || page_writer<codec_type> || chunk_index_state<index_type>),
-                  "layer groups go with codecs that write single rows, and with neither a tier nor chunks");
+    static_assert(
+        !grouped || requires(const storage_type memory) { memory.follows_moves(); },
+        "layer groups are in external memory: storage::external");
+    static_assert(!grouped || !(has_tier || chunk_index_state<index_type>),
+                  "layer groups go with neither a tier nor chunks");
+    static_assert(
+        !grouped || requires { sizeof(group_leases<page_manager_type>); },
+        "layer groups need <kvcache/layer_groups.hpp>");
 
     /// It does not move. Requires: the shape is valid, the limit is at least one page, and a cache with a tier has an
     /// identity.

@@ -212,7 +212,7 @@ public:
 
     /// By group with blocks and page: the sequences that use its block.
     using user_counts = std::vector<std::vector<std::uint32_t>>;
-    [[nodiscard]] user_counts nobody() const {
+    [[nodiscard]] user_counts no_users() const {
         return user_counts(blocks().size(), std::vector<std::uint32_t>(pages_.pool().pages(), 0));
     }
     /// Counts what a sequence uses.

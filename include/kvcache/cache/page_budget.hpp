@@ -42,7 +42,7 @@ template <class Layers, class Codec>
 [[nodiscard]] std::size_t pages_in(cache_limits limit, [[maybe_unused]] const Layers& layers,
                                    [[maybe_unused]] const Codec& codec, std::size_t page_bytes) {
     if constexpr (requires { layers.layout; }) {
-        if (limit.bytes == 0)
+        if (limit.bytes == 0) // layers::grouped::check
             return 0;
         if (!layers.paged()) {
             std::size_t all = page_bytes;
@@ -69,8 +69,7 @@ template <class Pages, class Policies, class Codec>
     if constexpr (Pages::grouped) {
         of.bytes = config.limit.bytes;
         const auto block_bytes = block_bytes_of(policies.layers, policies.codec);
-        auto blocks = policies.layers.open(
-            {.pages = of.pages, .bytes = of.bytes, .block_bytes = block_bytes, .owns_blocks = row_writer<Codec>});
+        auto blocks = policies.layers.open({.pages = of.pages, .bytes = of.bytes, .block_bytes = block_bytes});
         of.blocks = blocks.slots() - of.pages;
         return Pages(of, id, policies, std::move(blocks));
     } else {

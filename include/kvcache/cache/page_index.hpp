@@ -212,8 +212,10 @@ public:
     /// it costs to compute the tokens of its page. Throws: bad_alloc; the block is then not ranked.
     template <class Index>
     void rank_block(const Index& index, page_id entry, page_id page, std::size_t group, std::size_t bytes) {
-        const std::uint32_t depth = depths_[index_of(page)];
-        const eviction_entry newcomer{.key = prefixes_[index_of(page)].low + 0x9e3779b97f4a7c15u * (group + 1),
+        const auto before = index.parent(page), named = ranked(page) ? std::optional(page) : index.above(page);
+        const std::uint32_t depth = before ? depths_[index_of(*before)] + 1 : 0;
+        const digest name = named ? prefixes_[index_of(*named)] : hash_.root();
+        const eviction_entry newcomer{.key = name.low + 0x9e3779b97f4a7c15u * (group + 1),
                                       .bytes = bytes,
                                       .cost = cost_.seconds(depth * page_tokens_, index.run(page).size()),
                                       .depth = depth,

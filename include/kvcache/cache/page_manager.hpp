@@ -299,20 +299,19 @@ public:
             blocks_.detach(pool, page);
     }
     /// Gives a page a block that one sequence uses. Evicts if none is free, or its bytes are not. Returns false if
-    /// nothing is evictable, or there is no memory.
+    /// nothing is evictable.
     [[nodiscard]] bool allocate_block(std::size_t pool, page_id page, std::uint32_t tenant) {
-        while (blocks_.free_blocks(pool) == 0) {
-            const auto entry = eviction_.victim([&](page_id candidate) {
-                return index_of(candidate) >= pool_.pages() && blocks_.place_of(candidate).pool == pool;
-            });
-            if (!entry)
+        const auto of_pool = [&](page_id entry) {
+            return index_of(entry) >= pool_.pages() && blocks_.place_of(entry).pool == pool;
+        };
+        while (blocks_.free_blocks(pool) == 0)
+            if (!make_room(tenant, of_pool))
                 return false;
-            evict_entry(*entry);
-        }
         while (!blocks_.fits(blocks_.block_bytes(pool)))
             if (!make_room(tenant))
                 return false;
-        return blocks_.take(pool, page);
+        blocks_.take(pool, page);
+        return true;
     }
     /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
     [[nodiscard]] bool copy_block(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
@@ -417,19 +416,24 @@ private:
         }
     }
 
-    // Evicts a page to make room for one of a tenant; 0 for any.
-    [[nodiscard]] bool make_room(std::uint32_t tenant) {
+    static constexpr auto any_entry = [](page_id) { return true; };
+
+    // Evicts an entry for which `wanted` holds, to make room for one of a tenant; 0 for any.
+    template <class Wanted = decltype(any_entry)>
+    [[nodiscard]] bool make_room(std::uint32_t tenant, const Wanted& wanted = any_entry) {
         const auto from = tenants_.source(tenant);
-        return from && evict_any(*from);
+        return from && evict_any(*from, wanted);
     }
 
     // Evicts an evictable page, or the evictable block of one; one of this tenant's, if `tenant` is not zero.
-    [[nodiscard]] bool evict_any(std::uint32_t tenant) {
-        const auto page = eviction_.victim(
-            [this, tenant](page_id candidate) { return tenant == 0 || tenants_.owns(tenant, page_of(candidate)); });
-        if (!page)
+    template <class Wanted = decltype(any_entry)>
+    [[nodiscard]] bool evict_any(std::uint32_t tenant, const Wanted& wanted = any_entry) {
+        const auto entry = eviction_.victim([&](page_id candidate) {
+            return wanted(candidate) && (tenant == 0 || tenants_.owns(tenant, page_of(candidate)));
+        });
+        if (!entry)
             return false;
-        evict_entry(*page);
+        evict_entry(*entry);
         return true;
     }
     // The page of an entry of the eviction policy: of a page itself, or of a block.

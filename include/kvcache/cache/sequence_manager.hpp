@@ -332,7 +332,7 @@ public:
             leased += s->lease.ring.places.size();
         }
         if constexpr (grouped) {
-            auto users = groups_.nobody();
+            auto users = groups_.no_users();
             for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
                 groups_.count(*s, users);
             if (auto sound = groups_.check(users); !sound)

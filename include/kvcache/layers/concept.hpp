@@ -14,7 +14,6 @@ struct layers_capacity {
     std::size_t pages = 0;                         ///< Pages of the cache.
     std::size_t bytes = 0;                         ///< Of pages and blocks together, at most.
     std::span<const std::size_t> block_bytes = {}; ///< Bytes of a block, by group of the layout.
-    bool owns_blocks = false;                      ///< Whether the blocks have memory of the cache.
 };
 
 /// The working state of a layers policy: layers::uniform::state, which keeps nothing, or layers::grouped::state.

@@ -4,16 +4,13 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/layout.hpp>
-#include <kvcache/core/memory.hpp>
 #include <kvcache/layers/concept.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <limits>
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -25,7 +22,8 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace layers {
 /// Groups of layers that keep different things. The first group of full attention has the cache's pages. Every other
 /// group has blocks: at most one for each page, for the same tokens. A block of a window is in use while the window of
 /// a sequence covers it; a state block is a snapshot after the last token of its page. Pages and blocks share one
-/// limit in bytes, and one eviction policy.
+/// limit in bytes, and one eviction policy. Only with storage::external. The functions run while the cache is locked
+/// and must not call it; a copy that throws has failed.
 struct grouped {
     using role = layers_role;
 
@@ -38,10 +36,10 @@ struct grouped {
     /// By group: the number of its blocks, where the host has fewer than the limit in bytes allows; 0 or absent for no
     /// other limit.
     std::vector<std::size_t> blocks = {};
-    /// With storage::external: copies the first rows of a block of a group to another one before the other is written.
-    /// Returns whether it succeeded.
+    /// Copies the first rows of a block of a group to another one before the other is written.
+    /// Returns whether it succeeded. Required.
     std::function<bool(std::size_t group, std::uint32_t from, std::uint32_t to, std::size_t rows)> copy = {};
-    /// With storage::external: called when a block is freed, with what it held.
+    /// Called when a block is freed, with what it held.
     std::function<void(std::size_t group, std::uint32_t block)> on_evict = {};
 
     /// The group whose blocks are the cache's pages, if there is one.
@@ -57,16 +55,15 @@ struct grouped {
         return group ? layout.shape(*group) : kvcache::page_shape{1, 1, 1, layout.tokens};
     }
 
-    /// Whether a cache with this storage can be opened. Errors: out_of_range, for a layout that cannot be used;
-    /// mismatched, without the function that copies blocks of the host.
-    template <class Storage>
-    [[nodiscard]] result<void> check(const Storage& storage) const {
+    /// Whether a cache with this limit can be opened. Errors: out_of_range, for a layout that cannot be used, or a
+    /// limit that is not in bytes; mismatched, without the function that copies blocks of the host.
+    [[nodiscard]] result<void> check(const cache_limits& limit) const {
         if (auto right = layout.check(); !right)
             return right;
-        if constexpr (requires { storage.copy; })
-            if (!copy)
-                return error{error_code::mismatched, "copy",
-                             "blocks in external memory need a function that copies them"};
+        if (limit.bytes == 0)
+            return error{error_code::out_of_range, "limit", "a cache of layer groups has a limit in bytes"};
+        if (!copy)
+            return error{error_code::mismatched, "copy", "blocks of layer groups need a function that copies them"};
         return {};
     }
 
@@ -95,7 +92,7 @@ public:
                 const std::size_t fit = made.block_bytes == 0 ? of.pages : of.bytes / made.block_bytes;
                 const std::size_t own = group < policy_.blocks.size() ? policy_.blocks[group] : 0;
                 const std::size_t count = std::min({of.pages, fit, own == 0 ? of.pages : own});
-                made.reserve(of.pages, count, of.owns_blocks);
+                made.reserve(of.pages, count);
                 slots += count;
                 pools_.push_back(std::move(made));
             }
@@ -188,24 +185,16 @@ public:
         const std::uint32_t page = pools_[pool].owner[block];
         return page == none ? std::nullopt : std::optional(page_id{page});
     }
-    [[nodiscard]] std::span<std::byte> bytes(std::size_t pool, page_id page) const noexcept {
-        const block_pool& of = pools_[pool];
-        return of.memory[block(pool, page)].bytes();
-    }
 
-    /// Gives a page without one a block that one sequence uses. Returns false if there is no memory. Requires: a block
-    /// is free and fits.
-    [[nodiscard]] bool take(std::size_t pool, page_id page) noexcept {
+    /// Gives a page without one a block that one sequence uses. Requires: a block is free and fits.
+    void take(std::size_t pool, page_id page) noexcept {
         block_pool& of = pools_[pool];
         const std::uint32_t block = of.free.back();
-        if (of.owns && !of.memory[block].allocate(of.block_bytes))
-            return false;
         of.free.pop_back();
         of.of_page[index_of(page)] = block;
         of.owner[block] = index_of(page);
         of.pages[block] = of.holders[block] = of.covers[index_of(page)] = 1;
         spend(of.block_bytes);
-        return true;
     }
     /// One more sequence uses the block. Returns whether it is the first.
     bool cover(std::size_t pool, page_id page) noexcept {
@@ -248,8 +237,6 @@ public:
             of.owner[block] = none;
         if (--of.pages[block] > 0)
             return;
-        if (of.owns)
-            of.memory[block].free();
         of.free.push_back(block);
         change_idle(of, false);
         refund(of.block_bytes);
@@ -258,13 +245,9 @@ public:
     }
     /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
     [[nodiscard]] bool copy(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
-        const block_pool& of = pools_[pool];
-        if (of.owns)
-            std::memcpy(bytes(pool, to).data(), bytes(pool, from).data(), of.block_bytes);
-        if (of.owns)
-            return true;
         bool copied = false;
-        detail::ignore_exceptions([&] { copied = policy_.copy(of.group, block(pool, from), block(pool, to), rows); });
+        detail::ignore_exceptions(
+            [&] { copied = policy_.copy(group(pool), block(pool, from), block(pool, to), rows); });
         return copied;
     }
 
@@ -277,27 +260,11 @@ public:
     }
 
 private:
-    // Memory of one block.
-    class block_memory {
-    public:
-        [[nodiscard]] bool allocate(std::size_t bytes) noexcept {
-            return detail::completes<std::bad_alloc>([&] { bytes_.resize(bytes); });
-        }
-        void free() noexcept { bytes_ = {}; }
-        [[nodiscard]] std::span<std::byte> bytes() const noexcept {
-            return {const_cast<std::byte*>(bytes_.data()), bytes_.size()};
-        }
-
-    private:
-        aligned_vector<std::byte> bytes_;
-    };
-
     struct block_pool {
         std::size_t group = 0;
         std::size_t first_slot = 0;
         std::size_t block_bytes = 0;
         bool state = false;
-        bool owns = false;
         std::vector<std::uint32_t> of_page = {}; // by page: its block
         std::vector<std::uint32_t> covers = {};  // by page: sequences that use its block for it
         std::vector<std::uint32_t> owner = {};   // by block: the page that the index knows it by
@@ -305,16 +272,13 @@ private:
         std::vector<std::uint32_t> holders = {}; // by block: sequences that use it
         std::vector<std::uint32_t> free = {};
         std::size_t idle = 0; // blocks that no sequence uses
-        std::vector<block_memory> memory = {};
 
-        void reserve(std::size_t page_count, std::size_t blocks, bool owned) {
-            owns = owned;
+        void reserve(std::size_t page_count, std::size_t blocks) {
             of_page.assign(page_count, none);
             covers.assign(page_count, 0);
             owner.assign(blocks, none);
             pages.assign(blocks, 0);
             holders.assign(blocks, 0);
-            memory.resize(owned ? blocks : 0);
             for (std::size_t block = blocks; block > 0; --block)
                 free.push_back(static_cast<std::uint32_t>(block - 1));
         }
