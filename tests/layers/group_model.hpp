@@ -114,7 +114,7 @@ void read_groups(group_host& host, const Sequence& sequence, const past& tokens,
             }
             continue;
         }
-        for (std::size_t at = std::min(of.first_read(n), n); at < n; ++at) {
+        for (std::size_t at = of.window == 0 || n < of.window ? 0 : n + 1 - of.window; at < n; ++at) {
             const std::size_t keeper = host.layout().groups[group].alias_of.value_or(static_cast<std::uint32_t>(group));
             if (table[at / size] < 0 || host.row(keeper, table[at / size], at % size) != tokens.names[at])
                 FAIL("the row at " << at << " is wrong, of block " << table[at / size]);

@@ -140,6 +140,29 @@ TEST_CASE("of two prompts computed at once the blocks of either serve the next")
     }
 }
 
+TEST_CASE("a block that two pages share is copied before a row of it is written") {
+    fixture all({4, {full(), window(2)}}, false, false);
+    const past tokens = counting(0, 16);
+    auto b = all.cache.acquire(tokens.tokens);
+    static_cast<void>(all.run(tokens)); // ends, and its window blocks are freed
+    write_groups(all.host, b->lease, tokens);
+    b->lease.commit(tokens.tokens); // the known pages get the blocks of these
+    b->sequence.truncate(14);
+    past other = tokens.first(14);
+    other.push(kv::token_id{-1});
+    other.push(kv::token_id{-2});
+    auto lease = all.cache.reserve(b->sequence, 2);
+    REQUIRE(lease.has_value());
+    write_groups(all.host, *lease, other);
+    lease->commit(std::span(other.tokens).subspan(14));
+    read_groups(all.host, b->sequence, other, true);
+    past longer = tokens;
+    longer.push(kv::token_id{-3});
+    const auto got = all.cache.acquire(longer.tokens);
+    read_groups(all.host, got->sequence, tokens.first(got->lease.first()), true); // none, or what they were
+    all.sound();
+}
+
 TEST_CASE("drafted tokens that are rejected leave windows and states as they were") {
     fixture all({4, {full(), window(9), state()}});
     past tokens = counting(0, 30);
