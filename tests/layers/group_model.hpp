@@ -361,6 +361,12 @@ struct campaign {
         const auto sound = cache.check();
         INFO((sound ? "" : sound.error().field + ": " + sound.error().message));
         REQUIRE(sound.has_value());
+        std::size_t bytes = 0;
+        for (const kv::layer_group_stats& of : cache.group_stats()) {
+            REQUIRE(of.in_use + of.evictable <= of.blocks);
+            bytes += of.bytes();
+        }
+        REQUIRE(bytes <= cache.core().pages().blocks().budget());
         for (const live& one : sequences)
             read_groups(host, one.sequence, one.tokens, one.state_is_live);
     }

@@ -218,6 +218,38 @@ TEST_CASE("blocks that no query reads are evicted before a page in use is refuse
     all.sound();
 }
 
+TEST_CASE("the occupancy of a layer group says what sequences use and what stays for the next") {
+    // Pages of 4 tokens, a window of 8: of 100 tokens the next query reads the last 7, which begin in entry 23.
+    fixture all({4, {full(), window(8), state(), {.layers = 1, .alias_of = 0}}});
+    const auto stats = [&] {
+        std::vector<std::vector<std::size_t>> made;
+        for (const kv::layer_group_stats& of : all.cache.group_stats())
+            made.push_back({of.in_use, of.evictable});
+        return made;
+    };
+    using numbers = std::vector<std::vector<std::size_t>>;
+    CHECK(stats() == numbers{{0, 0}, {0, 0}, {0, 0}, {0, 0}});
+    {
+        const auto held = all.run(counting(0, 100), 2, 96);
+        CHECK(stats() == numbers{{25, 0}, {2, 23}, {0, 1}, {0, 0}});
+        const auto fork = held.fork(100);
+        CHECK(stats() == numbers{{25, 0}, {2, 23}, {0, 1}, {0, 0}});
+    }
+    CHECK(stats() == numbers{{0, 25}, {0, 25}, {0, 1}, {0, 0}});
+
+    const auto groups = all.cache.group_stats();
+    CHECK(groups[1].name == "window of 8");
+    CHECK(groups[1].kind == kv::group_kind::window);
+    CHECK(groups[1].bytes() == 25 * groups[1].block_bytes);
+    std::size_t bytes = 0;
+    for (const kv::layer_group_stats& of : groups)
+        bytes += of.bytes();
+    CHECK(bytes == all.cache.core().pages().blocks().used());
+    const std::string words =
+        "; window of 8: 0 blocks of " + std::to_string(groups[1].block_bytes) + " bytes in use, 25 evictable";
+    CHECK(describe(all.cache).find(words) != std::string::npos);
+}
+
 TEST_CASE("mistakes of hosts with layer groups have defined answers") {
     fixture all({4, {full(), window(8), state(), {.layers = 1, .alias_of = 0}}});
     const past tokens = counting(0, 10);

@@ -150,6 +150,11 @@ public:
 
     /// The occupancy of the cache. In a cache with tenants it is for the operator only: it reveals the activity of all.
     [[nodiscard]] cache_stats stats() const { return core().stats(); }
+    /// The occupancy of each layer group, in the layout's order: a vector of layer_group_stats.
+    [[nodiscard]] auto group_stats() const requires core_type::grouped {
+        const std::lock_guard guard(core().lock());
+        return core().sequences().groups().stats();
+    }
     /// The pages of a tenant.
     [[nodiscard]] tenant_usage stats(const tenant& of) const { return core().usage(core().number_of(of)); }
 
@@ -195,12 +200,18 @@ template <class Cache>
     const page_shape& shape = cache.shape();
     const cache_stats now = cache.stats();
     const auto count = [](std::size_t n, const char* of) { return std::to_string(n) + of; };
+    std::string groups;
+    if constexpr (requires { cache.group_stats(); })
+        for (const auto& of : cache.group_stats())
+            if (of.block_bytes > 0)
+                groups += detail::joined({"; ", of.name, ": ", count(of.in_use, " blocks of "),
+                                          count(of.block_bytes, " bytes in use, "), count(of.evictable, " evictable")});
     return detail::joined({"kvcache: ", count(shape.layers, " layers, "), count(shape.kv_heads, " KV heads of "),
                            count(shape.head_dim, ", pages of "), count(shape.tokens, " tokens and "),
                            count(now.page_bytes, " bytes ("), cache.codec().name(), "); ", count(now.pages, " pages: "),
                            count(now.in_use, " in use by "), count(now.sequences, " sequences, "),
                            count(now.evictable, " evictable, "), count(now.free, " free; identity "),
-                           to_string(digest_of(cache.id()))});
+                           to_string(digest_of(cache.id())), groups});
 }
 
 }} // namespace kvcache

@@ -6,6 +6,7 @@
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/layout.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -145,6 +146,30 @@ public:
             if (one.entry == entry)
                 groups |= std::uint64_t{1} << one.pool;
         return groups;
+    }
+
+    /// By group of the layout. Throws: bad_alloc.
+    [[nodiscard]] std::vector<layer_group_stats> stats() const {
+        const cache_layout& layout = blocks().layout();
+        std::vector<layer_group_stats> made;
+        for (std::size_t group = 0; group < layout.groups.size(); ++group)
+            made.push_back({.name = layout.name_of(group), .kind = layout.groups[group].kind()});
+        if (const auto group = blocks().paged()) {
+            const std::size_t all = pages_.pool().pages(), idle = pages_.evictable();
+            layer_group_stats& of = made[*group];
+            of.block_bytes = pages_.page_bytes();
+            of.blocks = all;
+            of.in_use = all - pages_.pool().free().size() - idle;
+            of.evictable = idle;
+        }
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
+            layer_group_stats& of = made[blocks().group(pool)];
+            of.block_bytes = blocks().block_bytes(pool);
+            of.blocks = blocks().blocks(pool);
+            of.in_use = of.blocks - blocks().available_blocks(pool);
+            of.evictable = blocks().available_blocks(pool) - blocks().free_blocks(pool);
+        }
+        return made;
     }
 
     /// By entry: the block of a group that the sequence uses, or `null`.

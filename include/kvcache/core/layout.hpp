@@ -49,6 +49,19 @@ struct layer_group {
     }
 };
 
+/// The occupancy of a layer group. Every block is free, in use or evictable. An alias has none.
+struct layer_group_stats {
+    std::string name = {};       ///< As cache_layout::name_of has it.
+    group_kind kind = {};        ///< Of the first full group the blocks are the cache's pages.
+    std::size_t block_bytes = 0; ///< Bytes of a block.
+    std::size_t blocks = 0;      ///< Number of blocks that the cache may have, if no other group takes their bytes.
+    std::size_t in_use = 0;      ///< Blocks that sequences use, each counted once however many share it.
+    std::size_t evictable = 0;   ///< Blocks that no sequence uses, cached for the next match.
+
+    [[nodiscard]] std::size_t bytes() const noexcept { return (in_use + evictable) * block_bytes; }
+    friend bool operator==(const layer_group_stats&, const layer_group_stats&) = default;
+};
+
 /// What the layers of a model keep of a sequence: groups of layers, in pages of equally many tokens.
 struct cache_layout {
     std::uint32_t tokens = 64; ///< Tokens per page.
