@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <semaphore>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,27 +27,56 @@ namespace {
 
 constexpr std::size_t threads = 3, operations = 4;
 
-/// The turn that a thread waits for at each lock.
-struct turn {
-    std::binary_semaphore go{0}, came{0};
-    void pause() {
-        came.release();
-        go.acquire();
+/// Whose turn it is, one lock after the other. Who comes to a lock wakes the next thread itself, and goes on where that
+/// is the same thread: a third of the changes of thread that a scheduler in the middle makes.
+class schedule {
+public:
+    /// Lets the threads run to their next locks in the order given, and returns when the last one has come there.
+    void play(std::span<const std::size_t> order) {
+        next_ = order.begin();
+        end_ = order.end();
+        go_[*next_++].release();
+        done_.acquire();
     }
-    void step() {
-        go.release();
-        came.acquire();
+    void start(std::size_t thread) { go_[thread].acquire(); }
+    void pause(std::size_t thread) {
+        if (next_ != end_ && *next_ == thread) {
+            ++next_;
+            return;
+        }
+        (next_ == end_ ? done_ : go_[*next_++]).release();
+        go_[thread].acquire();
+    }
+    /// Lets every thread go on.
+    void end() {
+        for (auto& go : go_)
+            go.release();
+    }
+
+private:
+    std::span<const std::size_t>::iterator next_, end_;
+    std::array<std::binary_semaphore, threads> go_{std::binary_semaphore{0}, std::binary_semaphore{0},
+                                                   std::binary_semaphore{0}};
+    std::binary_semaphore done_{0};
+};
+
+/// A thread's place in a schedule.
+struct turn {
+    schedule* of = nullptr; // null: a thread that is not scheduled
+    std::size_t thread = 0;
+    void pause() const {
+        if (of != nullptr)
+            of->pause(thread);
     }
 };
-thread_local turn* own_turn = nullptr; // null: a thread that is not scheduled
+thread_local turn own_turn;
 
 struct scheduled {
     using role = kv::locking_role;
     struct state {
         std::mutex inner;
         void lock() {
-            if (own_turn != nullptr)
-                own_turn->pause();
+            own_turn.pause();
             inner.lock();
         }
         void unlock() { inner.unlock(); }
@@ -164,18 +194,18 @@ std::size_t play_all(const std::array<part, threads>& parts, std::size_t page_co
 
     auto threaded = [&] { return cache_of(page_count, scheduled{}, policies...); };
     using cache_type = decltype(threaded());
-    std::array<turn, threads> turns;
+    schedule turns;
     std::vector<actor<cache_type>>* actors = nullptr;
     bool over = false;
     std::vector<std::thread> workers;
     for (std::size_t i = 0; i < threads; ++i)
         workers.emplace_back([&, i] {
-            own_turn = &turns[i];
-            turns[i].go.acquire();
+            own_turn = {&turns, i};
+            turns.start(i);
             while (!over) { // set by the main thread while this one waits
                 for (std::size_t k = 0; k < operations; ++k)
                     (*actors)[i].operate(k);
-                turns[i].pause();
+                own_turn.pause();
             }
         });
 
@@ -188,10 +218,8 @@ std::size_t play_all(const std::array<part, threads>& parts, std::size_t page_co
         for (const part& script : parts)
             cast.emplace_back(cache, script);
         actors = &cast;
-        for (turn& each : turns)
-            each.step(); // to its first lock
-        for (const std::size_t i : order)
-            turns[i].step();
+        turns.play(std::array<std::size_t, threads>{0, 1, 2}); // to their first locks
+        turns.play(order);
         const std::string got = outcome(cache, cast, parts);
 
         auto plain_cache = cache_of(page_count, policies...);
@@ -208,8 +236,7 @@ std::size_t play_all(const std::array<part, threads>& parts, std::size_t page_co
     } while (wrong.empty() && std::next_permutation(order.begin(), order.end()));
 
     over = true;
-    for (turn& each : turns)
-        each.go.release();
+    turns.end();
     for (std::thread& worker : workers)
         worker.join();
     if (!wrong.empty())
