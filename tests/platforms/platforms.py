@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds and runs the tests of the cache on other systems and standard libraries.
 
-    platforms.py [--list] [--build DIRECTORY] [--results DIRECTORY] [NAME...]
+    platforms.py [--list] [--sanitized] [--build DIRECTORY] [--results DIRECTORY] [NAME...]
 
 Without names: all of them. A platform whose compiler or runner is missing is skipped, and said so. For each platform a
 line with the tests that passed, and what they print if they fail. Exits with 1 if anything fails.
@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,11 @@ LIBCXX_19 = HOME / "build" / "libc++-19" / "usr" / "lib" / "llvm-19"  # unpacked
 EVERYWHERE = ["hash/sha256", "eviction/published_counts"]
 NO_MAPPINGS = ["core/address_range", "storage/mapped", "storage/huge_pages", "cache/quantized_memory"]
 
+FOLDERS = "core;index;eviction;hash;storage;codec;record;layers;cache"
+# Long, and the same everywhere: `./dev test` runs them on this machine.
+LONG = ["~in every order*", "~where nothing is evicted a match is the longest*", "~prompts whose names collide*",
+        "~row-major pages of any number of tokens*", "~on conversations learned_reuse*"]
+
 
 @dataclass
 class Platform:
@@ -33,8 +39,9 @@ class Platform:
     prepare: list[str] = field(default_factory=list)  # what runs once before the programs, several of which start together
     without: list[str] = field(default_factory=list)  # test files
     skipped: list[str] = field(default_factory=list)  # tests by name, in the words of Catch2
-    folders: str = ""
+    folders: str = FOLDERS  # of tests/
     cmake: list[str] = field(default_factory=list)
+    linker: str = ""  # how a program is linked, if the compiler itself is slow at that
     seldom: bool = False  # in `./dev check --long` only
 
 
@@ -42,18 +49,22 @@ PLATFORMS = {
     "windows": Platform(
         "Windows, MinGW-w64 and Wine", "x86_64-w64-mingw32-g++-posix", "-O0 -march=x86-64-v3 -Wa,-mbig-obj", ["wine"],
         ["wine", "wineboot", "--init"], NO_MAPPINGS,
-        ["~in every order*"],  # hundreds of thousands of changes of thread, each a call of Wine's server
-        "core;index;eviction;hash;storage;codec;record;cache",  # layers: two minutes to link and run
+        LONG,
         cmake=["-DCMAKE_SYSTEM_NAME=Windows", "-DCMAKE_EXE_LINKER_FLAGS=-static",
-               "-DKVCACHE_JOINED=3"]),  # an object has at most 10 MB of section names
+               "-DKVCACHE_JOINED=3"],  # an object has at most 10 MB of section names
+        # Of GNU's linker's minute a program, by Clang's nothing is left; GCC for Windows cannot be told to call it.
+        linker="clang++ --target=x86_64-w64-mingw32 -fuse-ld=lld -static -L{compiler} -L/usr/x86_64-w64-mingw32/lib "
+               "<OBJECTS> -lwinpthread -o <TARGET>"),
     "x86": Platform(
         "Linux, 32-bit x86", "g++",
         "-O1 -m32 -march=haswell -mfpmath=sse -Wno-narrowing -Wno-maybe-uninitialized "  # the latter as in tests/CMakeLists.txt
-        "-idirafter /usr/include/x86_64-linux-gnu"),
+        "-idirafter /usr/include/x86_64-linux-gnu",
+        skipped=LONG),
+    # `./dev check` runs none of these folders again with sanitizers, but with --long.
     "libc++": Platform(
         "Linux, Clang 19, libc++ 14, sanitizers", "clang++-19",
         "-O1 -march=native -stdlib=libc++ -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-unused-command-line-argument",
-        skipped=["~in every order*"]),  # 21 s; GCC and Clang run them in `./dev test` and `./dev check`
+        skipped=LONG),
     "wasm": Platform(
         "WebAssembly, Emscripten 3 and Node", "em++", "-O1 -fexceptions -Wno-unused-command-line-argument -Wno-c++11-narrowing",
         ["node", "--no-experimental-fetch"], [],
@@ -98,16 +109,18 @@ def run(name: str, platform: Platform, build: Path, results: Path | None) -> boo
     jobs = str(os.cpu_count() or 2)
     definitions = {
         "CMAKE_CXX_FLAGS": f"-g0 {platform.flags}",
+        "KVCACHE_FOLDERS": platform.folders,
         "KVCACHE_LAUNCHER": ";".join(platform.launcher),
         "KVCACHE_WITHOUT": ";".join(EVERYWHERE + platform.without),
         "KVCACHE_FILTER": ";".join(platform.skipped),
     }
-    if platform.folders:
-        definitions["KVCACHE_FOLDERS"] = platform.folders
     if "-DCMAKE_TOOLCHAIN_FILE" not in " ".join(platform.cmake):
         definitions["CMAKE_CXX_COMPILER"] = platform.compiler
     if shutil.which("ccache"):
         definitions["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
+    if platform.linker and all(shutil.which(program) for program in ("clang++", "ld.lld")):
+        library = subprocess.run([platform.compiler, "-print-libgcc-file-name"], capture_output=True, text=True, check=True).stdout
+        definitions["KVCACHE_LINKER"] = platform.linker.format(compiler=Path(library.strip()).parent)
     junit = ["--output-junit", str(results / f"platform-{name}.xml")] if results else []
     began = time.monotonic()
     with log.open("w") as out:
@@ -128,6 +141,7 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("names", nargs="*", metavar="NAME")
     asked.add_argument("--list", action="store_true", help="name the platforms")
+    asked.add_argument("--sanitized", action="store_true", help="name the folders of tests/ that run with sanitizers here")
     asked.add_argument("--seldom", action="store_true", help="also those that take another machine's libraries")
     asked.add_argument("--build", type=Path, default=HOME / "build" / "platforms")
     asked.add_argument("--results", type=Path, help="write a report for each platform there")
@@ -136,6 +150,10 @@ def main() -> int:
         asked.error(f"there is no platform {', '.join(sorted(unknown))}; there are {', '.join(PLATFORMS)}")
     if given.list:
         print("\n".join(f"{name:10} {platform.title}" for name, platform in PLATFORMS.items()))
+        return 0
+    if given.sanitized:
+        with tempfile.TemporaryDirectory() as scratch:
+            print("" if missing(PLATFORMS["libc++"], Path(scratch)) else PLATFORMS["libc++"].folders)
         return 0
     if given.results:
         given.results = given.results.resolve()
