@@ -1406,16 +1406,30 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 
 class rope;
 
-/// Attention parameters of a model: its heads, and its rotation (null without RoPE).
+/// Attention parameters of a model's layers that attend alike: their heads, their rotation (null without RoPE), and
+/// what a query reads.
 struct attention_shape {
     std::uint32_t heads = 1;
     std::uint32_t kv_heads = 1;
     std::uint32_t head_dim = 64;
     float scale = 1.0f; ///< Factor of the scores, usually 1 / sqrt(head_dim).
     const rope* rotation = nullptr;
+    /// Tokens that a query reads, its own included; 0 for all. Page-table entries before the windows of all queries are
+    /// not read: their pages need not exist.
+    std::uint32_t window = 0;
+    /// Scores are limited to c tanh(score / c) (Gemma 2); 0 for no limit.
+    float soft_cap = 0.0f;
+    /// A logit for each head that takes part in the softmax and has no value (gpt-oss); null for none. (layers, heads)
+    const float* sinks = nullptr;
 
     /// Query heads for each KV head.
     [[nodiscard]] constexpr std::uint32_t group() const noexcept { return heads / kv_heads; }
+    /// The first position that the query at a position reads.
+    [[nodiscard]] constexpr std::size_t first_read(std::size_t position) const noexcept {
+        return window == 0 || position < window ? 0 : position + 1 - window;
+    }
+    /// Whether a query reads all positions before it, and nothing but their keys and values.
+    [[nodiscard]] constexpr bool plain() const noexcept { return window == 0 && soft_cap == 0.0f && sinks == nullptr; }
 };
 
 /// The storage that holds the pages of a batch, and the codec that reads them. One for all sequences of a cache, since
@@ -1442,7 +1456,7 @@ struct query_rows {
     float* out = nullptr;             ///< Output. (rows, heads, head_dim)
     std::size_t stride = 0;           ///< Floats from one row of queries to the next.
     std::size_t out_stride = 0;
-    std::size_t position = 0; ///< Position of the first row; each row attends to [0, its position].
+    std::size_t position = 0; ///< Position of the first row; each row attends to its window up to its position.
     std::size_t rows = 0;
     const std::size_t* positions = nullptr; ///< Positions of the rows, ascending; null if consecutive.
 
@@ -4604,6 +4618,16 @@ public:
         }
     }
 
+    /// Adds a logit without a value: after all positions, before `finish`.
+    void add_sink(float logit) const noexcept {
+        const float top = std::max(logit, largest());
+        const float keep = exp_one(largest() - top), weight = exp_one(logit - top);
+        largest() = top;
+        for (std::size_t i = 0; i < width_ + 16; i += 16)
+            (f32x16::load(at_ + i) * f32x16::broadcast(keep)).store(at_ + i);
+        at_[width_] += weight; // lane 0
+    }
+
     /// Writes the output: sums divided by the total weight, a fixed reduction tree over the 16 lanes. (head_dim)
     void finish(std::size_t head_dim, float* out) const noexcept {
         const f32x16 total = f32x16::broadcast(sum(weight()));
@@ -4625,6 +4649,11 @@ namespace detail {
 /// End of the lanes of a tile that a query with this limit sees.
 [[nodiscard]] inline std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
     return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
+}
+
+/// First lane of a tile that a query sees whose window begins at position `from`.
+[[nodiscard]] inline std::size_t first_seen(const attention_tile& tile, std::size_t from) noexcept {
+    return from <= tile.position ? tile.first : std::min(tile.last, tile.first + from - tile.position);
 }
 
 /// Returns whether all lanes of a tile are in use.
@@ -4678,21 +4707,21 @@ KVCACHE_INLINE inline void softmax_full_tile(tile_weights& weights, std::size_t 
     }
 }
 
-/// Softmax of tile t, some of whose lanes may be unused or unseen.
+/// Softmax of tile t, some of whose lanes may be unused or unseen: the query sees the positions [from, limit].
 inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t, const attention_tile& tile,
-                         std::size_t limit, const softmax_state& state) noexcept {
+                         std::size_t from, std::size_t limit, const softmax_state& state) noexcept {
     constexpr float none = -std::numeric_limits<float>::infinity();
     float* const lanes = weights.lanes[query][t];
     float& rescale = weights.rescale[query][t];
     rescale = 1.0f;
-    const std::size_t last = seen(tile, limit);
-    if (last == tile.first)
+    const std::size_t first = first_seen(tile, from), last = seen(tile, limit);
+    if (last <= first)
         return;
     f32x16 each[] = {f32x16::load(lanes)};
     if (tile.mask != nullptr)
         each[0] = each[0] + f32x16::load(tile.mask);
-    if (tile.first != 0 || last != tile_tokens)
-        each[0] = within(each[0], tile.first, last, none);
+    if (first != 0 || last != tile_tokens)
+        each[0] = within(each[0], first, last, none);
     const float before = state.largest();
     if (any_above(each[0], before))
         if (const float most = largest(each[0]); most > before) {
@@ -4704,6 +4733,17 @@ inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t
     exp_of_differences(each);
     state.set_weight(fma(state.weight(), f32x16::broadcast(rescale), each[0]));
     each[0].store(lanes);
+}
+
+/// Limits the scores of `count` queries with `tiles` tiles to cap * tanh(score / cap), in place.
+inline void soft_cap_scores(tile_weights& weights, std::size_t count, std::size_t tiles, float cap) noexcept {
+    const f32x16 one = f32x16::broadcast(1.0f), two = f32x16::broadcast(2.0f);
+    for (std::size_t i = 0; i < count; ++i)
+        for (std::size_t t = 0; t < tiles; ++t) {
+            const f32x16 twice = f32x16::load(weights.lanes[i][t]) * f32x16::broadcast(2.0f / cap);
+            const f32x16 tangent = two / (one + exp(-max(f32x16::broadcast(-88.0f), twice))) - one;
+            (tangent * f32x16::broadcast(cap)).store(weights.lanes[i][t]);
+        }
 }
 
 } // namespace detail
@@ -4785,21 +4825,22 @@ public:
 
     void clear() noexcept { queries_.clear(); }
 
-    /// Adds a query that sees the positions up to `limit`. Its partials are written to `partials`, or merged here if
+    /// Adds a query that sees the positions [from, limit]. Its partials are written to `partials`, or merged here if
     /// that is null. (splits, stride)
-    void add(std::size_t limit, float* partials) {
+    void add(std::size_t from, std::size_t limit, float* partials) {
         expects(queries_.size() < capacity_, "a block holds as many queries as its capacity");
-        queries_.push_back({.limit = limit, .partials = partials});
+        queries_.push_back({.from = from, .limit = limit, .partials = partials});
         running(queries_.size() - 1).clear();
         merged(queries_.size() - 1).forget();
     }
 
-    /// The last position that a query sees.
+    /// The first and the last position that a query sees.
+    [[nodiscard]] std::size_t from(std::size_t q) const noexcept { return queries_[q].from; }
     [[nodiscard]] std::size_t limit(std::size_t q) const noexcept { return queries_[q].limit; }
 
-    /// Smallest and largest visibility limit of some queries.
+    /// Smallest and largest last position that some queries see, and their largest first one.
     struct limits {
-        std::size_t least, most;
+        std::size_t least, most, from;
 
         /// Returns the leading tiles that any of the queries sees. Requires: tiles ascend in position.
         [[nodiscard]] std::span<const attention_tile> seen(std::span<const attention_tile> tiles) const noexcept {
@@ -4808,21 +4849,29 @@ public:
                 --count;
             return tiles.first(count);
         }
-        /// Returns whether all queries see a tile to its end.
-        [[nodiscard]] bool see_whole(const attention_tile& tile) const noexcept { return tile.end() <= least + 1; }
-        /// Returns how many leading tiles all queries see to their ends. Requires: tiles ascend in position.
-        [[nodiscard]] std::size_t whole(std::span<const attention_tile> tiles) const noexcept {
-            std::size_t count = tiles.size();
-            while (count > 0 && !see_whole(tiles[count - 1]))
-                --count;
-            return count;
+        /// Returns whether all queries see all of a tile.
+        [[nodiscard]] bool see_whole(const attention_tile& tile) const noexcept {
+            return tile.end() <= least + 1 && tile.position >= from;
+        }
+        /// The tiles [begin, end) that all queries see wholly. Requires: tiles ascend in position.
+        struct tile_range {
+            std::size_t begin, end;
+        };
+        [[nodiscard]] tile_range whole(std::span<const attention_tile> tiles) const noexcept {
+            std::size_t begin = 0, end = tiles.size();
+            while (begin < end && tiles[begin].position < from)
+                ++begin;
+            while (end > begin && tiles[end - 1].end() > least + 1)
+                --end;
+            return {begin, end};
         }
     };
     [[nodiscard]] limits limits_of(std::size_t q, std::size_t count) const noexcept {
-        limits all{queries_[q].limit, queries_[q].limit};
+        limits all{queries_[q].limit, queries_[q].limit, queries_[q].from};
         for (std::size_t i = 1; i < count; ++i) {
             all.least = std::min(all.least, queries_[q + i].limit);
             all.most = std::max(all.most, queries_[q + i].limit);
+            all.from = std::max(all.from, queries_[q + i].from);
         }
         return all;
     }
@@ -4849,14 +4898,17 @@ public:
         from.clear();
     }
 
-    /// Finishes a query that merges here: writes its output. (head_dim)
-    void finish(std::size_t q, std::size_t head_dim, float* out) {
+    /// Finishes a query that merges here, with its sink unless that is null: writes its output. (head_dim)
+    void finish(std::size_t q, const float* sink, std::size_t head_dim, float* out) {
         leave(q);
+        if (sink != nullptr)
+            merged(q).add_sink(*sink);
         merged(q).finish(head_dim, out);
     }
 
 private:
     struct query {
+        std::size_t from = 0;
         std::size_t limit = 0;
         std::size_t split = 0;     // split of its running softmax
         float* partials = nullptr; // (splits, stride)
@@ -4903,9 +4955,13 @@ public:
         select(0, 0);
     }
 
-    /// Adds a query that sees the positions up to `position`. Its partials are written to `partials`, one for each
-    /// split, or merged here if that is null. (splits, softmax_state::numbers(width))
-    void add(std::size_t position, float* partials = nullptr) { states_.add(position, partials); }
+    /// Adds a query that sees the positions from `from` up to `position`. Its partials are written to `partials`, one
+    /// for each split, or merged here if that is null. (splits, softmax_state::numbers(width))
+    void add(std::size_t position, float* partials = nullptr, std::size_t from = 0) {
+        states_.add(from, position, partials);
+    }
+    /// Limits the scores of all queries to cap * tanh(score / cap); 0: not.
+    void set_soft_cap(float cap) noexcept { soft_cap_ = cap; }
 
     /// Selects the queries [first, last). Each has to be placed before it attends.
     void select(std::size_t first, std::size_t last) noexcept { packed_.select(first, last); }
@@ -4961,8 +5017,8 @@ public:
         run<Coded>(std::span(&tile, 1));
     }
 
-    /// Finishes a query that merges here: writes its output. (head_dim)
-    void finish(std::size_t q, float* out) { states_.finish(q, head_dim_, out); }
+    /// Finishes a query that merges here: writes its output. (head_dim) `sink`: a logit without a value, or null.
+    void finish(std::size_t q, float* out, const float* sink = nullptr) { states_.finish(q, sink, head_dim_, out); }
 
     /// Ends the current partial softmax of a query.
     void leave(std::size_t q) { states_.leave(q); }
@@ -4994,7 +5050,8 @@ private:
         const std::size_t q = packed_.first() + begin;
         const auto limits = states_.limits_of(q, N);
         const auto seen = limits.seen(tiles);
-        const std::size_t count = seen.size(), whole = limits.whole(seen);
+        const std::size_t count = seen.size();
+        const auto whole = limits.whole(seen);
 
         const float* queries = packed_.numbers(begin);
         constexpr std::size_t at_once = detail::tiles_together(N);
@@ -5008,14 +5065,22 @@ private:
         for (; at_once > 1 && t < count; ++t)
             detail::score<N, 1, false>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], fetch);
 
+        if (soft_cap_ > 0.0f)
+            detail::soft_cap_scores(weights_, N, count, soft_cap_);
+        const auto all_see = tiles.subspan(whole.begin, whole.end - whole.begin);
+        const auto add_whole = [&]<bool Ahead>() KVCACHE_INLINE {
+            for (t = 0; t < whole.begin; ++t)
+                add_begun(tiles[t], t, q, N);
+            detail::add_values<N, Ahead>(all_see, width_, weights_.from(0, whole.begin), sums_from(q), fetch);
+        };
         if (ahead) {
             softmax_tile<fetches>(seen, whole, q, N, fetch);
-            detail::add_values<N, fetches>(tiles.first(whole), width_, weights_.from(0, 0), sums_from(q), fetch);
+            add_whole.template operator()<fetches>();
         } else {
             softmax_tile<false>(seen, whole, q, N, fetch);
-            detail::add_values<N, false>(tiles.first(whole), width_, weights_.from(0, 0), sums_from(q), fetch);
+            add_whole.template operator()<false>();
         }
-        for (t = whole; t < count; ++t)
+        for (t = whole.end; t < count; ++t)
             add_ragged<N>(tiles[t], t, q, limits.least);
     }
 
@@ -5030,6 +5095,8 @@ private:
             return;
         const auto ahead = begin == 0 ? detail::code_fetch(tiles, width_ / 16) : detail::code_fetch();
         quantized.score(tiles, packed_.numbers(begin), begin, group, weights_.lanes[0][0], ahead);
+        if (soft_cap_ > 0.0f)
+            detail::soft_cap_scores(weights_, group, tiles.size(), soft_cap_);
         detail::tile_fetch nothing(tiles, 0);
         softmax_tile<false>(tiles, limits.whole(tiles), q, group, nothing);
         for (std::size_t t = 0, end; t < tiles.size(); t = end) {
@@ -5042,7 +5109,7 @@ private:
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
-                if (detail::seen(tiles[t], states_.limit(q + i)) > tiles[t].first)
+                if (detail::seen(tiles[t], states_.limit(q + i)) > detail::first_seen(tiles[t], states_.from(q + i)))
                     quantized.add(tiles.first(end), t, weights_.from(i, 0), 1, sums_from(q + i), ahead);
         }
     }
@@ -5053,6 +5120,19 @@ private:
     // Whether two tiles are read by the same kernel.
     [[nodiscard]] static bool alike(const attention_tile& a, const attention_tile& b) noexcept {
         return a.codes.keys.format == b.codes.keys.format && a.codes.keys.table == b.codes.keys.table;
+    }
+
+    // A tile in which the window of some query begins: query by query.
+    KVCACHE_NOINLINE void add_begun(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t count) {
+        attention_tile part = tile;
+        const std::span<const attention_tile> alone(&part, 1);
+        detail::tile_fetch ahead(alone, width_); // prefetches nothing
+        for (std::size_t i = 0; i < count; ++i) {
+            part.first = detail::first_seen(tile, states_.from(q + i));
+            part.last = detail::seen(tile, states_.limit(q + i));
+            if (part.last > part.first)
+                detail::add_values<1, false>(alone, width_, weights_.from(i, t), sums_from(q + i), ahead);
+        }
     }
 
     // A tile that some queries see only in part: first the lanes that all queries see, then the others query by query.
@@ -5072,25 +5152,27 @@ private:
         }
     }
 
-    // Turns the scores of `count` queries into weights, in place. All queries see the first `whole` tiles to their
-    // ends. `Ahead`: prefetches a little with each query.
+    // Turns the scores of `count` queries into weights, in place. All queries see the tiles `whole` wholly. `Ahead`:
+    // prefetches a little with each query.
     template <bool Ahead>
-    KVCACHE_NOINLINE KVCACHE_FLATTEN void softmax_tile(std::span<const attention_tile> tiles, std::size_t whole,
-                                                       std::size_t q, std::size_t count, detail::tile_fetch& ahead) {
+    KVCACHE_NOINLINE KVCACHE_FLATTEN void softmax_tile(std::span<const attention_tile> tiles,
+                                                       detail::query_states::limits::tile_range whole, std::size_t q,
+                                                       std::size_t count, detail::tile_fetch& ahead) {
         const auto meanwhile = [&]() KVCACHE_INLINE {
             if constexpr (Ahead)
                 ahead.ask_early();
         };
         ranges::fill(weights_.rescaled, false);
         // With two queries there is too little independent work to hide the latency of the exponentials.
-        if (count > 2 && whole == most_tiles && ranges::all_of(tiles, detail::is_full)) {
+        if (count > 2 && whole.begin == 0 && whole.end == most_tiles && ranges::all_of(tiles, detail::is_full)) {
             detail::softmax_full_tile(
                 weights_, count, [&](std::size_t i) KVCACHE_INLINE { return states_.running(q + i); }, meanwhile);
             return;
         }
         for (std::size_t i = 0; i < count; ++i, meanwhile())
             for (std::size_t t = 0; t < tiles.size(); ++t)
-                detail::softmax_tile(weights_, i, t, tiles[t], states_.limit(q + i), states_.running(q + i));
+                detail::softmax_tile(weights_, i, t, tiles[t], states_.from(q + i), states_.limit(q + i),
+                                     states_.running(q + i));
     }
 
     std::size_t head_dim_;
@@ -5101,6 +5183,7 @@ private:
     detail::tile_weights weights_;
     detail::quantized_tiles<detail::queries_of_codes> quantized_;
     bool wants_whole_ = false;
+    float soft_cap_ = 0.0f;
 };
 
 template <std::size_t N>
@@ -5174,9 +5257,11 @@ public:
     static constexpr std::size_t most_queries = 72;
 
     /// Rebuilds the plan and reuses its memory. Cost: O(parts log parts + work items) walks along page tables.
-    void build(std::span<const attention_part> parts, std::size_t group, std::size_t kv_heads, std::size_t threads) {
+    void build(std::span<const attention_part> parts, const attention_shape& shape, std::size_t threads) {
+        const std::size_t kv_heads = shape.kv_heads;
         parts_ = parts;
-        group_ = group;
+        shape_ = shape;
+        group_ = shape.group();
         work_items_.clear();
         page_ranges_.clear();
         partials_ = 0;
@@ -5311,13 +5396,16 @@ private:
     std::size_t place(std::size_t first, std::size_t last, split_range of, std::size_t entry = 0,
                       std::size_t position = 0) {
         std::size_t shared = parts_[query_tiles_[first].part].pages.table.size(), end = query_tiles_[first].end;
+        std::size_t read = first_read(first);
         for (std::size_t r = first + 1; r < last; ++r) {
             shared = std::min(shared, query_tiles_[r].same_entries);
             end = std::max(end, query_tiles_[r].end);
+            read = std::min(read, first_read(r));
         }
         const auto table = parts_[query_tiles_[first].part].pages.table;
         page_range made{query_tiles_[first].part, entry, entry, position, first, last};
-        const std::size_t from = of.first * query_block::split, to = std::min(end, of.last * query_block::split);
+        const std::size_t from = std::max(read / spliced_block * spliced_block, of.first * query_block::split);
+        const std::size_t to = std::min(end, of.last * query_block::split);
         if (to <= from)
             return 0;
         std::size_t at = position;
@@ -5341,6 +5429,11 @@ private:
                 cost += place(next, fork, of, entry, at);
         }
         return cost;
+    }
+
+    // The first position that any row of a query tile reads.
+    [[nodiscard]] std::size_t first_read(std::size_t r) const {
+        return shape_.first_read(parts_[query_tiles_[r].part].queries.position_of(query_tiles_[r].first));
     }
 
     [[nodiscard]] std::size_t cost_of(const page_range& range, std::size_t from, std::size_t to) const {
@@ -5407,6 +5500,7 @@ private:
     }
 
     std::span<const attention_part> parts_;
+    attention_shape shape_;
     std::size_t group_ = 1;
     std::size_t target_ = 0; // target cost of a work item on one head, for the first items
     std::size_t coarse_ = 0; // total cost of the items that use target_; later ones use a quarter
@@ -5687,6 +5781,7 @@ public:
         item_ = item;
         head_ = kv_head;
         scratch_.block.clear();
+        scratch_.block.set_soft_cap(shape_.soft_cap);
         const std::size_t state = softmax_state::numbers(padded_head_dim(shape_.head_dim));
         for (std::size_t r = item.first_query_tile; r < item.last_query_tile; ++r) {
             const query_tile& tile = query_tiles_[r];
@@ -5698,7 +5793,8 @@ public:
                     for (std::size_t s = item.first_split; s < std::min(item.last_split, splits); ++s)
                         softmax_state(own + s * state, padded_head_dim(shape_.head_dim)).clear();
                 }
-                scratch_.block.add(parts_[tile.part].queries.position_of(tile.first + i / shape_.group()), own);
+                const std::size_t position = parts_[tile.part].queries.position_of(tile.first + i / shape_.group());
+                scratch_.block.add(position, own, shape_.first_read(position));
             }
         }
     }
@@ -5737,8 +5833,8 @@ public:
             });
     }
 
-    /// Finishes the queries: writes outputs, or leaves partials for the merge.
-    void finish() {
+    /// Finishes the queries: writes outputs, or leaves partials for the merge. `sinks`: of the layer's heads, or null.
+    void finish(const float* sinks) {
         for_queries(item_.first_query_tile, item_.last_query_tile,
                     [&](std::size_t q, const query_tile& tile, std::size_t row, std::size_t head) {
                         if (tile.partials != query_tile::none) {
@@ -5747,7 +5843,7 @@ public:
                         }
                         const query_rows& queries = parts_[tile.part].queries;
                         float* const out = queries.out + row * queries.out_stride + head * shape_.head_dim;
-                        scratch_.block.finish(q, out);
+                        scratch_.block.finish(q, out, sinks == nullptr ? nullptr : sinks + head);
                         if constexpr (page_writer<Codec>)
                             codec_.inverse_transform({out, shape_.head_dim});
                     });
@@ -5788,7 +5884,7 @@ public:
     attention_worker(const attention_shape& shape, page_source<Codec, Storage> source,
                      std::span<const attention_part> parts, std::span<const query_tile> query_tiles,
                      attention_scratch& scratch)
-        : head_dim_(shape.head_dim),
+        : shape_(shape),
           source_(source),
           parts_(parts),
           query_tiles_(query_tiles),
@@ -5806,14 +5902,17 @@ public:
         queries_.take(item, kv_head, partials);
         for (std::size_t s = item.first_range; s < item.last_range; ++s)
             walk(page_ranges[s]);
-        queries_.finish();
+        queries_.finish(shape_.sinks == nullptr ? nullptr : shape_.sinks + std::size_t{index_of(layer)} * shape_.heads);
     }
 
 private:
     using selection = typename work_item_queries<Codec>::selection;
 
-    void walk(const page_range& range) {
+    void walk(page_range range) {
         chosen_ = {};
+        skip_unread(range);
+        if (range.first == range.last)
+            return;
         std::size_t end = 0; // largest number of positions that any of its queries sees
         for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
             end = std::max(end, query_tiles_[r].end);
@@ -5829,6 +5928,16 @@ private:
         else
             walk_together(pages, range, end);
         queue_.flush();
+    }
+
+    // Skips the entries before the windows of all queries; of a spliced table by whole blocks.
+    void skip_unread(page_range& range) {
+        const sequence_pages& pages = parts_[range.part].pages;
+        from_ = shape_.first_read(first_position(range));
+        if (pages.spliced)
+            from_ = from_ / attention_plan::spliced_block * attention_plan::spliced_block;
+        for (; range.first < range.last && range.position + pages.table[range.first].count <= from_; ++range.first)
+            range.position += pages.table[range.first].count;
     }
 
     void walk_together(const sequence_pages& pages, const page_range& range, std::size_t end) {
@@ -5864,9 +5973,10 @@ private:
         const query_tile& tile = query_tiles_[r];
         const sequence_pages& pages = parts_[tile.part].pages;
         const page_entry& entry = pages.table[e];
-        if (tile.end <= start)
+        const std::size_t first = queries_.position_of(r);
+        if (tile.end <= start || start + entry.count <= shape_.first_read(first))
             return;
-        const std::size_t count = std::min<std::size_t>(entry.count, tile.end - start), first = queries_.position_of(r);
+        const std::size_t count = std::min<std::size_t>(entry.count, tile.end - start);
         const std::size_t exactly = std::min(tile.rows, quantized_from - std::min(quantized_from, first));
         if (exactly > 0) {
             expects(e < pages.residual.size() && pages.residual[e] != nullptr, "what a query reads exactly is there");
@@ -5946,9 +6056,12 @@ private:
             if (const std::size_t split = position / query_block::split;
                 split < item_.first_split || split >= item_.last_split)
                 continue;
+            const std::size_t last_lane = std::min<std::size_t>(tile_tokens, last - origin);
+            if (position + (last_lane - first_lane) <= from_)
+                continue;
             attention_tile& made = queue_.next();
             made.first = first_lane;
-            made.last = std::min<std::size_t>(tile_tokens, last - origin);
+            made.last = last_lane;
             made.position = position;
             made.mask = nullptr;
             read(bytes, {layer_, head_, tile}, exact, made);
@@ -5988,14 +6101,14 @@ private:
     }
 
     void decode(std::span<const std::byte> bytes, page_tile at, attention_tile& to) {
-        const std::size_t keys = head_dim_ * tile_tokens;
+        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
         const std::span<float> numbers = queue_.numbers();
         to.codes = {};
         to.keys = source_.codec->keys(bytes, at, numbers.first(keys));
         to.values = source_.codec->values(bytes, at, numbers.subspan(keys));
     }
 
-    std::size_t head_dim_;
+    const attention_shape& shape_;
     page_source<Codec, Storage> source_;
     std::span<const attention_part> parts_;
     std::span<const query_tile> query_tiles_;
@@ -6003,6 +6116,7 @@ private:
     layer_id layer_ = {};
     head_id head_ = {};
     work_item item_;
+    std::size_t from_ = 0; // the first position that any query of the range reads
     work_item_queries<Codec> queries_;
     selection chosen_;
     tile_queue<Codec> queue_;
@@ -6257,10 +6371,11 @@ public:
         work_ = 0;
         for (const attention_part& one : parts_) {
             const std::size_t seen = one.queries.rows > 0 ? one.queries.position_of(one.queries.rows - 1) + 1 : 0;
-            work_ += one.queries.rows * seen * shape.heads * shape.head_dim;
+            work_ += one.queries.rows * (shape.window == 0 ? seen : std::min<std::size_t>(seen, shape.window)) *
+                     shape.heads * shape.head_dim;
         }
         const bool alone = work_ < thread_pool::min_parallel_work;
-        plan_.build(parts_, shape.group(), shape.kv_heads, alone ? 1 : threads.threads());
+        plan_.build(parts_, shape, alone ? 1 : threads.threads());
         partials_.resize(plan_.partials() * shape.kv_heads * state());
         const std::size_t capacity = attention_plan::capacity(shape.group());
         if (head_dim_ != shape.head_dim || (!scratch_.empty() && scratch_.front().block.capacity() < capacity))
@@ -6280,7 +6395,7 @@ public:
             threads.parallel_for(plan_.query_tiles().size() * shape_.kv_heads, partials_.size(),
                                  [&](std::size_t begin, std::size_t end) {
                                      for (std::size_t j = begin; j < end; ++j)
-                                         merge(plan_.query_tiles()[j / shape_.kv_heads], j % shape_.kv_heads);
+                                         merge(layer, plan_.query_tiles()[j / shape_.kv_heads], j % shape_.kv_heads);
                                  });
     }
 
@@ -6300,7 +6415,7 @@ private:
     }
 
     // Merges the partials of work items over several splits, in ascending order.
-    void merge(const query_tile& tile, std::size_t kv_head) {
+    void merge(layer_id layer, const query_tile& tile, std::size_t kv_head) {
         if (tile.partials == query_tile::none)
             return;
         const query_rows& queries = parts_[tile.part].queries;
@@ -6310,8 +6425,10 @@ private:
             const softmax_state all(partials, width());
             for (std::size_t s = 1; s < splits; ++s)
                 all.merge({partials + s * state(), width()});
-            float* const out = queries.out + (tile.first + i / group) * queries.out_stride +
-                               (kv_head * group + i % group) * shape_.head_dim;
+            const std::size_t head = kv_head * group + i % group;
+            if (shape_.sinks != nullptr)
+                all.add_sink(shape_.sinks[std::size_t{index_of(layer)} * shape_.heads + head]);
+            float* const out = queries.out + (tile.first + i / group) * queries.out_stride + head * shape_.head_dim;
             all.finish(shape_.head_dim, out);
             if constexpr (page_writer<Codec>)
                 source_.codec->inverse_transform({out, shape_.head_dim});

@@ -79,7 +79,7 @@ TEST_CASE("every position that a row sees is read for it once, from its own page
         for (const std::size_t group : {1u, 3u, 100u})
             for (const std::size_t threads : {1u, 2u, 8u}) {
                 kv::attention_plan plan;
-                plan.build(parts, group, 2, threads);
+                plan.build(parts, {.heads = static_cast<std::uint32_t>(group * 2), .kv_heads = 2}, threads);
                 std::vector<std::vector<int>> seen(plan.query_tiles().size());
                 std::size_t rows = 0, wanted = 0;
                 for (std::size_t r = 0; r < seen.size(); ++r) {
@@ -110,7 +110,7 @@ TEST_CASE("pages that sequences have in common are read once") {
     for (const auto& one : tables)
         parts.push_back(part(one, 64 * 64 + 5, 1));
     kv::attention_plan plan;
-    plan.build(parts, 4, 1, 1);
+    plan.build(parts, {.heads = 4, .kv_heads = 1}, 1);
     CHECK(plan.work_items().size() == 1);
     std::size_t read = 0;
     for (const auto& range : plan.page_ranges())
@@ -136,7 +136,7 @@ TEST_CASE("threads share a long sequence evenly") {
     const std::vector<kv::attention_part> parts = {part(long_one, 128 * 64 - 1, 1)};
     for (const std::size_t threads : {2u, 4u}) {
         kv::attention_plan plan;
-        plan.build(parts, 3, 3, threads);
+        plan.build(parts, {.heads = 9, .kv_heads = 3}, threads);
         std::size_t all = 0, most = 0;
         for (const auto& item : plan.work_items()) {
             all += item.cost;
@@ -155,7 +155,7 @@ TEST_CASE("threads end together, whatever the pace of one of them") {
     const std::vector<kv::attention_part> parts = {part(long_one, 512 * 64 - 1, 1)};
     for (const std::size_t threads : {2u, 4u}) {
         kv::attention_plan plan;
-        plan.build(parts, 3, 3, threads);
+        plan.build(parts, {.heads = 9, .kv_heads = 3}, threads);
         double work = 0.0, worst = 0.0;
         for (const auto& item : plan.work_items())
             work += static_cast<double>(item.cost * 3);
@@ -174,12 +174,12 @@ TEST_CASE("a plan that is built again forgets the batch before") {
     kv::attention_plan plan, fresh;
     const std::vector<kv::attention_part> before = {part(some, 2000, 1), part(other, 3, 60)},
                                           now = {part(other, 10, 1)};
-    plan.build(before, 2, 1, 4);
-    plan.build(now, 2, 1, 4);
-    fresh.build(now, 2, 1, 4);
+    plan.build(before, {.heads = 2, .kv_heads = 1}, 4);
+    plan.build(now, {.heads = 2, .kv_heads = 1}, 4);
+    fresh.build(now, {.heads = 2, .kv_heads = 1}, 4);
     CHECK(plan.work_items().size() == fresh.work_items().size());
     CHECK(plan.page_ranges().size() == fresh.page_ranges().size());
     CHECK(plan.partials() == fresh.partials());
-    plan.build({}, 2, 1, 4);
+    plan.build({}, {.heads = 2, .kv_heads = 1}, 4);
     CHECK(plan.work_items().empty());
 }

@@ -90,24 +90,33 @@ struct asking {
 };
 
 // Checks that a batch gives every row the same bits as alone, for each number of threads, with one object that plans
-// again.
-void check(const pool& in, std::vector<asking>& all) {
+// again: without a window, with a short one, and with one that begins before a split.
+void check(pool& in, std::vector<asking>& all) {
     static std::array<kv::thread_pool, 3> thread_pools{kv::thread_pool(1), kv::thread_pool(2), kv::thread_pool(3)};
     batch attention;
     std::vector<kv::attention_part> parts;
-    for (auto& one : all)
+    std::size_t longest = 0;
+    for (auto& one : all) {
         parts.push_back(one.of(in));
-    for (kv::thread_pool& threads : thread_pools) {
-        for (auto& one : all)
-            std::ranges::fill(one.out, numbers::not_a_number);
-        attention.plan(in.shape, in.source(), parts, threads);
-        attention.run(kv::layer_id{0}, threads);
-        for (const auto& one : all) {
-            INFO(all.size() << " sequences, " << one.rows << " rows at " << one.position << ", " << threads.threads()
-                            << " threads");
-            REQUIRE(numbers::same_bits(one.out, one.alone(in)));
+        longest = std::max(longest, one.position + one.rows);
+    }
+    for (const std::uint32_t window : {0u, 20u, 1500u}) {
+        if (window >= longest)
+            continue;
+        in.shape.window = window;
+        for (kv::thread_pool& threads : thread_pools) {
+            for (auto& one : all)
+                std::ranges::fill(one.out, numbers::not_a_number);
+            attention.plan(in.shape, in.source(), parts, threads);
+            attention.run(kv::layer_id{0}, threads);
+            for (const auto& one : all) {
+                INFO(all.size() << " sequences, " << one.rows << " rows at " << one.position << ", "
+                                << threads.threads() << " threads, window " << window);
+                REQUIRE(numbers::same_bits(one.out, one.alone(in)));
+            }
         }
     }
+    in.shape.window = 0;
 }
 
 std::vector<kv::page_entry> joined(std::vector<kv::page_entry> a, const std::vector<kv::page_entry>& b) {
@@ -222,6 +231,38 @@ TEST_CASE("an entry that straddles a split belongs to the split it begins in") {
     for (std::size_t s = 0; s < 3; ++s)
         all.emplace_back(in, table, length - 1 - s * 700, 1, s);
     check(in, all);
+}
+
+TEST_CASE("pages before the windows of all rows need not be there") {
+    const std::vector<float> sinks = {0.5f, -1.0f, 3.0f, 9.0f};
+    pool in(4, 2, 16, 16, 200);
+    in.shape.window = 100;
+    in.shape.sinks = sinks.data();
+    in.shape.soft_cap = 30.0f;
+    std::vector<kv::page_entry> whole;
+    for (std::size_t p = 0; p < 150; ++p)
+        whole.push_back(in.page(16));
+    std::vector<asking> all, released;
+    for (std::size_t s = 0; s < 4; ++s) {
+        auto table = whole;
+        table.resize(150 - 30 * s);
+        const std::size_t first = table.size() * 16 - 1 - 3 * s, gone = (first + 1 - 100) / 16;
+        all.emplace_back(in, table, first, 1 + 3 * s, s);
+        for (std::size_t e = 0; e < gone; ++e)
+            table[e].page = kv::page_id{0xFFFF'FFFF};
+        released.emplace_back(in, table, first, 1 + 3 * s, s);
+    }
+    kv::thread_pool two(2);
+    batch attention;
+    std::vector<kv::attention_part> parts;
+    for (auto& one : released)
+        parts.push_back(one.of(in));
+    attention.plan(in.shape, in.source(), parts, two);
+    attention.run(kv::layer_id{0}, two);
+    for (std::size_t s = 0; s < all.size(); ++s) {
+        CHECK(numbers::same_bits(released[s].out, all[s].alone(in)));
+        CHECK(numbers::same_bits(released[s].out, released[s].alone(in)));
+    }
 }
 
 TEST_CASE("an empty batch can be planned") {

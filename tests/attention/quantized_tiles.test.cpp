@@ -148,10 +148,26 @@ TEST_CASE("codes and scales give what the decoded tile gives, but for the coding
 TEST_CASE("the bits of a query over quantized tiles do not depend on neighboring queries") {
     for (const std::string& name : all_names()) {
         CAPTURE(name);
-        const past all(name, 48, 3);
-        const auto want = all.run(all.codec, 0, 1);
-        for (const std::size_t at_once : {2u, 3u, 5u, 16u})
-            CHECK(numbers::same_bits(all.run(all.codec, 0, at_once), want));
+        past all(name, 48, 3);
+        for (const std::uint32_t window : {0u, 1u, 40u, 64u}) {
+            all.asks.window = window;
+            const auto want = all.run(all.codec, 0, 1);
+            for (const std::size_t at_once : {2u, 3u, 5u, 16u})
+                CHECK(numbers::same_bits(all.run(all.codec, 0, at_once), want));
+        }
+    }
+}
+
+TEST_CASE("with a window and a limit of scores, codes and scales give what the decoded tile gives") {
+    for (const std::string& name : all_names()) {
+        CAPTURE(name);
+        past all(name, 64, 2);
+        const auto far = all.run(all.codec, 0, 5);
+        all.asks.window = 37;
+        all.asks.soft_cap = 20.0f;
+        const auto got = all.run(all.codec, 0, 5);
+        CHECK(distance(got, all.run(decoding{all.codec}, 0, 5)) < 1.2e-2);
+        CHECK(distance(got, far) > 0.1);
     }
 }
 

@@ -252,6 +252,24 @@ TEST_CASE("whatever call to the device fails, the prompt is refused, typed, and 
     CHECK(failures > 10);
 }
 
+TEST_CASE("windows, limits of scores and sinks are refused on a device, typed") {
+    using device = on_device<f32>;
+    testing::emulated_device made({.bytes = 1 << 20, .seed = 1});
+    cuda::device_attention<device::cache::lease, testing::emulated_device, cuda::row_format::f32, 16, 4> attention(
+        made, 2048);
+    const kv::thread_pool one(1);
+    const kv::batch_slice<device::cache::lease> row;
+    const float sinks[6] = {};
+    for (const kv::attention_shape& shape :
+         {kv::attention_shape{.heads = 6, .kv_heads = 2, .head_dim = 16, .window = 8},
+          kv::attention_shape{.heads = 6, .kv_heads = 2, .head_dim = 16, .soft_cap = 30.0f},
+          kv::attention_shape{.heads = 6, .kv_heads = 2, .head_dim = 16, .sinks = sinks}}) {
+        attention.plan(shape, {&row, 1}, {}, one);
+        REQUIRE_FALSE(attention.status().has_value());
+        CHECK(attention.status().error().code == kv::error_code::unsupported);
+    }
+}
+
 TEST_CASE("a device without memory refuses a prompt, typed, and serves what fits") {
     on_device<f32> here({.pages = 8, .device_bytes = 1 << 10});
     const auto refused = here.pipeline.prefill(some_tokens(20, 12));

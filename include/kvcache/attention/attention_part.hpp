@@ -14,16 +14,30 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 
 class rope;
 
-/// Attention parameters of a model: its heads, and its rotation (null without RoPE).
+/// Attention parameters of a model's layers that attend alike: their heads, their rotation (null without RoPE), and
+/// what a query reads.
 struct attention_shape {
     std::uint32_t heads = 1;
     std::uint32_t kv_heads = 1;
     std::uint32_t head_dim = 64;
     float scale = 1.0f; ///< Factor of the scores, usually 1 / sqrt(head_dim).
     const rope* rotation = nullptr;
+    /// Tokens that a query reads, its own included; 0 for all. Page-table entries before the windows of all queries are
+    /// not read: their pages need not exist.
+    std::uint32_t window = 0;
+    /// Scores are limited to c tanh(score / c) (Gemma 2); 0 for no limit.
+    float soft_cap = 0.0f;
+    /// A logit for each head that takes part in the softmax and has no value (gpt-oss); null for none. (layers, heads)
+    const float* sinks = nullptr;
 
     /// Query heads for each KV head.
     [[nodiscard]] constexpr std::uint32_t group() const noexcept { return heads / kv_heads; }
+    /// The first position that the query at a position reads.
+    [[nodiscard]] constexpr std::size_t first_read(std::size_t position) const noexcept {
+        return window == 0 || position < window ? 0 : position + 1 - window;
+    }
+    /// Whether a query reads all positions before it, and nothing but their keys and values.
+    [[nodiscard]] constexpr bool plain() const noexcept { return window == 0 && soft_cap == 0.0f && sinks == nullptr; }
 };
 
 /// The storage that holds the pages of a batch, and the codec that reads them. One for all sequences of a cache, since
@@ -50,7 +64,7 @@ struct query_rows {
     float* out = nullptr;             ///< Output. (rows, heads, head_dim)
     std::size_t stride = 0;           ///< Floats from one row of queries to the next.
     std::size_t out_stride = 0;
-    std::size_t position = 0; ///< Position of the first row; each row attends to [0, its position].
+    std::size_t position = 0; ///< Position of the first row; each row attends to its window up to its position.
     std::size_t rows = 0;
     const std::size_t* positions = nullptr; ///< Positions of the rows, ascending; null if consecutive.
 

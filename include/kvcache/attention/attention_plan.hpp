@@ -68,9 +68,11 @@ public:
     static constexpr std::size_t most_queries = 72;
 
     /// Rebuilds the plan and reuses its memory. Cost: O(parts log parts + work items) walks along page tables.
-    void build(std::span<const attention_part> parts, std::size_t group, std::size_t kv_heads, std::size_t threads) {
+    void build(std::span<const attention_part> parts, const attention_shape& shape, std::size_t threads) {
+        const std::size_t kv_heads = shape.kv_heads;
         parts_ = parts;
-        group_ = group;
+        shape_ = shape;
+        group_ = shape.group();
         work_items_.clear();
         page_ranges_.clear();
         partials_ = 0;
@@ -205,13 +207,16 @@ private:
     std::size_t place(std::size_t first, std::size_t last, split_range of, std::size_t entry = 0,
                       std::size_t position = 0) {
         std::size_t shared = parts_[query_tiles_[first].part].pages.table.size(), end = query_tiles_[first].end;
+        std::size_t read = first_read(first);
         for (std::size_t r = first + 1; r < last; ++r) {
             shared = std::min(shared, query_tiles_[r].same_entries);
             end = std::max(end, query_tiles_[r].end);
+            read = std::min(read, first_read(r));
         }
         const auto table = parts_[query_tiles_[first].part].pages.table;
         page_range made{query_tiles_[first].part, entry, entry, position, first, last};
-        const std::size_t from = of.first * query_block::split, to = std::min(end, of.last * query_block::split);
+        const std::size_t from = std::max(read / spliced_block * spliced_block, of.first * query_block::split);
+        const std::size_t to = std::min(end, of.last * query_block::split);
         if (to <= from)
             return 0;
         std::size_t at = position;
@@ -235,6 +240,11 @@ private:
                 cost += place(next, fork, of, entry, at);
         }
         return cost;
+    }
+
+    // The first position that any row of a query tile reads.
+    [[nodiscard]] std::size_t first_read(std::size_t r) const {
+        return shape_.first_read(parts_[query_tiles_[r].part].queries.position_of(query_tiles_[r].first));
     }
 
     [[nodiscard]] std::size_t cost_of(const page_range& range, std::size_t from, std::size_t to) const {
@@ -301,6 +311,7 @@ private:
     }
 
     std::span<const attention_part> parts_;
+    attention_shape shape_;
     std::size_t group_ = 1;
     std::size_t target_ = 0; // target cost of a work item on one head, for the first items
     std::size_t coarse_ = 0; // total cost of the items that use target_; later ones use a quarter

@@ -144,6 +144,7 @@ public:
         item_ = item;
         head_ = kv_head;
         scratch_.block.clear();
+        scratch_.block.set_soft_cap(shape_.soft_cap);
         const std::size_t state = softmax_state::numbers(padded_head_dim(shape_.head_dim));
         for (std::size_t r = item.first_query_tile; r < item.last_query_tile; ++r) {
             const query_tile& tile = query_tiles_[r];
@@ -155,7 +156,8 @@ public:
                     for (std::size_t s = item.first_split; s < std::min(item.last_split, splits); ++s)
                         softmax_state(own + s * state, padded_head_dim(shape_.head_dim)).clear();
                 }
-                scratch_.block.add(parts_[tile.part].queries.position_of(tile.first + i / shape_.group()), own);
+                const std::size_t position = parts_[tile.part].queries.position_of(tile.first + i / shape_.group());
+                scratch_.block.add(position, own, shape_.first_read(position));
             }
         }
     }
@@ -194,8 +196,8 @@ public:
             });
     }
 
-    /// Finishes the queries: writes outputs, or leaves partials for the merge.
-    void finish() {
+    /// Finishes the queries: writes outputs, or leaves partials for the merge. `sinks`: of the layer's heads, or null.
+    void finish(const float* sinks) {
         for_queries(item_.first_query_tile, item_.last_query_tile,
                     [&](std::size_t q, const query_tile& tile, std::size_t row, std::size_t head) {
                         if (tile.partials != query_tile::none) {
@@ -204,7 +206,7 @@ public:
                         }
                         const query_rows& queries = parts_[tile.part].queries;
                         float* const out = queries.out + row * queries.out_stride + head * shape_.head_dim;
-                        scratch_.block.finish(q, out);
+                        scratch_.block.finish(q, out, sinks == nullptr ? nullptr : sinks + head);
                         if constexpr (page_writer<Codec>)
                             codec_.inverse_transform({out, shape_.head_dim});
                     });
@@ -245,7 +247,7 @@ public:
     attention_worker(const attention_shape& shape, page_source<Codec, Storage> source,
                      std::span<const attention_part> parts, std::span<const query_tile> query_tiles,
                      attention_scratch& scratch)
-        : head_dim_(shape.head_dim),
+        : shape_(shape),
           source_(source),
           parts_(parts),
           query_tiles_(query_tiles),
@@ -263,14 +265,17 @@ public:
         queries_.take(item, kv_head, partials);
         for (std::size_t s = item.first_range; s < item.last_range; ++s)
             walk(page_ranges[s]);
-        queries_.finish();
+        queries_.finish(shape_.sinks == nullptr ? nullptr : shape_.sinks + std::size_t{index_of(layer)} * shape_.heads);
     }
 
 private:
     using selection = typename work_item_queries<Codec>::selection;
 
-    void walk(const page_range& range) {
+    void walk(page_range range) {
         chosen_ = {};
+        skip_unread(range);
+        if (range.first == range.last)
+            return;
         std::size_t end = 0; // largest number of positions that any of its queries sees
         for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
             end = std::max(end, query_tiles_[r].end);
@@ -286,6 +291,16 @@ private:
         else
             walk_together(pages, range, end);
         queue_.flush();
+    }
+
+    // Skips the entries before the windows of all queries; of a spliced table by whole blocks.
+    void skip_unread(page_range& range) {
+        const sequence_pages& pages = parts_[range.part].pages;
+        from_ = shape_.first_read(first_position(range));
+        if (pages.spliced)
+            from_ = from_ / attention_plan::spliced_block * attention_plan::spliced_block;
+        for (; range.first < range.last && range.position + pages.table[range.first].count <= from_; ++range.first)
+            range.position += pages.table[range.first].count;
     }
 
     void walk_together(const sequence_pages& pages, const page_range& range, std::size_t end) {
@@ -321,9 +336,10 @@ private:
         const query_tile& tile = query_tiles_[r];
         const sequence_pages& pages = parts_[tile.part].pages;
         const page_entry& entry = pages.table[e];
-        if (tile.end <= start)
+        const std::size_t first = queries_.position_of(r);
+        if (tile.end <= start || start + entry.count <= shape_.first_read(first))
             return;
-        const std::size_t count = std::min<std::size_t>(entry.count, tile.end - start), first = queries_.position_of(r);
+        const std::size_t count = std::min<std::size_t>(entry.count, tile.end - start);
         const std::size_t exactly = std::min(tile.rows, quantized_from - std::min(quantized_from, first));
         if (exactly > 0) {
             expects(e < pages.residual.size() && pages.residual[e] != nullptr, "what a query reads exactly is there");
@@ -403,9 +419,12 @@ private:
             if (const std::size_t split = position / query_block::split;
                 split < item_.first_split || split >= item_.last_split)
                 continue;
+            const std::size_t last_lane = std::min<std::size_t>(tile_tokens, last - origin);
+            if (position + (last_lane - first_lane) <= from_)
+                continue;
             attention_tile& made = queue_.next();
             made.first = first_lane;
-            made.last = std::min<std::size_t>(tile_tokens, last - origin);
+            made.last = last_lane;
             made.position = position;
             made.mask = nullptr;
             read(bytes, {layer_, head_, tile}, exact, made);
@@ -445,14 +464,14 @@ private:
     }
 
     void decode(std::span<const std::byte> bytes, page_tile at, attention_tile& to) {
-        const std::size_t keys = head_dim_ * tile_tokens;
+        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
         const std::span<float> numbers = queue_.numbers();
         to.codes = {};
         to.keys = source_.codec->keys(bytes, at, numbers.first(keys));
         to.values = source_.codec->values(bytes, at, numbers.subspan(keys));
     }
 
-    std::size_t head_dim_;
+    const attention_shape& shape_;
     page_source<Codec, Storage> source_;
     std::span<const attention_part> parts_;
     std::span<const query_tile> query_tiles_;
@@ -460,6 +479,7 @@ private:
     layer_id layer_ = {};
     head_id head_ = {};
     work_item item_;
+    std::size_t from_ = 0; // the first position that any query of the range reads
     work_item_queries<Codec> queries_;
     selection chosen_;
     tile_queue<Codec> queue_;

@@ -31,10 +31,11 @@ public:
         work_ = 0;
         for (const attention_part& one : parts_) {
             const std::size_t seen = one.queries.rows > 0 ? one.queries.position_of(one.queries.rows - 1) + 1 : 0;
-            work_ += one.queries.rows * seen * shape.heads * shape.head_dim;
+            work_ += one.queries.rows * (shape.window == 0 ? seen : std::min<std::size_t>(seen, shape.window)) *
+                     shape.heads * shape.head_dim;
         }
         const bool alone = work_ < thread_pool::min_parallel_work;
-        plan_.build(parts_, shape.group(), shape.kv_heads, alone ? 1 : threads.threads());
+        plan_.build(parts_, shape, alone ? 1 : threads.threads());
         partials_.resize(plan_.partials() * shape.kv_heads * state());
         const std::size_t capacity = attention_plan::capacity(shape.group());
         if (head_dim_ != shape.head_dim || (!scratch_.empty() && scratch_.front().block.capacity() < capacity))
@@ -54,7 +55,7 @@ public:
             threads.parallel_for(plan_.query_tiles().size() * shape_.kv_heads, partials_.size(),
                                  [&](std::size_t begin, std::size_t end) {
                                      for (std::size_t j = begin; j < end; ++j)
-                                         merge(plan_.query_tiles()[j / shape_.kv_heads], j % shape_.kv_heads);
+                                         merge(layer, plan_.query_tiles()[j / shape_.kv_heads], j % shape_.kv_heads);
                                  });
     }
 
@@ -74,7 +75,7 @@ private:
     }
 
     // Merges the partials of work items over several splits, in ascending order.
-    void merge(const query_tile& tile, std::size_t kv_head) {
+    void merge(layer_id layer, const query_tile& tile, std::size_t kv_head) {
         if (tile.partials == query_tile::none)
             return;
         const query_rows& queries = parts_[tile.part].queries;
@@ -84,8 +85,10 @@ private:
             const softmax_state all(partials, width());
             for (std::size_t s = 1; s < splits; ++s)
                 all.merge({partials + s * state(), width()});
-            float* const out = queries.out + (tile.first + i / group) * queries.out_stride +
-                               (kv_head * group + i % group) * shape_.head_dim;
+            const std::size_t head = kv_head * group + i % group;
+            if (shape_.sinks != nullptr)
+                all.add_sink(shape_.sinks[std::size_t{index_of(layer)} * shape_.heads + head]);
+            float* const out = queries.out + (tile.first + i / group) * queries.out_stride + head * shape_.head_dim;
             all.finish(shape_.head_dim, out);
             if constexpr (page_writer<Codec>)
                 source_.codec->inverse_transform({out, shape_.head_dim});

@@ -92,21 +92,22 @@ public:
 
     void clear() noexcept { queries_.clear(); }
 
-    /// Adds a query that sees the positions up to `limit`. Its partials are written to `partials`, or merged here if
+    /// Adds a query that sees the positions [from, limit]. Its partials are written to `partials`, or merged here if
     /// that is null. (splits, stride)
-    void add(std::size_t limit, float* partials) {
+    void add(std::size_t from, std::size_t limit, float* partials) {
         expects(queries_.size() < capacity_, "a block holds as many queries as its capacity");
-        queries_.push_back({.limit = limit, .partials = partials});
+        queries_.push_back({.from = from, .limit = limit, .partials = partials});
         running(queries_.size() - 1).clear();
         merged(queries_.size() - 1).forget();
     }
 
-    /// The last position that a query sees.
+    /// The first and the last position that a query sees.
+    [[nodiscard]] std::size_t from(std::size_t q) const noexcept { return queries_[q].from; }
     [[nodiscard]] std::size_t limit(std::size_t q) const noexcept { return queries_[q].limit; }
 
-    /// Smallest and largest visibility limit of some queries.
+    /// Smallest and largest last position that some queries see, and their largest first one.
     struct limits {
-        std::size_t least, most;
+        std::size_t least, most, from;
 
         /// Returns the leading tiles that any of the queries sees. Requires: tiles ascend in position.
         [[nodiscard]] std::span<const attention_tile> seen(std::span<const attention_tile> tiles) const noexcept {
@@ -115,21 +116,29 @@ public:
                 --count;
             return tiles.first(count);
         }
-        /// Returns whether all queries see a tile to its end.
-        [[nodiscard]] bool see_whole(const attention_tile& tile) const noexcept { return tile.end() <= least + 1; }
-        /// Returns how many leading tiles all queries see to their ends. Requires: tiles ascend in position.
-        [[nodiscard]] std::size_t whole(std::span<const attention_tile> tiles) const noexcept {
-            std::size_t count = tiles.size();
-            while (count > 0 && !see_whole(tiles[count - 1]))
-                --count;
-            return count;
+        /// Returns whether all queries see all of a tile.
+        [[nodiscard]] bool see_whole(const attention_tile& tile) const noexcept {
+            return tile.end() <= least + 1 && tile.position >= from;
+        }
+        /// The tiles [begin, end) that all queries see wholly. Requires: tiles ascend in position.
+        struct tile_range {
+            std::size_t begin, end;
+        };
+        [[nodiscard]] tile_range whole(std::span<const attention_tile> tiles) const noexcept {
+            std::size_t begin = 0, end = tiles.size();
+            while (begin < end && tiles[begin].position < from)
+                ++begin;
+            while (end > begin && tiles[end - 1].end() > least + 1)
+                --end;
+            return {begin, end};
         }
     };
     [[nodiscard]] limits limits_of(std::size_t q, std::size_t count) const noexcept {
-        limits all{queries_[q].limit, queries_[q].limit};
+        limits all{queries_[q].limit, queries_[q].limit, queries_[q].from};
         for (std::size_t i = 1; i < count; ++i) {
             all.least = std::min(all.least, queries_[q + i].limit);
             all.most = std::max(all.most, queries_[q + i].limit);
+            all.from = std::max(all.from, queries_[q + i].from);
         }
         return all;
     }
@@ -156,14 +165,17 @@ public:
         from.clear();
     }
 
-    /// Finishes a query that merges here: writes its output. (head_dim)
-    void finish(std::size_t q, std::size_t head_dim, float* out) {
+    /// Finishes a query that merges here, with its sink unless that is null: writes its output. (head_dim)
+    void finish(std::size_t q, const float* sink, std::size_t head_dim, float* out) {
         leave(q);
+        if (sink != nullptr)
+            merged(q).add_sink(*sink);
         merged(q).finish(head_dim, out);
     }
 
 private:
     struct query {
+        std::size_t from = 0;
         std::size_t limit = 0;
         std::size_t split = 0;     // split of its running softmax
         float* partials = nullptr; // (splits, stride)
@@ -210,9 +222,13 @@ public:
         select(0, 0);
     }
 
-    /// Adds a query that sees the positions up to `position`. Its partials are written to `partials`, one for each
-    /// split, or merged here if that is null. (splits, softmax_state::numbers(width))
-    void add(std::size_t position, float* partials = nullptr) { states_.add(position, partials); }
+    /// Adds a query that sees the positions from `from` up to `position`. Its partials are written to `partials`, one
+    /// for each split, or merged here if that is null. (splits, softmax_state::numbers(width))
+    void add(std::size_t position, float* partials = nullptr, std::size_t from = 0) {
+        states_.add(from, position, partials);
+    }
+    /// Limits the scores of all queries to cap * tanh(score / cap); 0: not.
+    void set_soft_cap(float cap) noexcept { soft_cap_ = cap; }
 
     /// Selects the queries [first, last). Each has to be placed before it attends.
     void select(std::size_t first, std::size_t last) noexcept { packed_.select(first, last); }
@@ -268,8 +284,8 @@ public:
         run<Coded>(std::span(&tile, 1));
     }
 
-    /// Finishes a query that merges here: writes its output. (head_dim)
-    void finish(std::size_t q, float* out) { states_.finish(q, head_dim_, out); }
+    /// Finishes a query that merges here: writes its output. (head_dim) `sink`: a logit without a value, or null.
+    void finish(std::size_t q, float* out, const float* sink = nullptr) { states_.finish(q, sink, head_dim_, out); }
 
     /// Ends the current partial softmax of a query.
     void leave(std::size_t q) { states_.leave(q); }
@@ -301,7 +317,8 @@ private:
         const std::size_t q = packed_.first() + begin;
         const auto limits = states_.limits_of(q, N);
         const auto seen = limits.seen(tiles);
-        const std::size_t count = seen.size(), whole = limits.whole(seen);
+        const std::size_t count = seen.size();
+        const auto whole = limits.whole(seen);
 
         const float* queries = packed_.numbers(begin);
         constexpr std::size_t at_once = detail::tiles_together(N);
@@ -315,14 +332,22 @@ private:
         for (; at_once > 1 && t < count; ++t)
             detail::score<N, 1, false>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], fetch);
 
+        if (soft_cap_ > 0.0f)
+            detail::soft_cap_scores(weights_, N, count, soft_cap_);
+        const auto all_see = tiles.subspan(whole.begin, whole.end - whole.begin);
+        const auto add_whole = [&]<bool Ahead>() KVCACHE_INLINE {
+            for (t = 0; t < whole.begin; ++t)
+                add_begun(tiles[t], t, q, N);
+            detail::add_values<N, Ahead>(all_see, width_, weights_.from(0, whole.begin), sums_from(q), fetch);
+        };
         if (ahead) {
             softmax_tile<fetches>(seen, whole, q, N, fetch);
-            detail::add_values<N, fetches>(tiles.first(whole), width_, weights_.from(0, 0), sums_from(q), fetch);
+            add_whole.template operator()<fetches>();
         } else {
             softmax_tile<false>(seen, whole, q, N, fetch);
-            detail::add_values<N, false>(tiles.first(whole), width_, weights_.from(0, 0), sums_from(q), fetch);
+            add_whole.template operator()<false>();
         }
-        for (t = whole; t < count; ++t)
+        for (t = whole.end; t < count; ++t)
             add_ragged<N>(tiles[t], t, q, limits.least);
     }
 
@@ -337,6 +362,8 @@ private:
             return;
         const auto ahead = begin == 0 ? detail::code_fetch(tiles, width_ / 16) : detail::code_fetch();
         quantized.score(tiles, packed_.numbers(begin), begin, group, weights_.lanes[0][0], ahead);
+        if (soft_cap_ > 0.0f)
+            detail::soft_cap_scores(weights_, group, tiles.size(), soft_cap_);
         detail::tile_fetch nothing(tiles, 0);
         softmax_tile<false>(tiles, limits.whole(tiles), q, group, nothing);
         for (std::size_t t = 0, end; t < tiles.size(); t = end) {
@@ -349,7 +376,7 @@ private:
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
-                if (detail::seen(tiles[t], states_.limit(q + i)) > tiles[t].first)
+                if (detail::seen(tiles[t], states_.limit(q + i)) > detail::first_seen(tiles[t], states_.from(q + i)))
                     quantized.add(tiles.first(end), t, weights_.from(i, 0), 1, sums_from(q + i), ahead);
         }
     }
@@ -360,6 +387,19 @@ private:
     // Whether two tiles are read by the same kernel.
     [[nodiscard]] static bool alike(const attention_tile& a, const attention_tile& b) noexcept {
         return a.codes.keys.format == b.codes.keys.format && a.codes.keys.table == b.codes.keys.table;
+    }
+
+    // A tile in which the window of some query begins: query by query.
+    KVCACHE_NOINLINE void add_begun(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t count) {
+        attention_tile part = tile;
+        const std::span<const attention_tile> alone(&part, 1);
+        detail::tile_fetch ahead(alone, width_); // prefetches nothing
+        for (std::size_t i = 0; i < count; ++i) {
+            part.first = detail::first_seen(tile, states_.from(q + i));
+            part.last = detail::seen(tile, states_.limit(q + i));
+            if (part.last > part.first)
+                detail::add_values<1, false>(alone, width_, weights_.from(i, t), sums_from(q + i), ahead);
+        }
     }
 
     // A tile that some queries see only in part: first the lanes that all queries see, then the others query by query.
@@ -379,25 +419,27 @@ private:
         }
     }
 
-    // Turns the scores of `count` queries into weights, in place. All queries see the first `whole` tiles to their
-    // ends. `Ahead`: prefetches a little with each query.
+    // Turns the scores of `count` queries into weights, in place. All queries see the tiles `whole` wholly. `Ahead`:
+    // prefetches a little with each query.
     template <bool Ahead>
-    KVCACHE_NOINLINE KVCACHE_FLATTEN void softmax_tile(std::span<const attention_tile> tiles, std::size_t whole,
-                                                       std::size_t q, std::size_t count, detail::tile_fetch& ahead) {
+    KVCACHE_NOINLINE KVCACHE_FLATTEN void softmax_tile(std::span<const attention_tile> tiles,
+                                                       detail::query_states::limits::tile_range whole, std::size_t q,
+                                                       std::size_t count, detail::tile_fetch& ahead) {
         const auto meanwhile = [&]() KVCACHE_INLINE {
             if constexpr (Ahead)
                 ahead.ask_early();
         };
         ranges::fill(weights_.rescaled, false);
         // With two queries there is too little independent work to hide the latency of the exponentials.
-        if (count > 2 && whole == most_tiles && ranges::all_of(tiles, detail::is_full)) {
+        if (count > 2 && whole.begin == 0 && whole.end == most_tiles && ranges::all_of(tiles, detail::is_full)) {
             detail::softmax_full_tile(
                 weights_, count, [&](std::size_t i) KVCACHE_INLINE { return states_.running(q + i); }, meanwhile);
             return;
         }
         for (std::size_t i = 0; i < count; ++i, meanwhile())
             for (std::size_t t = 0; t < tiles.size(); ++t)
-                detail::softmax_tile(weights_, i, t, tiles[t], states_.limit(q + i), states_.running(q + i));
+                detail::softmax_tile(weights_, i, t, tiles[t], states_.from(q + i), states_.limit(q + i),
+                                     states_.running(q + i));
     }
 
     std::size_t head_dim_;
@@ -408,6 +450,7 @@ private:
     detail::tile_weights weights_;
     detail::quantized_tiles<detail::queries_of_codes> quantized_;
     bool wants_whole_ = false;
+    float soft_cap_ = 0.0f;
 };
 
 template <std::size_t N>

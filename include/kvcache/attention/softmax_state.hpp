@@ -56,6 +56,16 @@ public:
         }
     }
 
+    /// Adds a logit without a value: after all positions, before `finish`.
+    void add_sink(float logit) const noexcept {
+        const float top = std::max(logit, largest());
+        const float keep = exp_one(largest() - top), weight = exp_one(logit - top);
+        largest() = top;
+        for (std::size_t i = 0; i < width_ + 16; i += 16)
+            (f32x16::load(at_ + i) * f32x16::broadcast(keep)).store(at_ + i);
+        at_[width_] += weight; // lane 0
+    }
+
     /// Writes the output: sums divided by the total weight, a fixed reduction tree over the 16 lanes. (head_dim)
     void finish(std::size_t head_dim, float* out) const noexcept {
         const f32x16 total = f32x16::broadcast(sum(weight()));
@@ -77,6 +87,11 @@ namespace detail {
 /// End of the lanes of a tile that a query with this limit sees.
 [[nodiscard]] inline std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
     return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
+}
+
+/// First lane of a tile that a query sees whose window begins at position `from`.
+[[nodiscard]] inline std::size_t first_seen(const attention_tile& tile, std::size_t from) noexcept {
+    return from <= tile.position ? tile.first : std::min(tile.last, tile.first + from - tile.position);
 }
 
 /// Returns whether all lanes of a tile are in use.
@@ -130,21 +145,21 @@ KVCACHE_INLINE inline void softmax_full_tile(tile_weights& weights, std::size_t 
     }
 }
 
-/// Softmax of tile t, some of whose lanes may be unused or unseen.
+/// Softmax of tile t, some of whose lanes may be unused or unseen: the query sees the positions [from, limit].
 inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t, const attention_tile& tile,
-                         std::size_t limit, const softmax_state& state) noexcept {
+                         std::size_t from, std::size_t limit, const softmax_state& state) noexcept {
     constexpr float none = -std::numeric_limits<float>::infinity();
     float* const lanes = weights.lanes[query][t];
     float& rescale = weights.rescale[query][t];
     rescale = 1.0f;
-    const std::size_t last = seen(tile, limit);
-    if (last == tile.first)
+    const std::size_t first = first_seen(tile, from), last = seen(tile, limit);
+    if (last <= first)
         return;
     f32x16 each[] = {f32x16::load(lanes)};
     if (tile.mask != nullptr)
         each[0] = each[0] + f32x16::load(tile.mask);
-    if (tile.first != 0 || last != tile_tokens)
-        each[0] = within(each[0], tile.first, last, none);
+    if (first != 0 || last != tile_tokens)
+        each[0] = within(each[0], first, last, none);
     const float before = state.largest();
     if (any_above(each[0], before))
         if (const float most = largest(each[0]); most > before) {
@@ -156,6 +171,17 @@ inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t
     exp_of_differences(each);
     state.set_weight(fma(state.weight(), f32x16::broadcast(rescale), each[0]));
     each[0].store(lanes);
+}
+
+/// Limits the scores of `count` queries with `tiles` tiles to cap * tanh(score / cap), in place.
+inline void soft_cap_scores(tile_weights& weights, std::size_t count, std::size_t tiles, float cap) noexcept {
+    const f32x16 one = f32x16::broadcast(1.0f), two = f32x16::broadcast(2.0f);
+    for (std::size_t i = 0; i < count; ++i)
+        for (std::size_t t = 0; t < tiles; ++t) {
+            const f32x16 twice = f32x16::load(weights.lanes[i][t]) * f32x16::broadcast(2.0f / cap);
+            const f32x16 tangent = two / (one + exp(-max(f32x16::broadcast(-88.0f), twice))) - one;
+            (tangent * f32x16::broadcast(cap)).store(weights.lanes[i][t]);
+        }
 }
 
 } // namespace detail

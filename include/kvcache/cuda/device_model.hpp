@@ -65,7 +65,8 @@ public:
             (void)own_->device->synchronise(*own_->stream);
     }
 
-    /// Returns whether everything since the last `plan` succeeded. Errors: out_of_memory, out_of_range, io.
+    /// Returns whether everything since the last `plan` succeeded. Errors: out_of_memory, out_of_range, io;
+    /// unsupported, for an attention that is not `plain`.
     [[nodiscard]] result<void> status() const { return own_->failed ? result<void>(*own_->failed) : result<void>(); }
 
 private:
@@ -92,6 +93,10 @@ private:
 
         [[nodiscard]] result<void> plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch,
                                         const query_rows& rows) {
+            if (!shape.plain())
+                return error{error_code::unsupported, "attention_shape",
+                             "the kernels for devices have no windows, no limits of scores and no sinks: use "
+                             "host_attention"};
             storage = &batch.front().lease->storage();
             layout = batch.front().lease->codec().layout();
             expects(&storage->device() == device, "pages are attended on their own device");

@@ -20,7 +20,7 @@ struct dense_attention {
     std::span<const float> queries = {}; ///< (rows, heads, head_dim)
     std::span<const float> keys = {};    ///< (tokens, kv_heads, head_dim)
     std::span<const float> values = {};  ///< (tokens, kv_heads, head_dim)
-    std::size_t position = 0;            ///< Position of the first query; each query attends to [0, its position].
+    std::size_t position = 0; ///< Position of the first query; each query attends to its window up to its position.
 };
 
 namespace detail {
@@ -64,15 +64,20 @@ inline void rotate_dense(const rope* rotation, std::size_t position, std::span<c
             const std::size_t seen = dense.position + row + 1, at = row * query_row + head * dim;
             const std::size_t kv = head / shape.group() * dim; // offset of its KV head in a row
             detail::rotate_dense(shape.rotation, seen - 1, dense.queries.subspan(at, dim), query);
-            double largest = -std::numeric_limits<double>::infinity(), total = 0.0;
-            for (std::size_t t = 0; t < seen; ++t) {
+            double largest = shape.sinks == nullptr ? -std::numeric_limits<double>::infinity()
+                                                    : static_cast<double>(shape.sinks[head]);
+            const std::size_t from = shape.first_read(seen - 1);
+            for (std::size_t t = from; t < seen; ++t) {
                 double score = 0.0;
                 for (std::size_t d = 0; d < dim; ++d)
                     score += query[d] * keys[t * key_row + kv + d];
                 weights[t] = score * static_cast<double>(shape.scale);
+                if (const double cap = static_cast<double>(shape.soft_cap); cap > 0.0)
+                    weights[t] = cap * std::tanh(weights[t] / cap);
                 largest = std::max(largest, weights[t]);
             }
-            for (std::size_t t = 0; t < seen; ++t) {
+            double total = shape.sinks == nullptr ? 0.0 : std::exp(static_cast<double>(shape.sinks[head]) - largest);
+            for (std::size_t t = from; t < seen; ++t) {
                 weights[t] = std::exp(weights[t] - largest);
                 total += weights[t];
                 for (std::size_t d = 0; d < dim; ++d)
