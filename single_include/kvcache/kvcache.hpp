@@ -4656,6 +4656,11 @@ namespace detail {
     return from <= tile.position ? tile.first : std::min(tile.last, tile.first + from - tile.position);
 }
 
+/// The positions [from, limit] that a query sees.
+struct seen_positions {
+    std::size_t from = 0, limit = 0;
+};
+
 /// Returns whether all lanes of a tile are in use.
 [[nodiscard]] inline bool is_full(const attention_tile& tile) noexcept {
     return tile.first == 0 && tile.last == tile_tokens && tile.mask == nullptr;
@@ -4707,14 +4712,14 @@ KVCACHE_INLINE inline void softmax_full_tile(tile_weights& weights, std::size_t 
     }
 }
 
-/// Softmax of tile t, some of whose lanes may be unused or unseen: the query sees the positions [from, limit].
+/// Softmax of tile t, some of whose lanes may be unused or unseen.
 inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t, const attention_tile& tile,
-                         std::size_t from, std::size_t limit, const softmax_state& state) noexcept {
+                         seen_positions sees, const softmax_state& state) noexcept {
     constexpr float none = -std::numeric_limits<float>::infinity();
     float* const lanes = weights.lanes[query][t];
     float& rescale = weights.rescale[query][t];
     rescale = 1.0f;
-    const std::size_t first = first_seen(tile, from), last = seen(tile, limit);
+    const std::size_t first = first_seen(tile, sees.from), last = seen(tile, sees.limit);
     if (last <= first)
         return;
     f32x16 each[] = {f32x16::load(lanes)};
@@ -4829,14 +4834,16 @@ public:
     /// that is null. (splits, stride)
     void add(std::size_t from, std::size_t limit, float* partials) {
         expects(queries_.size() < capacity_, "a block holds as many queries as its capacity");
-        queries_.push_back({.from = from, .limit = limit, .partials = partials});
+        queries_.push_back({.sees = {from, limit}, .partials = partials});
         running(queries_.size() - 1).clear();
         merged(queries_.size() - 1).forget();
     }
 
-    /// The first and the last position that a query sees.
-    [[nodiscard]] std::size_t from(std::size_t q) const noexcept { return queries_[q].from; }
-    [[nodiscard]] std::size_t limit(std::size_t q) const noexcept { return queries_[q].limit; }
+    [[nodiscard]] seen_positions seen_by(std::size_t q) const noexcept { return queries_[q].sees; }
+    /// Whether a query sees a lane of a tile.
+    [[nodiscard]] bool sees(std::size_t q, const attention_tile& tile) const noexcept {
+        return detail::seen(tile, queries_[q].sees.limit) > first_seen(tile, queries_[q].sees.from);
+    }
 
     /// Smallest and largest last position that some queries see, and their largest first one.
     struct limits {
@@ -4867,11 +4874,12 @@ public:
         }
     };
     [[nodiscard]] limits limits_of(std::size_t q, std::size_t count) const noexcept {
-        limits all{queries_[q].limit, queries_[q].limit, queries_[q].from};
+        limits all{queries_[q].sees.limit, queries_[q].sees.limit, queries_[q].sees.from};
         for (std::size_t i = 1; i < count; ++i) {
-            all.least = std::min(all.least, queries_[q + i].limit);
-            all.most = std::max(all.most, queries_[q + i].limit);
-            all.from = std::max(all.from, queries_[q + i].from);
+            const seen_positions sees = queries_[q + i].sees;
+            all.least = std::min(all.least, sees.limit);
+            all.most = std::max(all.most, sees.limit);
+            all.from = std::max(all.from, sees.from);
         }
         return all;
     }
@@ -4908,8 +4916,7 @@ public:
 
 private:
     struct query {
-        std::size_t from = 0;
-        std::size_t limit = 0;
+        seen_positions sees;
         std::size_t split = 0;     // split of its running softmax
         float* partials = nullptr; // (splits, stride)
     };
@@ -5109,7 +5116,7 @@ private:
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
-                if (detail::seen(tiles[t], states_.limit(q + i)) > detail::first_seen(tiles[t], states_.from(q + i)))
+                if (states_.sees(q + i, tiles[t]))
                     quantized.add(tiles.first(end), t, weights_.from(i, 0), 1, sums_from(q + i), ahead);
         }
     }
@@ -5128,8 +5135,8 @@ private:
         const std::span<const attention_tile> alone(&part, 1);
         detail::tile_fetch ahead(alone, width_); // prefetches nothing
         for (std::size_t i = 0; i < count; ++i) {
-            part.first = detail::first_seen(tile, states_.from(q + i));
-            part.last = detail::seen(tile, states_.limit(q + i));
+            part.first = detail::first_seen(tile, states_.seen_by(q + i).from);
+            part.last = detail::seen(tile, states_.seen_by(q + i).limit);
             if (part.last > part.first)
                 detail::add_values<1, false>(alone, width_, weights_.from(i, t), sums_from(q + i), ahead);
         }
@@ -5146,7 +5153,7 @@ private:
         part.first = part.last;
         weights_.rescaled[t] = false;
         for (std::size_t i = 0; i < N; ++i) {
-            part.last = detail::seen(tile, states_.limit(q + i));
+            part.last = detail::seen(tile, states_.seen_by(q + i).limit);
             if (part.last > part.first)
                 detail::add_values<1, false>(alone, width_, weights_.from(i, t), sums_from(q + i), ahead);
         }
@@ -5171,8 +5178,7 @@ private:
         }
         for (std::size_t i = 0; i < count; ++i, meanwhile())
             for (std::size_t t = 0; t < tiles.size(); ++t)
-                detail::softmax_tile(weights_, i, t, tiles[t], states_.from(q + i), states_.limit(q + i),
-                                     states_.running(q + i));
+                detail::softmax_tile(weights_, i, t, tiles[t], states_.seen_by(q + i), states_.running(q + i));
     }
 
     std::size_t head_dim_;

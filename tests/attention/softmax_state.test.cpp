@@ -108,7 +108,7 @@ TEST_CASE("tiles that are weighed together weigh what each weighs alone") {
             REQUIRE(calls == count);
             for (std::size_t i = 0; i < count; ++i)
                 for (std::size_t t = 0; t < most_tiles; ++t)
-                    kv::detail::softmax_tile(b, i, t, tiles[t], 0, 1000, alone.at(i));
+                    kv::detail::softmax_tile(b, i, t, tiles[t], {0, 1000}, alone.at(i));
             for (std::size_t i = 0; i < count; ++i) {
                 for (std::size_t t = 0; t < most_tiles; ++t) {
                     for (std::size_t lane = 0; lane < 16; ++lane)
@@ -132,11 +132,11 @@ TEST_CASE("lanes that are not there, or are not seen, weigh nothing") {
     mask[6] = -numbers::infinity;
     running states(1);
     const kv::attention_tile tile{.first = 2, .last = 12, .position = 5, .mask = mask.data()};
-    kv::detail::softmax_tile(weights, 0, 0, tile, 0, 11, states.at(0)); // lanes 2 to 8
+    kv::detail::softmax_tile(weights, 0, 0, tile, {0, 11}, states.at(0)); // lanes 2 to 8
     for (std::size_t lane = 0; lane < 16; ++lane)
         CHECK((weights.lanes[0][0][lane] > 0.0f) == (lane >= 2 && lane <= 8 && lane != 6));
     const float before = weights.lanes[0][1][0];
-    kv::detail::softmax_tile(weights, 0, 1, tile, 0, 4, states.at(0)); // sees none
+    kv::detail::softmax_tile(weights, 0, 1, tile, {0, 4}, states.at(0)); // sees none
     CHECK(weights.rescale[0][1] == 1.0f);
     CHECK(same_bits(weights.lanes[0][1][0], before));
 }

@@ -96,14 +96,16 @@ public:
     /// that is null. (splits, stride)
     void add(std::size_t from, std::size_t limit, float* partials) {
         expects(queries_.size() < capacity_, "a block holds as many queries as its capacity");
-        queries_.push_back({.from = from, .limit = limit, .partials = partials});
+        queries_.push_back({.sees = {from, limit}, .partials = partials});
         running(queries_.size() - 1).clear();
         merged(queries_.size() - 1).forget();
     }
 
-    /// The first and the last position that a query sees.
-    [[nodiscard]] std::size_t from(std::size_t q) const noexcept { return queries_[q].from; }
-    [[nodiscard]] std::size_t limit(std::size_t q) const noexcept { return queries_[q].limit; }
+    [[nodiscard]] seen_positions seen_by(std::size_t q) const noexcept { return queries_[q].sees; }
+    /// Whether a query sees a lane of a tile.
+    [[nodiscard]] bool sees(std::size_t q, const attention_tile& tile) const noexcept {
+        return detail::seen(tile, queries_[q].sees.limit) > first_seen(tile, queries_[q].sees.from);
+    }
 
     /// Smallest and largest last position that some queries see, and their largest first one.
     struct limits {
@@ -134,11 +136,12 @@ public:
         }
     };
     [[nodiscard]] limits limits_of(std::size_t q, std::size_t count) const noexcept {
-        limits all{queries_[q].limit, queries_[q].limit, queries_[q].from};
+        limits all{queries_[q].sees.limit, queries_[q].sees.limit, queries_[q].sees.from};
         for (std::size_t i = 1; i < count; ++i) {
-            all.least = std::min(all.least, queries_[q + i].limit);
-            all.most = std::max(all.most, queries_[q + i].limit);
-            all.from = std::max(all.from, queries_[q + i].from);
+            const seen_positions sees = queries_[q + i].sees;
+            all.least = std::min(all.least, sees.limit);
+            all.most = std::max(all.most, sees.limit);
+            all.from = std::max(all.from, sees.from);
         }
         return all;
     }
@@ -175,8 +178,7 @@ public:
 
 private:
     struct query {
-        std::size_t from = 0;
-        std::size_t limit = 0;
+        seen_positions sees;
         std::size_t split = 0;     // split of its running softmax
         float* partials = nullptr; // (splits, stride)
     };
@@ -376,7 +378,7 @@ private:
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
-                if (detail::seen(tiles[t], states_.limit(q + i)) > detail::first_seen(tiles[t], states_.from(q + i)))
+                if (states_.sees(q + i, tiles[t]))
                     quantized.add(tiles.first(end), t, weights_.from(i, 0), 1, sums_from(q + i), ahead);
         }
     }
@@ -395,8 +397,8 @@ private:
         const std::span<const attention_tile> alone(&part, 1);
         detail::tile_fetch ahead(alone, width_); // prefetches nothing
         for (std::size_t i = 0; i < count; ++i) {
-            part.first = detail::first_seen(tile, states_.from(q + i));
-            part.last = detail::seen(tile, states_.limit(q + i));
+            part.first = detail::first_seen(tile, states_.seen_by(q + i).from);
+            part.last = detail::seen(tile, states_.seen_by(q + i).limit);
             if (part.last > part.first)
                 detail::add_values<1, false>(alone, width_, weights_.from(i, t), sums_from(q + i), ahead);
         }
@@ -413,7 +415,7 @@ private:
         part.first = part.last;
         weights_.rescaled[t] = false;
         for (std::size_t i = 0; i < N; ++i) {
-            part.last = detail::seen(tile, states_.limit(q + i));
+            part.last = detail::seen(tile, states_.seen_by(q + i).limit);
             if (part.last > part.first)
                 detail::add_values<1, false>(alone, width_, weights_.from(i, t), sums_from(q + i), ahead);
         }
@@ -438,8 +440,7 @@ private:
         }
         for (std::size_t i = 0; i < count; ++i, meanwhile())
             for (std::size_t t = 0; t < tiles.size(); ++t)
-                detail::softmax_tile(weights_, i, t, tiles[t], states_.from(q + i), states_.limit(q + i),
-                                     states_.running(q + i));
+                detail::softmax_tile(weights_, i, t, tiles[t], states_.seen_by(q + i), states_.running(q + i));
     }
 
     std::size_t head_dim_;

@@ -94,6 +94,11 @@ namespace detail {
     return from <= tile.position ? tile.first : std::min(tile.last, tile.first + from - tile.position);
 }
 
+/// The positions [from, limit] that a query sees.
+struct seen_positions {
+    std::size_t from = 0, limit = 0;
+};
+
 /// Returns whether all lanes of a tile are in use.
 [[nodiscard]] inline bool is_full(const attention_tile& tile) noexcept {
     return tile.first == 0 && tile.last == tile_tokens && tile.mask == nullptr;
@@ -145,14 +150,14 @@ KVCACHE_INLINE inline void softmax_full_tile(tile_weights& weights, std::size_t 
     }
 }
 
-/// Softmax of tile t, some of whose lanes may be unused or unseen: the query sees the positions [from, limit].
+/// Softmax of tile t, some of whose lanes may be unused or unseen.
 inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t, const attention_tile& tile,
-                         std::size_t from, std::size_t limit, const softmax_state& state) noexcept {
+                         seen_positions sees, const softmax_state& state) noexcept {
     constexpr float none = -std::numeric_limits<float>::infinity();
     float* const lanes = weights.lanes[query][t];
     float& rescale = weights.rescale[query][t];
     rescale = 1.0f;
-    const std::size_t first = first_seen(tile, from), last = seen(tile, limit);
+    const std::size_t first = first_seen(tile, sees.from), last = seen(tile, sees.limit);
     if (last <= first)
         return;
     f32x16 each[] = {f32x16::load(lanes)};
