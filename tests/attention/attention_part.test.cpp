@@ -47,7 +47,8 @@ TEST_CASE("windows and limits of scores and sinks are those of the double oracle
             for (const std::uint32_t window : {0u, 1u, 2u, 15u, 16u, 17u, 31u, 63u, 64u, 65u, 100u, 179u, 180u, 181u})
                 for (const float cap : {0.0f, 2.5f, 50.0f})
                     for (const float* sinks : {static_cast<const float*>(nullptr), logits.data()}) {
-                        if (dim > 16 && (window % 5 != 0 || cap == 2.5f))
+                        if (dim > 16 &&
+                            (page_tokens == 64 || cap == 2.5f || (window != 0 && window != 17 && window != 64)))
                             continue; // a few of the cases
                         one.shape.window = window;
                         one.shape.soft_cap = cap;
