@@ -1417,9 +1417,10 @@ struct attention_shape {
     /// Tokens that a query reads, its own included; 0 for all. Page-table entries before the windows of all queries are
     /// not read: their pages need not exist.
     std::uint32_t window = 0;
-    /// Scores are limited to c tanh(score / c) (Gemma 2); 0 for no limit.
+    /// Logit soft-capping: a score becomes soft_cap * tanh(score / soft_cap) (Gemma 2); 0 for none.
     float soft_cap = 0.0f;
-    /// A logit for each head that takes part in the softmax and has no value (gpt-oss); null for none. (layers, heads)
+    /// Learned attention sinks: a logit of each head that takes part in the softmax and has no value (gpt-oss); null
+    /// for none. (layers, heads)
     const float* sinks = nullptr;
 
     /// Query heads for each KV head.
@@ -1456,7 +1457,7 @@ struct query_rows {
     float* out = nullptr;             ///< Output. (rows, heads, head_dim)
     std::size_t stride = 0;           ///< Floats from one row of queries to the next.
     std::size_t out_stride = 0;
-    std::size_t position = 0; ///< Position of the first row; each row attends to its window up to its position.
+    std::size_t position = 0; ///< Position of the first row; each row attends to the positions up to its own.
     std::size_t rows = 0;
     const std::size_t* positions = nullptr; ///< Positions of the rows, ascending; null if consecutive.
 
@@ -4618,14 +4619,15 @@ public:
         }
     }
 
-    /// Adds a logit without a value: after all positions, before `finish`.
+    /// Adds a sink: a logit without a value. After all positions, before `finish`.
     void add_sink(float logit) const noexcept {
         const float top = std::max(logit, largest());
-        const float keep = exp_one(largest() - top), weight = exp_one(logit - top);
+        const f32x16 keep = f32x16::broadcast(exp_one(largest() - top));
+        const f32x16 add = within(f32x16::broadcast(exp_one(logit - top)), 0, 1, 0.0f); // to lane 0
         largest() = top;
-        for (std::size_t i = 0; i < width_ + 16; i += 16)
-            (f32x16::load(at_ + i) * f32x16::broadcast(keep)).store(at_ + i);
-        at_[width_] += weight; // lane 0
+        for (std::size_t i = 0; i < width_; i += 16)
+            (f32x16::load(at_ + i) * keep).store(at_ + i);
+        set_weight(fma(weight(), keep, add)); // not a product that a compiler contracts into the sum of `finish`
     }
 
     /// Writes the output: sums divided by the total weight, a fixed reduction tree over the 16 lanes. (head_dim)
@@ -4740,7 +4742,7 @@ inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t
     each[0].store(lanes);
 }
 
-/// Limits the scores of `count` queries with `tiles` tiles to cap * tanh(score / cap), in place.
+/// Soft-caps the scores of `count` queries with `tiles` tiles: cap * tanh(score / cap), in place.
 inline void soft_cap_scores(tile_weights& weights, std::size_t count, std::size_t tiles, float cap) noexcept {
     const f32x16 one = f32x16::broadcast(1.0f), two = f32x16::broadcast(2.0f);
     for (std::size_t i = 0; i < count; ++i)
@@ -4967,7 +4969,7 @@ public:
     void add(std::size_t position, float* partials = nullptr, std::size_t from = 0) {
         states_.add(from, position, partials);
     }
-    /// Limits the scores of all queries to cap * tanh(score / cap); 0: not.
+    /// Sets the soft cap of all scores; 0 for none.
     void set_soft_cap(float cap) noexcept { soft_cap_ = cap; }
 
     /// Selects the queries [first, last). Each has to be placed before it attends.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a query reads besides all that lies before it: windows, limits of scores and sinks.
+// Attention that is not plain: windows, soft caps and sinks.
 #include <kvcache/attention/batch_attention.hpp>
 #include <kvcache/testing/reference_attention.hpp>
 
@@ -38,7 +38,7 @@ const std::vector<float> logits = {0.5f, -3.0f, 12.0f, 0.0f, 40.0f, -40.0f, 1.0f
 
 } // namespace
 
-TEST_CASE("windows and limits of scores and sinks are those of the double oracle") {
+TEST_CASE("windows, soft caps and sinks are those of the double oracle") {
     for (const std::uint32_t dim : {16u, 256u, 512u}) {
         pages::sequence one(4, 2, dim, 180, 7 + dim);
         one.shape.scale = 2.0f / std::sqrt(static_cast<float>(dim)); // scores up to a few tens
@@ -86,7 +86,7 @@ TEST_CASE("a window's bits depend neither on what lies before it nor on the rows
         }
 }
 
-TEST_CASE("a window of all tokens has the bits of none, and a limit of scores that are small changes little") {
+TEST_CASE("a window of all tokens has the bits of none, and a shorter one has others") {
     pages::sequence one(2, 1, 32, 200, 5);
     const pages::written made(one, 16, pages::in_place(one.tokens, 16), 0.0f);
     const auto all = made.run(0, one.tokens, 8);

@@ -57,6 +57,7 @@ struct asking {
     std::vector<kv::page_entry> table;
     std::size_t position, rows;
     std::vector<float> queries, rotations, out;
+    bool spliced = false;
 
     asking(const pool& of, std::vector<kv::page_entry> pages, std::size_t at, std::size_t count, std::uint64_t seed)
         : table(std::move(pages)), position(at), rows(count) {
@@ -71,7 +72,8 @@ struct asking {
 
     [[nodiscard]] kv::attention_part of(const pool& in) {
         const std::size_t width = std::size_t{in.shape.heads} * in.shape.head_dim;
-        return {{table}, {queries.data(), rotations.data(), out.data(), width, width, position, rows}};
+        return {{.table = table, .residual = {}, .spliced = spliced},
+                {queries.data(), rotations.data(), out.data(), width, width, position, rows}};
     }
 
     // Output of the rows computed one by one, outside a batch.
@@ -229,7 +231,10 @@ TEST_CASE("an entry that straddles a split belongs to the split it begins in") {
     }
     std::vector<asking> all;
     for (std::size_t s = 0; s < 3; ++s)
-        all.emplace_back(in, table, length - 1 - s * 700, 1, s);
+        all.emplace_back(in, table, length - 1 - s * 700, 1 + 7 * s, s);
+    check(in, all);
+    for (asking& one : all)
+        one.spliced = true;
     check(in, all);
 }
 

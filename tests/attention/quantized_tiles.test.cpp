@@ -158,7 +158,7 @@ TEST_CASE("the bits of a query over quantized tiles do not depend on neighboring
     }
 }
 
-TEST_CASE("with a window and a limit of scores, codes and scales give what the decoded tile gives") {
+TEST_CASE("with a window and a soft cap, codes and scales give what the decoded tile gives") {
     for (const std::string& name : all_names()) {
         CAPTURE(name);
         past all(name, 64, 2);

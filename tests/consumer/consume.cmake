@@ -10,6 +10,7 @@ endfunction()
 
 set(prefix ${WORK}/prefix)
 set(build ${WORK}/${HOW})
+# A build type without flags: these programs are compiled once and run once.
 set(configure ${CMAKE_COMMAND} -S ${HOME}/tests/consumer -B ${build} -G Ninja -DCONSUME=${HOW} -DKVCACHE_HOME=${HOME}
     -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_CXX_COMPILER=${COMPILER} "-DCMAKE_CXX_FLAGS=${ARCH}" -DCMAKE_BUILD_TYPE=None)
 

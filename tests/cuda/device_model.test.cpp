@@ -252,7 +252,7 @@ TEST_CASE("whatever call to the device fails, the prompt is refused, typed, and 
     CHECK(failures > 10);
 }
 
-TEST_CASE("windows, limits of scores and sinks are refused on a device, typed") {
+TEST_CASE("windows, soft caps and sinks are refused on a device, typed") {
     using device = on_device<f32>;
     testing::emulated_device made({.bytes = 1 << 20, .seed = 1});
     cuda::device_attention<device::cache::lease, testing::emulated_device, cuda::row_format::f32, 16, 4> attention(

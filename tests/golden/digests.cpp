@@ -143,6 +143,22 @@ std::string attention(std::uint32_t dim) {
     return kv::to_string(builder.finish());
 }
 
+// With windows, soft caps and sinks.
+std::string attention_of_groups() {
+    const std::vector<float> sinks = {0.5f, -3.0f, 4.0f, 0.0f, 9.0f, -40.0f};
+    pages::sequence s(6, 2, 64, 1100, 5);
+    const pages::written w(s, 64, pages::in_place(1100, 64), 0.0f);
+    kv::digest_builder builder;
+    for (const std::uint32_t window : {0u, 20u, 128u, 600u}) {
+        s.shape.window = window;
+        s.shape.soft_cap = window == 128 ? 0.0f : 3.0f;
+        s.shape.sinks = window == 20 ? nullptr : sinks.data();
+        add(builder, w.run(0, 70, 16));
+        add(builder, w.run(1010, 1100, 16));
+    }
+    return kv::to_string(builder.finish());
+}
+
 // All logits of a 70-token prompt on a random model of grouped queries, and tokens drawn from them.
 struct model_digests {
     std::string logits, tokens;
@@ -213,6 +229,7 @@ int main() {
         rotations(kv::make_rope(llama, 128)),
         attention(64),
         attention(24),
+        attention_of_groups(),
         biased.logits,
         biased.tokens,
         normed.logits,

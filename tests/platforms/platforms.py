@@ -25,9 +25,10 @@ EVERYWHERE = ["hash/sha256", "eviction/published_counts"]
 NO_MAPPINGS = ["core/address_range", "storage/mapped", "storage/huge_pages", "cache/quantized_memory"]
 
 FOLDERS = "core;index;eviction;hash;storage;codec;record;layers;cache"
-# Long, and the same everywhere: `./dev test` runs them on this machine.
-LONG = ["~in every order*", "~where nothing is evicted a match is the longest*", "~prompts whose names collide*",
-        "~row-major pages of any number of tokens*", "~on conversations learned_reuse*"]
+# The same everywhere: interleavings at a lock, and a hit rate. `./dev test` runs them on this machine.
+ALIKE = ["~in every order*", "~on conversations learned_reuse*"]
+# Long without optimisation.
+LONG = ["~where nothing is evicted a match is the longest*", "~prompts whose names collide*", "~row-major pages of any number of tokens*"]
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Platform:
     skipped: list[str] = field(default_factory=list)  # tests by name, in the words of Catch2
     folders: str = FOLDERS  # of tests/
     cmake: list[str] = field(default_factory=list)
-    linker: str = ""  # how a program is linked, if the compiler itself is slow at that
+    linker: str = ""  # how a program is linked, where Clang and lld are installed; empty: by the compiler
     seldom: bool = False  # in `./dev check --long` only
 
 
@@ -49,22 +50,22 @@ PLATFORMS = {
     "windows": Platform(
         "Windows, MinGW-w64 and Wine", "x86_64-w64-mingw32-g++-posix", "-O0 -march=x86-64-v3 -Wa,-mbig-obj", ["wine"],
         ["wine", "wineboot", "--init"], NO_MAPPINGS,
-        LONG,
+        ALIKE + LONG,
         cmake=["-DCMAKE_SYSTEM_NAME=Windows", "-DCMAKE_EXE_LINKER_FLAGS=-static",
                "-DKVCACHE_JOINED=3"],  # an object has at most 10 MB of section names
-        # Of GNU's linker's minute a program, by Clang's nothing is left; GCC for Windows cannot be told to call it.
+        # GNU's linker takes a minute for each program, LLVM's less than a second. GCC for Windows cannot be told to call it.
         linker="clang++ --target=x86_64-w64-mingw32 -fuse-ld=lld -static -L{compiler} -L/usr/x86_64-w64-mingw32/lib "
                "<OBJECTS> -lwinpthread -o <TARGET>"),
     "x86": Platform(
         "Linux, 32-bit x86", "g++",
         "-O1 -m32 -march=haswell -mfpmath=sse -Wno-narrowing -Wno-maybe-uninitialized "  # the latter as in tests/CMakeLists.txt
         "-idirafter /usr/include/x86_64-linux-gnu",
-        skipped=LONG),
-    # `./dev check` runs none of these folders again with sanitizers, but with --long.
+        skipped=ALIKE),
+    # Without --long, `./dev check` leaves these folders out.
     "libc++": Platform(
         "Linux, Clang 19, libc++ 14, sanitizers", "clang++-19",
         "-O1 -march=native -stdlib=libc++ -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-unused-command-line-argument",
-        skipped=LONG),
+        skipped=ALIKE),
     "wasm": Platform(
         "WebAssembly, Emscripten 3 and Node", "em++", "-O1 -fexceptions -Wno-unused-command-line-argument -Wno-c++11-narrowing",
         ["node", "--no-experimental-fetch"], [],

@@ -25,9 +25,10 @@ struct attention_shape {
     /// Tokens that a query reads, its own included; 0 for all. Page-table entries before the windows of all queries are
     /// not read: their pages need not exist.
     std::uint32_t window = 0;
-    /// Scores are limited to c tanh(score / c) (Gemma 2); 0 for no limit.
+    /// Logit soft-capping: a score becomes soft_cap * tanh(score / soft_cap) (Gemma 2); 0 for none.
     float soft_cap = 0.0f;
-    /// A logit for each head that takes part in the softmax and has no value (gpt-oss); null for none. (layers, heads)
+    /// Learned attention sinks: a logit of each head that takes part in the softmax and has no value (gpt-oss); null
+    /// for none. (layers, heads)
     const float* sinks = nullptr;
 
     /// Query heads for each KV head.
@@ -64,7 +65,7 @@ struct query_rows {
     float* out = nullptr;             ///< Output. (rows, heads, head_dim)
     std::size_t stride = 0;           ///< Floats from one row of queries to the next.
     std::size_t out_stride = 0;
-    std::size_t position = 0; ///< Position of the first row; each row attends to its window up to its position.
+    std::size_t position = 0; ///< Position of the first row; each row attends to the positions up to its own.
     std::size_t rows = 0;
     const std::size_t* positions = nullptr; ///< Positions of the rows, ascending; null if consecutive.
 

@@ -229,7 +229,7 @@ public:
     void add(std::size_t position, float* partials = nullptr, std::size_t from = 0) {
         states_.add(from, position, partials);
     }
-    /// Limits the scores of all queries to cap * tanh(score / cap); 0: not.
+    /// Sets the soft cap of all scores; 0 for none.
     void set_soft_cap(float cap) noexcept { soft_cap_ = cap; }
 
     /// Selects the queries [first, last). Each has to be placed before it attends.

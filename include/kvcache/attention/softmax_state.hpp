@@ -56,14 +56,15 @@ public:
         }
     }
 
-    /// Adds a logit without a value: after all positions, before `finish`.
+    /// Adds a sink: a logit without a value. After all positions, before `finish`.
     void add_sink(float logit) const noexcept {
         const float top = std::max(logit, largest());
-        const float keep = exp_one(largest() - top), weight = exp_one(logit - top);
+        const f32x16 keep = f32x16::broadcast(exp_one(largest() - top));
+        const f32x16 add = within(f32x16::broadcast(exp_one(logit - top)), 0, 1, 0.0f); // to lane 0
         largest() = top;
-        for (std::size_t i = 0; i < width_ + 16; i += 16)
-            (f32x16::load(at_ + i) * f32x16::broadcast(keep)).store(at_ + i);
-        at_[width_] += weight; // lane 0
+        for (std::size_t i = 0; i < width_; i += 16)
+            (f32x16::load(at_ + i) * keep).store(at_ + i);
+        set_weight(fma(weight(), keep, add)); // not a product that a compiler contracts into the sum of `finish`
     }
 
     /// Writes the output: sums divided by the total weight, a fixed reduction tree over the 16 lanes. (head_dim)
@@ -178,7 +179,7 @@ inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t
     each[0].store(lanes);
 }
 
-/// Limits the scores of `count` queries with `tiles` tiles to cap * tanh(score / cap), in place.
+/// Soft-caps the scores of `count` queries with `tiles` tiles: cap * tanh(score / cap), in place.
 inline void soft_cap_scores(tile_weights& weights, std::size_t count, std::size_t tiles, float cap) noexcept {
     const f32x16 one = f32x16::broadcast(1.0f), two = f32x16::broadcast(2.0f);
     for (std::size_t i = 0; i < count; ++i)

@@ -95,8 +95,7 @@ private:
                                         const query_rows& rows) {
             if (!shape.plain())
                 return error{error_code::unsupported, "attention_shape",
-                             "the kernels for devices have no windows, no limits of scores and no sinks: use "
-                             "host_attention"};
+                             "the kernels for devices have no windows, soft caps or sinks: use host_attention"};
             storage = &batch.front().lease->storage();
             layout = batch.front().lease->codec().layout();
             expects(&storage->device() == device, "pages are attended on their own device");

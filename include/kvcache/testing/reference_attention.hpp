@@ -20,7 +20,7 @@ struct dense_attention {
     std::span<const float> queries = {}; ///< (rows, heads, head_dim)
     std::span<const float> keys = {};    ///< (tokens, kv_heads, head_dim)
     std::span<const float> values = {};  ///< (tokens, kv_heads, head_dim)
-    std::size_t position = 0; ///< Position of the first query; each query attends to its window up to its position.
+    std::size_t position = 0; ///< Position of the first query; each query attends to the positions up to its own.
 };
 
 namespace detail {
