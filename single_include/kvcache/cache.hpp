@@ -6142,10 +6142,7 @@ template <class Cache>
     const auto count = [](std::size_t n, const char* of) { return std::to_string(n) + of; };
     std::string groups;
     if constexpr (requires { cache.group_stats(); })
-        for (const auto& of : cache.group_stats())
-            if (of.block_bytes > 0)
-                groups += detail::joined({"; ", of.name, ": ", count(of.in_use, " blocks of "),
-                                          count(of.block_bytes, " bytes in use, "), count(of.evictable, " evictable")});
+        for (const auto& of : cache.group_stats()) groups += "; " + describe(of);
     return detail::joined({"kvcache: ", count(shape.layers, " layers, "), count(shape.kv_heads, " KV heads of "),
                            count(shape.head_dim, ", pages of "), count(shape.tokens, " tokens and "),
                            count(now.page_bytes, " bytes ("), cache.codec().name(), "); ", count(now.pages, " pages: "),
@@ -7947,6 +7944,13 @@ struct layer_group_stats {
     [[nodiscard]] std::size_t bytes() const noexcept { return (in_use + evictable) * block_bytes; }
     friend bool operator==(const layer_group_stats&, const layer_group_stats&) = default;
 };
+
+/// The occupancy of a group, for people.
+[[nodiscard]] inline std::string describe(const layer_group_stats& of) {
+    if (of.block_bytes == 0) return of.name + ": another group's blocks";
+    return detail::joined({of.name, ": ", std::to_string(of.in_use), " blocks of ", std::to_string(of.block_bytes),
+                           " bytes in use, ", std::to_string(of.evictable), " evictable"});
+}
 
 /// What the layers of a model keep of a sequence: groups of layers, in pages of equally many tokens.
 struct cache_layout {

@@ -62,6 +62,13 @@ struct layer_group_stats {
     friend bool operator==(const layer_group_stats&, const layer_group_stats&) = default;
 };
 
+/// The occupancy of a group, for people.
+[[nodiscard]] inline std::string describe(const layer_group_stats& of) {
+    if (of.block_bytes == 0) return of.name + ": another group's blocks";
+    return detail::joined({of.name, ": ", std::to_string(of.in_use), " blocks of ", std::to_string(of.block_bytes),
+                           " bytes in use, ", std::to_string(of.evictable), " evictable"});
+}
+
 /// What the layers of a model keep of a sequence: groups of layers, in pages of equally many tokens.
 struct cache_layout {
     std::uint32_t tokens = 64; ///< Tokens per page.
