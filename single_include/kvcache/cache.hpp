@@ -6142,7 +6142,8 @@ template <class Cache>
     const auto count = [](std::size_t n, const char* of) { return std::to_string(n) + of; };
     std::string groups;
     if constexpr (requires { cache.group_stats(); })
-        for (const auto& of : cache.group_stats()) groups += "; " + describe(of);
+        for (const auto& of : cache.group_stats())
+            groups += "; " + describe(of);
     return detail::joined({"kvcache: ", count(shape.layers, " layers, "), count(shape.kv_heads, " KV heads of "),
                            count(shape.head_dim, ", pages of "), count(shape.tokens, " tokens and "),
                            count(now.page_bytes, " bytes ("), cache.codec().name(), "); ", count(now.pages, " pages: "),
@@ -7945,9 +7946,10 @@ struct layer_group_stats {
     friend bool operator==(const layer_group_stats&, const layer_group_stats&) = default;
 };
 
-/// The occupancy of a group, for people.
+/// The occupancy of a layer group in one line. An alias has no blocks of its own.
 [[nodiscard]] inline std::string describe(const layer_group_stats& of) {
-    if (of.block_bytes == 0) return of.name + ": another group's blocks";
+    if (of.block_bytes == 0)
+        return of.name + ": the blocks of another group";
     return detail::joined({of.name, ": ", std::to_string(of.in_use), " blocks of ", std::to_string(of.block_bytes),
                            " bytes in use, ", std::to_string(of.evictable), " evictable"});
 }

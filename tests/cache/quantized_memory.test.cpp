@@ -31,6 +31,7 @@ std::size_t taken() {
     return now.uordblks + now.hblkhd;
 }
 
+// The heap memory that a cache takes for 4,096 tokens.
 std::size_t bytes_of_4096_tokens(const kv::page_shape& shape, const four_bits& codec) {
     const std::vector<float> row(std::size_t{shape.kv_heads} * shape.head_dim, 1.0f);
     const std::size_t before = taken(), page = codec.open(shape).page_bytes();
@@ -70,7 +71,7 @@ TEST_CASE("4,096 tokens in 4.5 bits a number take a seventh of their float32 num
         CAPTURE(name);
         const auto codec = four_bits::named(name);
         REQUIRE(codec.has_value());
-        // What the allocator keeps of freed memory counts as taken until it is used again: the least of three times.
+        // Freed memory that the allocator keeps counts as taken until it is used again, so the least of three counts.
         std::size_t least = bytes_of_4096_tokens(shape, *codec);
         for (int again = 0; again < 2; ++again)
             least = std::min(least, bytes_of_4096_tokens(shape, *codec));

@@ -248,6 +248,7 @@ TEST_CASE("the occupancy of a layer group says what sequences use and what stays
     const std::string words =
         "; window of 8: 0 blocks of " + std::to_string(groups[1].block_bytes) + " bytes in use, 25 evictable";
     CHECK(describe(all.cache).find(words) != std::string::npos);
+    CHECK(describe(groups[3]) == groups[3].name + ": the blocks of another group");
 }
 
 TEST_CASE("mistakes of hosts with layer groups have defined answers") {

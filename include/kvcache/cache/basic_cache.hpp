@@ -202,7 +202,8 @@ template <class Cache>
     const auto count = [](std::size_t n, const char* of) { return std::to_string(n) + of; };
     std::string groups;
     if constexpr (requires { cache.group_stats(); })
-        for (const auto& of : cache.group_stats()) groups += "; " + describe(of);
+        for (const auto& of : cache.group_stats())
+            groups += "; " + describe(of);
     return detail::joined({"kvcache: ", count(shape.layers, " layers, "), count(shape.kv_heads, " KV heads of "),
                            count(shape.head_dim, ", pages of "), count(shape.tokens, " tokens and "),
                            count(now.page_bytes, " bytes ("), cache.codec().name(), "); ", count(now.pages, " pages: "),

@@ -62,9 +62,10 @@ struct layer_group_stats {
     friend bool operator==(const layer_group_stats&, const layer_group_stats&) = default;
 };
 
-/// The occupancy of a group, for people.
+/// The occupancy of a layer group in one line. An alias has no blocks of its own.
 [[nodiscard]] inline std::string describe(const layer_group_stats& of) {
-    if (of.block_bytes == 0) return of.name + ": another group's blocks";
+    if (of.block_bytes == 0)
+        return of.name + ": the blocks of another group";
     return detail::joined({of.name, ": ", std::to_string(of.in_use), " blocks of ", std::to_string(of.block_bytes),
                            " bytes in use, ", std::to_string(of.evictable), " evictable"});
 }
