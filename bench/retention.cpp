@@ -221,10 +221,12 @@ class kept_attention {
 public:
     explicit kept_attention(kept_rows& rows) : rows_(&rows) {}
 
-    void plan(const kv::attention_shape& shape, std::span<const kv::batch_slice<Lease>> batch,
-              const kv::query_rows& rows, const kv::thread_pool&) {
-        shape_ = shape;
-        queries_ = rows;
+    void plan(std::span<const kv::attention_kind> kinds, std::span<const kv::batch_slice<Lease>> batch,
+              const kv::thread_pool&) {
+        if (kinds.size() != 1 || kinds[0].rows.rotations == nullptr)
+            throw std::runtime_error("a model whose layers all attend alike, with RoPE, is needed");
+        shape_ = kinds[0].shape;
+        queries_ = kinds[0].rows;
         at_.clear();
         for (const auto& part : batch)
             for (std::size_t i = 0; i < part.tokens.size(); ++i)
@@ -232,12 +234,12 @@ public:
         if (!at_.empty())
             rows_->add(at_.front(), at_.back() + 1);
     }
-    void write(const Lease& lease, std::size_t to, std::size_t, kv::layer_id layer, std::span<const float> keys,
-               std::span<const float> values) const {
-        rows_->write(kv::index_of(layer), lease.first() + to, keys, values);
-        lease.write(layer, to, keys, values);
+    void write(const Lease& lease, std::size_t to, std::size_t, const kv::attended_layer& at,
+               std::span<const float> keys, std::span<const float> values) const {
+        rows_->write(kv::index_of(at.layer), lease.first() + to, keys, values);
+        lease.write(at.layer, to, keys, values);
     }
-    void run(kv::layer_id layer, kv::thread_pool& threads) {
+    void run(const kv::attended_layer& layer, kv::thread_pool& threads) {
         const std::size_t dim = shape_.head_dim, group = shape_.group();
         threads.parallel_for(shape_.kv_heads, std::size_t{1} << 30, [&](std::size_t begin, std::size_t end) {
             for (std::size_t h = begin; h < end; ++h) {
@@ -251,7 +253,7 @@ public:
                         to *= shape_.scale;
                         at.push_back(at_[r]);
                     }
-                rows_->attend(kv::index_of(layer), h, queries, at, out);
+                rows_->attend(kv::index_of(layer.layer), h, queries, at, out);
                 for (std::size_t r = 0; r < at_.size(); ++r)
                     for (std::size_t g = 0; g < group; ++g)
                         std::copy_n(out.row(static_cast<Eigen::Index>(r * group + g)).data(), dim,

@@ -8,6 +8,7 @@ set(kvcache_cache_paths  # the cache alone: xxHash and threads
   tier.hpp
   cache/
   codec/concept.hpp
+  codec/by_group.hpp
   codec/external.hpp
   codec/f32.hpp
   codec/residual_page.hpp

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -26,7 +28,7 @@ using support::report;
 using support::turn_report;
 
 struct flags : support::generation_flags, support::document_flags {
-    std::string model, replay, system, svg, codec = "f32", save, load;
+    std::string model, form, replay, system, svg, codec = "f32", save, load;
     std::size_t memory = 1024;
     bool demo = false, no_cache = false;
 };
@@ -184,6 +186,20 @@ int demo(const host<Codec>& at, const support::script& lines, const std::string&
     return same ? 0 : 1;
 }
 
+// The template of a file. Errors: io; those of chat_template::parse, with the file's name.
+kvcache::result<kvcache::chat_template> parsed_template(const std::string& file, const kvcache::tokenizer& words) {
+    std::ifstream in(file, std::ios::binary);
+    std::string source{std::istreambuf_iterator<char>(in), {}};
+    if (!in)
+        return kvcache::error{kvcache::error_code::io, "--template", file + " cannot be read"};
+    if (source.ends_with('\n')) // as for every template
+        source.pop_back();
+    auto made = kvcache::chat_template::parse(source, words.config().special_tokens());
+    if (!made)
+        return kvcache::error{made.error().code, made.error().field, file + ": " + made.error().message};
+    return made;
+}
+
 int run(const flags& f, const std::string& command) {
     const auto loaded = support::open_model(f.model, f.packed_cache, f.int8);
     if (!loaded)
@@ -191,7 +207,8 @@ int run(const flags& f, const std::string& command) {
     const auto words = kvcache::tokenizer::open(f.model);
     if (!words)
         return report("chat", words.error());
-    const auto form = kvcache::chat_template::open(*words, "default");
+    const auto form =
+        f.form.empty() ? kvcache::chat_template::open(*words, "default") : parsed_template(f.form, *words);
     if (!form)
         return report("chat", form.error());
     support::script lines{.system = f.system};
@@ -236,6 +253,8 @@ int main(int argc, char** argv) {
     app.add_option("--model", f.model, "Hugging Face model directory, or GGUF file")
         ->required()
         ->check(CLI::ExistingPath);
+    app.add_option("--template", f.form, "Chat template in Jinja, for a model that has none or instead of its own")
+        ->check(CLI::ExistingFile);
     app.add_option("--replay", f.replay, "Play a file: {\"system\", \"turns\"} in JSON, or a turn a line");
     auto* demo = app.add_flag("--demo", f.demo,
                               "Play it (or the model's conversation.json) with and without reuse, and compare bits");

@@ -8,6 +8,7 @@
 #error "kvcache: C++20 is needed; compile with -std=c++20"
 #else
 #include <kvcache/cache.hpp>
+#include <kvcache/cache/block_records.hpp>
 #include <kvcache/cache/tier_client.hpp>
 #include <kvcache/tier/all.hpp>
 #endif

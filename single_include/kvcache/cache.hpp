@@ -996,7 +996,7 @@ inline constexpr unsigned numeric_contract_revision = 1;
 
 /// The revision of the record format of snapshots and tiers (docs/format.md). It changes whenever the meaning of any
 /// byte changes. It is part of a cache's identity, so records of another revision are not found.
-inline constexpr unsigned record_format_revision = 1;
+inline constexpr unsigned record_format_revision = 2;
 
 /// Everything besides the tokens that determines the bits of a cached page. Two caches may exchange pages if and only
 /// if every field is equal. A new field must be named in for_each_field, which does not compile otherwise; `digest_of`
@@ -1080,7 +1080,8 @@ struct layers_capacity {
     std::span<const std::size_t> block_bytes = {}; ///< Bytes of a block, by group of the layout.
 };
 
-/// The working state of a layers policy: layers::uniform::state, which keeps nothing, or layers::grouped::state.
+/// The working state of a layers policy: layers::uniform::state, which keeps nothing, or that of
+/// layers::grouped.
 template <class S>
 concept layers_state = requires {
     { S::several } -> std::convertible_to<bool>;
@@ -1394,6 +1395,9 @@ struct reserve_options {
     /// Rows that are written and attended at a time, at most, in ascending order. A codec that encodes whole pages
     /// keeps no more of them in full precision.
     std::size_t max_batch_tokens = std::numeric_limits<std::size_t>::max();
+    /// Whether all rows are committed, or none: they come from elsewhere. Layer groups then have blocks only for those
+    /// that the next query reads.
+    bool whole = false;
 };
 
 /// How a prompt is acquired.
@@ -1402,6 +1406,9 @@ struct acquire_options {
     pending_prefix pending = pending_prefix::compute;
     std::size_t max_batch_tokens = reserve_options{}.max_batch_tokens; ///< See reserve_options.
     bool load = true; ///< Whether pages that only the tier has are loaded.
+    /// Rows that the lease reserves at most, the first to compute. With layer groups a lease has the window blocks of
+    /// all its rows, so that a long prompt takes less memory in parts: this one, and reserved ones after it.
+    std::size_t rows = std::numeric_limits<std::size_t>::max();
 };
 
 /// Rows to reserve for a sequence.
@@ -1465,9 +1472,10 @@ private:
 namespace detail {
 
 // A host's identity with the fields that the cache itself decides: codec, layout, page size, device backend.
-template <class Codec, class Layers = layers::uniform>
+// `policies`: those of the cache.
+template <class Codec, class Policies>
 [[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape,
-                                         [[maybe_unused]] const Layers& layers = {}) {
+                                         [[maybe_unused]] const Policies& policies) {
     id.codec = codec.name();
     id.layout = "key tiles of 16, value rows";
     if constexpr (requires { codec.layout_name(); })
@@ -1477,8 +1485,10 @@ template <class Codec, class Layers = layers::uniform>
     else
         id.layout += joined({"; ", std::to_string(shape.layers), " layers, ", std::to_string(shape.kv_heads),
                              " KV heads of ", std::to_string(shape.head_dim)});
-    if constexpr (requires { layers.layout.name(); })
-        id.layout += "; groups: " + layers.layout.name();
+    if constexpr (requires { policies.layers.layout.name(); })
+        id.layout += "; groups: " + policies.layers.layout.name();
+    if constexpr (requires { policies.codec.blocks; })
+        id.layout += "; blocks in " + policies.codec.blocks.open(shape).name();
     id.page_tokens = shape.tokens;
     return id;
 }
@@ -1700,89 +1710,6 @@ struct lookup_result {
 };
 
 }} // namespace kvcache
-
-// ---- kvcache/codec/f32.hpp ----------------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
-
-/// Stores keys and values as float32, unchanged: reads return the computed values bit for bit. Keys are transposed in
-/// tiles of 16 tokens, so that one vector holds 16 scores. Values are row-major, padded with zeros to whole vectors:
-///
-///     layer, head:  [ keys: (tokens / 16, head_dim, 16) ][ values: (tokens, padded_head_dim) ]
-struct f32 {
-    using role = codec_role;
-
-    class state {
-    public:
-        static constexpr bool in_place = true; ///< Tiles are read in place, without decoding.
-
-        explicit state(page_shape shape) : shape_(shape) {}
-
-        [[nodiscard]] std::size_t page_bytes() const noexcept {
-            return std::size_t{shape_.layers} * shape_.kv_heads * head_numbers() * sizeof(float);
-        }
-
-        [[nodiscard]] std::string name() const { return "float32"; }
-
-        /// Writes one row. key, value: (head_dim)
-        void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
-                    std::span<const float> value) const {
-            float* keys = reinterpret_cast<float*>(page.data()) + offset(at.layer, at.head);
-            float* column =
-                keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
-            for (std::size_t d = 0; d < shape_.head_dim; ++d)
-                column[d * tile_tokens] = key[d];
-            float* row = keys + key_numbers() + at.row * padded_head_dim(shape_.head_dim);
-            std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
-        }
-
-        /// Copies the first rows to another page: whole tiles at once, the last partial tile lane by lane.
-        void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
-            const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
-            for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
-                const float* source = reinterpret_cast<const float*>(from.data()) + head * head_numbers();
-                float* target = reinterpret_cast<float*>(to.data()) + head * head_numbers();
-                std::copy_n(source, whole * shape_.head_dim, target);
-                for (std::size_t d = 0; rest > 0 && d < shape_.head_dim; ++d) {
-                    const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
-                    std::copy_n(source + lane, rest, target + lane);
-                }
-                std::copy_n(source + key_numbers(), rows * padded_head_dim(shape_.head_dim), target + key_numbers());
-            }
-        }
-
-        /// The keys of a tile, in place. (head_dim, 16)
-        [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at,
-                                        std::span<float>) const noexcept {
-            return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) +
-                   std::size_t{at.tile} * shape_.head_dim * tile_tokens;
-        }
-
-        /// The values of a tile, in place. (16, padded_head_dim)
-        [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at,
-                                          std::span<float>) const noexcept {
-            return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
-                   std::size_t{at.tile} * tile_tokens * padded_head_dim(shape_.head_dim);
-        }
-
-    private:
-        [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
-        [[nodiscard]] std::size_t head_numbers() const noexcept {
-            return key_numbers() + std::size_t{shape_.tokens} * padded_head_dim(shape_.head_dim);
-        }
-        [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
-            return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
-        }
-
-        page_shape shape_;
-    };
-
-    [[nodiscard]] state open(page_shape shape) const { return state{shape}; }
-};
-
-static_assert(codec_policy<f32>);
-
-}}} // namespace kvcache::codec
 
 // ---- kvcache/core/platform/memory.hpp -----------------------------------------------------------------------------
 
@@ -2096,6 +2023,138 @@ private:
 };
 
 }} // namespace kvcache
+
+// ---- kvcache/cache/running_states.hpp -----------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The states of a sequence after its last token, of all state groups one after the other, and memory for those after
+/// the rows of its lease. Sequences that end at the same token share theirs; what is shared is not written any more.
+class running_states {
+public:
+    /// The states after the last token; empty if they are not known.
+    [[nodiscard]] std::span<const std::byte> last() const noexcept {
+        return last_ ? std::span<const std::byte>(*last_) : std::span<const std::byte>();
+    }
+    /// Memory for the states after the rows of a lease. Its content is that of an earlier call for the same lease, or
+    /// undefined. Allocates only the first times. Throws: bad_alloc.
+    [[nodiscard]] std::span<std::byte> next(std::size_t bytes) {
+        if (!next_ || next_->size() != bytes || next_.use_count() > 1)
+            next_ = std::make_shared<aligned_vector<std::byte>>(bytes);
+        written_ = true;
+        return *next_;
+    }
+
+    /// The states are those of another sequence that ends at the same token.
+    void share(const running_states& from) noexcept { last_ = from.last_; }
+    /// `count` rows of a lease of `rows` were committed: all; or fewer, after which the states are not known; or none.
+    void commit(std::size_t count, std::size_t rows) noexcept {
+        if (count > 0 && count == rows && written_)
+            std::swap(last_, next_);
+        else if (count > 0)
+            last_.reset();
+        written_ = false;
+    }
+    /// A lease was rolled back.
+    void rollback() noexcept { written_ = false; }
+    /// The sequence has other tokens now.
+    void forget() noexcept { last_.reset(), written_ = false; }
+    /// The sequence has ended: all memory is freed, since a state may be larger than all pages of its sequence.
+    void end() noexcept {
+        forget();
+        next_.reset();
+    }
+
+private:
+    std::shared_ptr<aligned_vector<std::byte>> last_;
+    std::shared_ptr<aligned_vector<std::byte>> next_; // of the lease, and memory of earlier states
+    bool written_ = false;                            // the lease's states have memory
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/codec/f32.hpp ----------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
+
+/// Stores keys and values as float32, unchanged: reads return the computed values bit for bit. Keys are transposed in
+/// tiles of 16 tokens, so that one vector holds 16 scores. Values are row-major, padded with zeros to whole vectors:
+///
+///     layer, head:  [ keys: (tokens / 16, head_dim, 16) ][ values: (tokens, padded_head_dim) ]
+struct f32 {
+    using role = codec_role;
+
+    class state {
+    public:
+        static constexpr bool in_place = true; ///< Tiles are read in place, without decoding.
+
+        explicit state(page_shape shape) : shape_(shape) {}
+
+        [[nodiscard]] std::size_t page_bytes() const noexcept {
+            return std::size_t{shape_.layers} * shape_.kv_heads * head_numbers() * sizeof(float);
+        }
+
+        [[nodiscard]] std::string name() const { return "float32"; }
+
+        /// Writes one row. key, value: (head_dim)
+        void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
+                    std::span<const float> value) const {
+            float* keys = reinterpret_cast<float*>(page.data()) + offset(at.layer, at.head);
+            float* column =
+                keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
+            for (std::size_t d = 0; d < shape_.head_dim; ++d)
+                column[d * tile_tokens] = key[d];
+            float* row = keys + key_numbers() + at.row * padded_head_dim(shape_.head_dim);
+            std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
+        }
+
+        /// Copies the first rows to another page: whole tiles at once, the last partial tile lane by lane.
+        void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
+            const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
+            for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
+                const float* source = reinterpret_cast<const float*>(from.data()) + head * head_numbers();
+                float* target = reinterpret_cast<float*>(to.data()) + head * head_numbers();
+                std::copy_n(source, whole * shape_.head_dim, target);
+                for (std::size_t d = 0; rest > 0 && d < shape_.head_dim; ++d) {
+                    const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
+                    std::copy_n(source + lane, rest, target + lane);
+                }
+                std::copy_n(source + key_numbers(), rows * padded_head_dim(shape_.head_dim), target + key_numbers());
+            }
+        }
+
+        /// The keys of a tile, in place. (head_dim, 16)
+        [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at,
+                                        std::span<float>) const noexcept {
+            return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) +
+                   std::size_t{at.tile} * shape_.head_dim * tile_tokens;
+        }
+
+        /// The values of a tile, in place. (16, padded_head_dim)
+        [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at,
+                                          std::span<float>) const noexcept {
+            return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
+                   std::size_t{at.tile} * tile_tokens * padded_head_dim(shape_.head_dim);
+        }
+
+    private:
+        [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
+        [[nodiscard]] std::size_t head_numbers() const noexcept {
+            return key_numbers() + std::size_t{shape_.tokens} * padded_head_dim(shape_.head_dim);
+        }
+        [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
+            return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
+        }
+
+        page_shape shape_;
+    };
+
+    [[nodiscard]] state open(page_shape shape) const { return state{shape}; }
+};
+
+static_assert(codec_policy<f32>);
+
+}}} // namespace kvcache::codec
 
 // ---- kvcache/codec/residual_page.hpp ------------------------------------------------------------------------------
 
@@ -2477,6 +2536,7 @@ struct spliced_row {
 /// The lease of a sequence: rows after its tokens that are already in its page table, and the state to roll back to.
 struct lease_state {
     bool open = false;
+    bool whole = false;                ///< See reserve_options.
     sequence_state** holder = nullptr; ///< Where the lease keeps its pointer to this; null once it has ended.
     std::size_t rows = 0;
     std::int64_t began = 0; ///< By monotonic_nanoseconds.
@@ -2567,6 +2627,7 @@ struct sequence_state {
     };
     std::vector<std::size_t> group_first = {}; ///< By group with blocks: the first entry whose block it uses.
     std::vector<snapshot> snapshots = {};      ///< Those that it uses.
+    running_states running = {};               ///< Of state groups.
 
     bool orphaned = false; ///< Its cache was destroyed first.
     sequence_state* previous = nullptr;
@@ -2643,13 +2704,15 @@ struct sequence_state {
         tenant = from.tenant;
         cacheable = from.cacheable;
         publishable = from.publishable;
+        if (count == from.tokens.size())
+            running.share(from.running);
         if (count > from.exact) {
             exact = from.exact;
             pinned_sources = from.pinned_sources;
         }
     }
 
-    /// Makes it the state of a sequence without tokens and pages. Its vectors keep their memory.
+    /// Makes it the state of a sequence without tokens and pages. Its vectors keep their memory, running states do not.
     void clear() noexcept {
         tokens.truncate(0);
         table.clear();
@@ -2662,6 +2725,7 @@ struct sequence_state {
         offloaded = {};
         pinned_sources.clear();
         snapshots.clear();
+        running.end();
     }
 
     /// Appends the tokens of `from` after the `count` tokens that are left out. Requires: this state is the prefix of
@@ -2834,7 +2898,7 @@ template <weight_format Number>
 
 }} // namespace kvcache
 
-// ---- kvcache/cache/handle.hpp -------------------------------------------------------------------------------------
+// ---- kvcache/cache/table_rows.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -2935,6 +2999,12 @@ private:
 
 } // namespace detail
 
+}} // namespace kvcache
+
+// ---- kvcache/cache/handle.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
 /// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
 /// With locking::mutex several threads may call its const members at once, fork included, while no thread changes it or
@@ -2990,7 +3060,13 @@ public:
     /// the others. Of a state group: the snapshots that it began with. Throws: bad_alloc. Cost: O(pages).
     [[nodiscard]] std::vector<std::int32_t> blocks(std::size_t group,
                                                    std::int32_t null = -1) const requires Core::grouped {
-        return core_->blocks(state(), group, null);
+        return core_->groups([&](const auto& groups) { return groups.table(state(), group, null); });
+    }
+    /// The state of a group after the last token, where the next lease begins: what the last lease wrote into
+    /// `state_after`, or a snapshot. Empty if there is none, as for a sequence without tokens, and after a commit of
+    /// fewer rows than were reserved. Valid until the sequence changes. Only if the cache owns its memory.
+    [[nodiscard]] std::span<const std::byte> state_of(std::size_t group) const requires Core::owns_blocks {
+        return core_->groups([&](const auto& groups) { return groups.last_state(state(), group); });
     }
 
     /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
@@ -3150,7 +3226,7 @@ public:
         lease_state& lease = state_->lease;
         expects(lease.spliced.empty() || !lease.spliced[row].kept, "a row that is kept from elsewhere is not written");
         if (lease.spliced.empty())
-            lease.written.mark(index_of(layer), row);
+            lease.written.mark(core_->sequences().first_layer() + index_of(layer), row);
         const row_slot to = slot_of(row);
         if constexpr (whole_pages) {
             auto* const rows = lease.spliced.empty() ? lease.residual[to.entry] : core_->pages().residual().of(to.page);
@@ -3161,6 +3237,29 @@ public:
                 core_->codec().encode(core_->storage().bytes(to.page), {layer, head_id{head}, to.row},
                                       keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
                                       values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
+    }
+
+    /// Writes one row of a layer of a group, as above. `layer`: counted within the group. keys, values: (the group's
+    /// kv_heads, head_dim). Only if the cache owns its memory.
+    void write(std::size_t group, layer_id layer, std::size_t row, std::span<const float> keys,
+               std::span<const float> values) const requires Core::owns_blocks {
+        const auto& blocks = core_->pages().blocks();
+        if (group == blocks.paged())
+            return write(layer, row, keys, values);
+        require(row < rows(), "a written row was reserved");
+        const std::size_t pool = blocks.pool_of(group);
+        const auto& of = blocks.layout().groups[group];
+        require(of.has_rows() && index_of(layer) < of.layers, "a written layer is one of its group's");
+        require(keys.size() == std::size_t{of.kv_heads} * of.head_dim && values.size() == keys.size(),
+                "a row of keys or values has head_dim numbers for each KV head");
+        const row_slot to = slot_of(row);
+        require(blocks.has(pool, to.page), "a whole lease has blocks only for rows that the next query reads");
+        state_->lease.written.mark(blocks.first_layer(group) + index_of(layer), row);
+        const auto bytes = blocks.memory().bytes(pool, blocks.block(pool, to.page));
+        for (std::uint32_t head = 0; head < of.kv_heads; ++head)
+            blocks.memory().codec(pool).encode(bytes, {layer, head_id{head}, to.row},
+                                               keys.subspan(std::size_t{head} * of.head_dim, of.head_dim),
+                                               values.subspan(std::size_t{head} * of.head_dim, of.head_dim));
     }
 
     /// Declares all rows written, by code that writes the pages itself. Not needed where the cache does not own their
@@ -3198,17 +3297,71 @@ public:
     /// those that the lease has made. Throws: bad_alloc. Cost: O(pages).
     [[nodiscard]] std::vector<std::int32_t> blocks(std::size_t group,
                                                    std::int32_t null = -1) const requires Core::grouped {
-        return core("a lease shows its blocks until it ends").blocks(*state_, group, null);
+        return core("a lease shows its blocks until it ends").groups([&](const auto& groups) {
+            return groups.table(*state_, group, null);
+        });
+    }
+    /// The sequence's blocks of a layer group, those of reserved rows included, in the form that attention reads:
+    /// `entries` becomes their table, and is valid as long as the pages. Entries before the window of the first
+    /// reserved row have no block. Only if the cache owns its memory. Throws: bad_alloc. Cost: O(pages).
+    [[nodiscard]] sequence_pages pages(std::size_t group,
+                                       std::vector<page_entry>& entries) const requires Core::owns_blocks {
+        const bool paged = core("a lease shows its blocks until it ends").groups([&](const auto& groups) {
+            return groups.entries(*state_, group, entries);
+        });
+        sequence_pages made{.table = entries};
+        if (paged)
+            made.residual = state_->lease.residual;
+        return made;
+    }
+    /// Calls `f` with the codec and the storage of a layer group's blocks, which have the types of the cache's pages
+    /// for the group that has them. Only if the cache owns its memory.
+    template <class F>
+    void with_source(std::size_t group, F&& f) const requires Core::owns_blocks {
+        const Core& of = core("a lease shows its cache until it ends");
+        const auto& blocks = of.pages().blocks();
+        const std::size_t keeper = blocks.keeper_of(group);
+        if (keeper == blocks.paged())
+            f(of.codec(), of.storage());
+        else
+            f(blocks.memory().codec(blocks.pool_of(keeper)), blocks.memory().storage(blocks.pool_of(keeper)));
+    }
+    /// The memory of the blocks of all groups without pages: owned_blocks, whose types say what reads them.
+    [[nodiscard]] const auto& block_memory() const requires Core::owns_blocks {
+        return core("a lease shows its cache until it ends").pages().blocks().memory();
     }
     /// A block for the state of a group after the first `tokens` tokens of the sequence, which the lease computes. The
-    /// host writes it before it commits; a commit of fewer tokens drops it. Returns the block's number. Errors:
-    /// out_of_memory. Throws: bad_alloc. Requires: the group has a state; the tokens fill their pages and end in the
-    /// lease.
-    [[nodiscard]] result<std::uint32_t> snapshot(std::size_t group, std::size_t tokens) requires Core::grouped {
+    /// host writes it before it commits; a commit of fewer tokens drops it. `bytes`: of an opaque state, and of no
+    /// other. Returns the block's number. Errors: out_of_memory. Throws: bad_alloc. Requires: the group has a state;
+    /// the tokens fill their pages and end in the lease.
+    [[nodiscard]] result<std::uint32_t> snapshot(std::size_t group, std::size_t tokens,
+                                                 std::size_t bytes = 0) const requires Core::grouped {
         Core& of = core("a lease has rows until it ends");
         require(tokens % of.shape().tokens == 0 && tokens > first_ && tokens <= first_ + rows(),
                 "a snapshot is taken where a page of the lease ends");
-        return of.snapshot(*state_, group, tokens);
+        return of.groups([&](auto& groups) { return groups.snapshot(*state_, group, tokens, bytes); });
+    }
+    /// The bytes of such a block. Only if the cache owns its memory. Requires: a snapshot that the lease made.
+    [[nodiscard]] std::span<std::byte> state_of(std::size_t group,
+                                                std::uint32_t block) const requires Core::owns_blocks {
+        return core("a lease has rows until it ends").groups([&](const auto& groups) {
+            return groups.state_bytes(group, block);
+        });
+    }
+
+    /// The state of a group before the first row; empty as for the sequence. Valid until the lease ends.
+    [[nodiscard]] std::span<const std::byte> state_before(std::size_t group) const requires Core::owns_blocks {
+        return core("a lease has rows until it ends").groups([&](const auto& groups) {
+            return groups.last_state(*state_, group);
+        });
+    }
+    /// Memory for the state of a group after the last row, which the sequence has once all rows are committed. Further
+    /// calls return the same memory. It does not count against the cache's limit: there are two for each live sequence.
+    /// Throws: bad_alloc. Requires: the state is not opaque; if one group's state is written, all groups' are.
+    [[nodiscard]] std::span<std::byte> state_after(std::size_t group) const requires Core::owns_blocks {
+        return core("a lease has rows until it ends").groups([&](const auto& groups) {
+            return groups.next_state(*state_, group);
+        });
     }
 
     /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
@@ -3222,6 +3375,7 @@ public:
         if (!open())
             return;
         const lease_state& lease = state_->lease;
+        require(!lease.whole || tokens.size() == rows(), "a whole lease is committed with all its rows");
         if constexpr (owns_rows)
             require(!lease.spliced.empty() || lease.written.first(tokens.size()),
                     "rows are written in every layer before they are committed");
@@ -3761,75 +3915,6 @@ private:
 
 }} // namespace kvcache
 
-// ---- kvcache/cache/page_budget.hpp --------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
-
-// The shape of a cache's pages: for layer groups that of the first full one.
-template <class Layers>
-[[nodiscard]] page_shape shape_of(const page_shape& given, [[maybe_unused]] const Layers& layers) {
-    if constexpr (requires { layers.page_shape(); })
-        return layers.page_shape();
-    else
-        return given;
-}
-
-// By group: the bytes of a block.
-template <class Layers, class Codec>
-[[nodiscard]] std::vector<std::size_t> block_bytes_of(const Layers& layers, const Codec& codec) {
-    std::vector<std::size_t> bytes;
-    for (std::size_t group = 0; group < layers.layout.groups.size(); ++group) {
-        const auto& of = layers.layout.groups[group];
-        const std::size_t own = group < layers.block_bytes.size() ? layers.block_bytes[group] : 0;
-        bytes.push_back(own > 0         ? own
-                        : of.has_rows() ? codec.open(layers.layout.shape(group)).page_bytes()
-                                        : of.state_bytes);
-    }
-    return bytes;
-}
-
-// The number of pages within a limit. Pages without a full group hold nothing; there are sixteen for each block.
-template <class Layers, class Codec>
-[[nodiscard]] std::size_t pages_in(cache_limits limit, [[maybe_unused]] const Layers& layers,
-                                   [[maybe_unused]] const Codec& codec, std::size_t page_bytes) {
-    if constexpr (requires { layers.layout; }) {
-        if (limit.bytes == 0) // layers::grouped::check
-            return 0;
-        if (!layers.paged()) {
-            std::size_t all = page_bytes;
-            for (const std::size_t bytes : block_bytes_of(layers, codec))
-                all += bytes / 16;
-            page_bytes = all;
-        }
-    }
-    return limit.pages_of(page_bytes);
-}
-
-// Opens the pages of a cache, and the blocks of its layer groups, within its limit. Requires: that is at least one
-// page.
-template <class Pages, class Policies, class Codec>
-[[nodiscard]] Pages open_pages(const cache_config& config, const Policies& policies, const Codec& codec,
-                               const page_shape& shape, const identity& id) {
-    pool_config of{.shape = shape,
-                   .pages = pages_in(config.limit, policies.layers, policies.codec, codec.page_bytes()),
-                   .page_bytes = codec.page_bytes(),
-                   .tenants = config.tenants == 0 ? 0 : config.tenants + 1,
-                   .merge_equal_pages = config.merge_equal_pages,
-                   .fair_tenants = config.fair_tenants};
-    require(of.pages > 0, "a cache's limit is at least one page");
-    if constexpr (Pages::grouped) {
-        of.bytes = config.limit.bytes;
-        const auto block_bytes = block_bytes_of(policies.layers, policies.codec);
-        auto blocks = policies.layers.open({.pages = of.pages, .bytes = of.bytes, .block_bytes = block_bytes});
-        of.blocks = blocks.slots() - of.pages;
-        return Pages(of, id, policies, std::move(blocks));
-    } else {
-        return Pages(of, id, policies);
-    }
-}
-
-}}} // namespace kvcache::detail
-
 // ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -3878,6 +3963,143 @@ template <class P>
 concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
     p.open(n, n); // pages, bytes a page
 } && storage_state<opened_by<P, std::size_t, std::size_t>>;
+
+}} // namespace kvcache
+
+// ---- kvcache/cache/page_budget.hpp --------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+template <class Storage, class Codec>
+class owned_blocks; // <kvcache/layer_groups.hpp>
+
+namespace detail {
+
+// The shape of a cache's pages: for layer groups that of the first full one.
+template <class Layers>
+[[nodiscard]] page_shape shape_of(const page_shape& given, [[maybe_unused]] const Layers& layers) {
+    if constexpr (requires { layers.page_shape(); })
+        return layers.page_shape();
+    else
+        return given;
+}
+
+// A storage that gives the memory of freed pages back, if it or the one that it wraps has a choice.
+template <class Storage>
+[[nodiscard]] Storage returning(Storage storage) {
+    if constexpr (requires { storage.keep = false; })
+        storage.keep = false;
+    if constexpr (requires { storage.inner; })
+        storage.inner = returning(storage.inner);
+    return storage;
+}
+
+// The codec of the blocks of layer groups.
+template <class Codec>
+[[nodiscard]] const auto& blocks_codec(const Codec& codec) noexcept {
+    if constexpr (requires { codec.blocks; })
+        return codec.blocks;
+    else
+        return codec;
+}
+
+// Opens what a cache keeps of layer groups: blocks of its own, unless its pages are the host's. The memory of freed
+// blocks goes back, where the storage can do so: pages and blocks share one limit.
+template <class Policies>
+[[nodiscard]] auto open_layers(const Policies& policies, const layers_capacity& of) {
+    using storage_policy_type = decltype(policies.storage);
+    if constexpr (requires { policies.layers.layout; } &&
+                  host_storage_state<opened_by<storage_policy_type, std::size_t, std::size_t>>)
+        return policies.layers.open(of, owned_blocks(returning(policies.storage), blocks_codec(policies.codec)));
+    else
+        return policies.layers.open(of);
+}
+
+// Whether the codec of blocks in the cache's memory writes single rows.
+template <class Layers>
+inline constexpr bool writes_blocks_by_row = true;
+template <class Layers>
+    requires requires {
+        typename Layers::memory_type::codec_type;
+    }
+inline constexpr bool writes_blocks_by_row<Layers> = row_writer<typename Layers::memory_type::codec_type>;
+
+// Whether a cache of layer groups can be opened. Errors: those of layers::grouped; out_of_range, for a group whose
+// blocks its codec cannot have.
+template <class Core, class Layers>
+[[nodiscard]] result<void> check_layers(const Layers& layers, const cache_limits& limit) {
+    using blocks = typename Core::layers_type;
+    if (auto right = layers.check(limit, blocks::owned); !right)
+        return right;
+    for (std::size_t group = 0; group < layers.layout.groups.size(); ++group)
+        if constexpr (blocks::owned)
+            if (layers.layout.groups[group].has_rows() && group != layers.paged() &&
+                !has_pages_of<typename blocks::memory_type::codec_type>(layers.layout.shape(group)))
+                return error{error_code::out_of_range, joined({"groups[", std::to_string(group), "]"}),
+                             shape_rule<typename blocks::memory_type::codec_type>};
+    return {};
+}
+
+// By group: the bytes of a block.
+template <class Layers, class Codec>
+[[nodiscard]] std::vector<std::size_t> block_bytes_of(const Layers& layers, const Codec& codec) {
+    std::vector<std::size_t> bytes;
+    for (std::size_t group = 0; group < layers.layout.groups.size(); ++group) {
+        const auto& of = layers.layout.groups[group];
+        const std::size_t own = group < layers.block_bytes.size() ? layers.block_bytes[group] : 0;
+        bytes.push_back(own > 0         ? own
+                        : of.has_rows() ? blocks_codec(codec).open(layers.layout.shape(group)).page_bytes()
+                                        : of.state_bytes);
+    }
+    return bytes;
+}
+
+// The number of pages within a limit. Pages without a full group hold nothing; there are sixteen for each block. An
+// opaque state counts as 64 KiB for this.
+template <class Layers, class Codec>
+[[nodiscard]] std::size_t pages_in(cache_limits limit, [[maybe_unused]] const Layers& layers,
+                                   [[maybe_unused]] const Codec& codec, std::size_t page_bytes) {
+    if constexpr (requires { layers.layout; }) {
+        if (limit.bytes == 0) // layers::grouped::check
+            return 0;
+        if (!layers.paged()) {
+            std::size_t all = page_bytes;
+            for (const std::size_t bytes : block_bytes_of(layers, codec))
+                all += bytes / 16;
+            for (const auto& group : layers.layout.groups)
+                all += group.opaque ? 4096 : 0;
+            page_bytes = all;
+        }
+    }
+    return limit.pages_of(page_bytes);
+}
+
+// Opens the pages of a cache, and the blocks of its layer groups, within its limit. Requires: that is at least one
+// page.
+template <class Pages, class Policies, class Codec>
+[[nodiscard]] Pages open_pages(const cache_config& config, const Policies& policies, const Codec& codec,
+                               const page_shape& shape, const identity& id) {
+    pool_config of{.shape = shape,
+                   .pages = pages_in(config.limit, policies.layers, policies.codec, codec.page_bytes()),
+                   .page_bytes = codec.page_bytes(),
+                   .tenants = config.tenants == 0 ? 0 : config.tenants + 1,
+                   .merge_equal_pages = config.merge_equal_pages,
+                   .fair_tenants = config.fair_tenants};
+    require(of.pages > 0, "a cache's limit is at least one page");
+    if constexpr (Pages::grouped) {
+        of.bytes = config.limit.bytes;
+        const auto sizes = block_bytes_of(policies.layers, policies.codec);
+        auto blocks = open_layers(policies, {.pages = of.pages, .bytes = of.bytes, .block_bytes = sizes});
+        of.blocks = blocks.slots() - of.pages;
+        Policies shared = policies;
+        shared.storage = returning(policies.storage);
+        return Pages(of, id, shared, std::move(blocks));
+    } else {
+        return Pages(of, id, policies);
+    }
+}
+
+} // namespace detail
 
 }} // namespace kvcache
 
@@ -4529,9 +4751,8 @@ public:
         while (tenants_.full(tenant))
             if (!evict_any(tenant))
                 return std::nullopt;
-        while (pool_.free().size() < residual_.aside() + 1 || !fits(page_bytes_))
-            if (!make_room(tenant))
-                return std::nullopt;
+        if (!make_free(residual_.aside() + 1, page_bytes_, tenant))
+            return std::nullopt;
         auto page = pool_.take();
         if (!page && make_room(tenant))
             page = pool_.take();
@@ -4543,13 +4764,9 @@ public:
         return page;
     }
 
-    /// Evicts until `pages` pages are free. Returns false if nothing more is evictable.
-    [[nodiscard]] bool keep_free(std::size_t pages) {
-        while (pool_.free().size() < pages)
-            if (!make_room(0))
-                return false;
-        return true;
-    }
+    /// Evicts until `pages` pages are free, and what is set aside for residual rows. Returns false if nothing more is
+    /// evictable.
+    [[nodiscard]] bool keep_free(std::size_t pages) { return make_free(pages, 0, 0); }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
 
@@ -4649,9 +4866,11 @@ public:
 
     [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
     [[nodiscard]] const Layers& blocks() const noexcept { return blocks_; }
-    /// Bytes that can be had: free ones, and those of evictable pages and blocks.
+    /// Bytes that can be had: free ones, and those of evictable pages and blocks, minus those set aside for residual
+    /// rows.
     [[nodiscard]] std::size_t available_bytes() const noexcept {
-        return blocks_.budget() - blocks_.used() + evictable_ * page_bytes_ + blocks_.idle();
+        const std::size_t all = blocks_.budget() - blocks_.used() + evictable_ * page_bytes_ + blocks_.idle();
+        return all - std::min(all, residual_.aside() * page_bytes_);
     }
     /// Whether the entry of a block that no sequence uses is ranked.
     [[nodiscard]] bool ranks_block(std::size_t pool, page_id page) const noexcept {
@@ -4662,36 +4881,40 @@ public:
         if (blocks_.cover(pool, page))
             eviction_.unrank(blocks_.entry(pool, page));
     }
-    /// One sequence less. Without any the block becomes evictable if its page is in the index, and free otherwise.
-    void uncover(std::size_t pool, page_id page) noexcept {
+    /// One sequence less. Without any the block becomes evictable if it is to stay and its page is in the index, and
+    /// free otherwise.
+    void uncover(std::size_t pool, page_id page, bool stays) noexcept {
         const std::uint32_t block = blocks_.block(pool, page);
         const bool idle = blocks_.uncover(pool, page);
         const auto owner = blocks_.owner(pool, block);
         if (owner != page && blocks_.covers(pool, page) == 0)
             blocks_.detach(pool, page);
-        if (owner && (idle ? !rank_block(pool, *owner) : blocks_.covers(pool, *owner) == 0 && !index_.contains(*owner)))
+        if (owner && (idle ? !(stays && rank_block(pool, *owner))
+                           : blocks_.covers(pool, *owner) == 0 && !index_.contains(*owner)))
             blocks_.detach(pool, *owner);
     }
-    /// The same for a block whose content was never committed: it is not known to others.
+    void note_branch(page_id page) noexcept { blocks_.note_branch(page); }
+    /// A block that no sequence uses is evicted before all others.
+    void make_stale(std::size_t pool, page_id page) noexcept {
+        if (blocks_.has(pool, page) && ranks_block(pool, page))
+            blocks_.make_stale(pool, page);
+    }
+    /// One sequence less uses a block whose content was never committed: it is not known to others.
     void discard_block(std::size_t pool, page_id page) noexcept {
         static_cast<void>(blocks_.uncover(pool, page));
         if (blocks_.covers(pool, page) == 0)
             blocks_.detach(pool, page);
     }
-    /// Gives a page a block that one sequence uses. Evicts if none is free, or its bytes are not. Returns false if
-    /// nothing is evictable.
-    [[nodiscard]] bool allocate_block(std::size_t pool, page_id page, std::uint32_t tenant) {
+    /// Gives a page a block of so many bytes that one sequence uses. Evicts if none is free, or its bytes are not.
+    /// Returns false if nothing is evictable.
+    [[nodiscard]] bool allocate_block(std::size_t pool, page_id page, std::uint32_t tenant, std::size_t bytes) {
         const auto of_pool = [&](page_id entry) {
             return index_of(entry) >= pool_.pages() && blocks_.place_of(entry).pool == pool;
         };
         while (blocks_.free_blocks(pool) == 0)
             if (!make_room(tenant, of_pool))
                 return false;
-        while (!blocks_.fits(blocks_.block_bytes(pool)))
-            if (!make_room(tenant))
-                return false;
-        blocks_.take(pool, page);
-        return true;
+        return make_free(0, bytes, tenant) && blocks_.take(pool, page, bytes);
     }
     /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
     [[nodiscard]] bool copy_block(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
@@ -4699,9 +4922,10 @@ public:
     }
 
 private:
+    // Whether so many bytes are free, besides those set aside for residual rows.
     [[nodiscard]] bool fits([[maybe_unused]] std::size_t bytes) const noexcept {
         if constexpr (grouped)
-            return blocks_.fits(bytes);
+            return blocks_.fits(bytes + residual_.aside() * page_bytes_);
         else
             return true;
     }
@@ -4712,6 +4936,7 @@ private:
     void reclaim(page_id page) {
         if constexpr (grouped) {
             forget_blocks(page);
+            blocks_.forget_branch(page);
             blocks_.refund(page_bytes_);
         }
         residual_.drop(page);
@@ -4760,9 +4985,9 @@ private:
     }
     // Ranks a block that no sequence uses any more. Returns false if it cannot stay.
     [[nodiscard]] bool rank_block(std::size_t pool, page_id page) noexcept {
-        return blocks_.keeps(pool) && index_.contains(page) && detail::completes<std::bad_alloc>([&] {
+        return index_.contains(page) && detail::completes<std::bad_alloc>([&] {
                    eviction_.rank_block(index_, blocks_.entry(pool, page), page, blocks_.group(pool),
-                                        blocks_.block_bytes(pool));
+                                        blocks_.bytes_of(pool, blocks_.block(pool, page)));
                });
     }
     // Moves a sequence's use of the blocks in `groups` from its page to another one with the same content, which gets
@@ -4776,7 +5001,7 @@ private:
                 blocks_.share(pool, page, other);
             if (used && had) {
                 cover(pool, other);
-                uncover(pool, page);
+                uncover(pool, page, true);
             } else if (used) {
                 blocks_.pass_on(pool, page, other);
                 if (blocks_.covers(pool, page) == 0)
@@ -4798,10 +5023,27 @@ private:
 
     static constexpr auto any_entry = [](page_id) { return true; };
 
+    // Evicts pages until so many are free, and then anything until so many bytes are.
+    [[nodiscard]] bool make_free(std::size_t pages, std::size_t bytes, std::uint32_t tenant) {
+        while (pool_.free().size() < pages)
+            if (!make_room(tenant, [&](page_id entry) { return !grouped || index_of(entry) < pool_.pages(); }))
+                return false;
+        while (!fits(bytes))
+            if (!make_room(tenant))
+                return false;
+        return true;
+    }
     // Evicts an entry for which `wanted` holds, to make room for one of a tenant; 0 for any.
     template <class Wanted = decltype(any_entry)>
     [[nodiscard]] bool make_room(std::uint32_t tenant, const Wanted& wanted = any_entry) {
         const auto from = tenants_.source(tenant);
+        if constexpr (grouped)
+            for (std::size_t pool = 0; from && pool < blocks_.size(); ++pool)
+                if (const auto stale = blocks_.stalest(pool);
+                    stale && wanted(*stale) && (*from == 0 || tenants_.owns(*from, page_of(*stale)))) {
+                    evict_entry(*stale);
+                    return true;
+                }
         return from && evict_any(*from, wanted);
     }
 
@@ -5002,6 +5244,7 @@ struct row_demand {
     std::size_t fresh = 0;            ///< Pages after it.
     std::size_t max_batch_tokens = 0; ///< Rows that are written and attended at a time.
     std::size_t pages = 0;            ///< Pages in all, with those set aside for residual rows.
+    bool whole = false;               ///< See reserve_options.
 };
 
 /// In place of residual_leases, where a codec writes row by row: every row of a page can be continued.
@@ -5148,14 +5391,15 @@ public:
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
         if constexpr (grouped)
-            if (auto room = groups_.check(wanted, codec.page_bytes()); !room) {
+            if (auto room = groups_.check(state, wanted, state.tokens.size() + rows, codec.page_bytes()); !room) {
                 pages_.emit({event_kind::refused, 0, rows, wanted.pages});
                 return room;
             }
         state.reserve(wanted.fresh, rows, pages_.keeps_duplicates());
         if constexpr (row_writer<Codec> || page_writer<Codec>)
-            state.lease.written.begin(rows, pages_.shape().layers);
+            state.lease.written.begin(rows, written_layers());
         state.lease.begin(rows, state.table, state.open_rows(page_tokens_).has_value());
+        state.lease.whole = options.whole;
         detail::scope_guard undone([&] { undo(state); });
         if (!take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.max_batch_tokens)) {
             undo(state);
@@ -5180,7 +5424,7 @@ public:
 
     /// What a reservation of `rows` rows would take now. Cost: O(1).
     [[nodiscard]] row_demand demand(const sequence_state& state, std::size_t rows, reserve_options options) const {
-        row_demand made;
+        row_demand made{.whole = options.whole};
         const auto open_rows = state.open_rows(page_tokens_);
         made.used = open_rows.value_or(static_cast<std::uint32_t>(page_tokens_));
         made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
@@ -5256,14 +5500,21 @@ public:
     /// The same for rows that were not computed here.
     void commit_unmeasured(sequence_state& state, std::span<const token_id> tokens) {
         state.tokens.append(tokens);
-        if constexpr (grouped)
+        if constexpr (grouped) {
+            state.running.commit(tokens.size(), state.lease.rows);
             groups_.drop_snapshots(state, state.tokens.size());
+            if (state.lease.whole) // before pages without blocks become those of others, which have some
+                groups_.follow(state);
+        }
         if (state.lease.has_copied_tail(state.table)) {
             if (tokens.empty())
                 std::swap(state.lease.tail_before->page, state.table[state.lease.pages_before - 1].page);
             drop_tail(state.lease.tail_before->page);
         }
         const std::size_t kept = residual_.finalize(state);
+        if constexpr (grouped)
+            if (kept < state.tokens.size())
+                state.running.forget();
         end_lease(state);
         cut(state, kept);
         publish(state);
@@ -5278,8 +5529,10 @@ public:
     void undo(sequence_state& state) noexcept {
         if (!state.lease.open)
             return;
-        if constexpr (grouped)
+        if constexpr (grouped) {
             groups_.drop_snapshots(state, state.tokens.size());
+            state.running.rollback();
+        }
         drop_pages(state, state.lease.pages_before);
         if (state.lease.has_copied_tail(state.table))
             drop_tail(state.table.back().page);
@@ -5311,7 +5564,22 @@ public:
         return detail::check_pages(pages_, holders.held(), page_tokens_);
     }
 
+    /// The first layer of the cache's pages, among the layers whose rows are written.
+    [[nodiscard]] std::size_t first_layer() const noexcept {
+        if constexpr (grouped)
+            return pages_.blocks().first_layer(pages_.blocks().paged().value_or(0));
+        else
+            return 0;
+    }
+
 private:
+    [[nodiscard]] std::size_t written_layers() const noexcept {
+        if constexpr (grouped)
+            return pages_.blocks().first_layer(pages_.blocks().layout().groups.size());
+        else
+            return pages_.shape().layers;
+    }
+
     // Appends `rows` rows, in the last page and in new ones. If the last page is shared it is copied first. Returns
     // false if the storage refuses, with some pages appended. Requires: the table has capacity for them.
     template <class Codec>
@@ -5328,7 +5596,7 @@ private:
             state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
             after -= count;
             if constexpr (grouped)
-                if (!groups_.extend(*page, state.tenant))
+                if (!groups_.extend(state, *page))
                     return false;
         }
         return true;
@@ -5343,7 +5611,7 @@ private:
         if (!pages_.pool().copy(codec, shared, *own, rows))
             return false;
         if constexpr (grouped)
-            if (!groups_.copy_tail(shared, *own, rows, state.tenant))
+            if (!groups_.copy_tail(state, shared, *own, rows))
                 return false;
         const page_id pair[] = {shared, *own};
         pages_.emit({event_kind::copied, rows, 0, 1, pair});
@@ -5510,7 +5778,7 @@ public:
     using recompute_type = opened<decltype(Policies::recompute), page_shape>;
     using tier_type = opened<decltype(Policies::tier)>;
     using locking_type = typename decltype(Policies::locking)::state;
-    using layers_type = opened<decltype(Policies::layers), layers_capacity>;
+    using layers_type = decltype(detail::open_layers(std::declval<const Policies&>(), layers_capacity{}));
     using page_manager_type = page_manager<storage_type, opened<decltype(Policies::hash), identity>, index_type,
                                            opened<decltype(Policies::eviction), eviction_capacity>,
                                            opened<decltype(Policies::observer)>, page_writer<codec_type>, layers_type>;
@@ -5520,16 +5788,20 @@ public:
     static constexpr bool has_tier = !std::same_as<tier_type, tier::none::state>;
     static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
     static constexpr bool grouped = layers_type::several;
+    static constexpr bool owns_blocks = grouped && host_storage_state<storage_type>;
     static_assert(
         requires { sizeof(tier_client<tier_type>); }, "a cache with a tier needs <kvcache/tier.hpp>");
     static_assert(device_codec_state<codec_type> == device_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
     static_assert(
-        !grouped || requires(const storage_type memory) { memory.follows_moves(); },
-        "layer groups are in external memory: storage::external");
-    static_assert(!grouped || !(has_tier || chunk_index_state<index_type>),
-                  "layer groups go with neither a tier nor chunks");
+        !grouped || host_storage_state<storage_type> || requires(const storage_type memory) { memory.follows_moves(); },
+        "layer groups are in memory that the host can read, or in storage::external");
+    static_assert(
+        detail::writes_blocks_by_row<layers_type>,
+        "the blocks of layer groups have a codec that writes row by row: f32 or row_major, or codec::by_group "
+        "with one of them for blocks");
+    static_assert(!grouped || !chunk_index_state<index_type>, "layer groups do not go with chunks");
     static_assert(
         !grouped || requires { sizeof(group_leases<page_manager_type>); },
         "layer groups need <kvcache/layer_groups.hpp>");
@@ -5539,7 +5811,7 @@ public:
     cache_core(cache_config config, Policies policies)
         : shape_(checked(detail::shape_of(config.shape, policies.layers))),
           codec_(policies.codec.open(shape_)),
-          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_, policies.layers)),
+          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_, policies)),
           pages_(detail::open_pages<page_manager_type>(config, policies, codec_, shape_, identity_)),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, residual_window_of(codec_)),
@@ -5612,9 +5884,11 @@ public:
         known->tokens.assign(tokens.first(found.tokens));
         known->add_pages(found.pages, found.tokens, shape_.tokens);
         std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
-        if constexpr (grouped)
+        if constexpr (grouped) {
+            sequences_.groups().note(found);
             kept = made.limit(
                 sequences_.groups().limit(found.pages, options.plans ? first_computed(kept, tokens.size()) : kept));
+        }
         known->tokens.truncate(kept);
         known->drop_entries(known->cut(kept));
         made.cached_tokens = kept;
@@ -5812,15 +6086,11 @@ public:
 
     // Layer groups.
 
-    [[nodiscard]] std::vector<std::int32_t> blocks(const sequence_state& state, std::size_t group,
-                                                   std::int32_t null) const requires grouped {
+    /// Calls `f` with the blocks that sequences use.
+    template <class F>
+    auto groups(F&& f) requires grouped {
         const lock_guard guard(lock_);
-        return sequences_.groups().table(state, group, null);
-    }
-    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group,
-                                                 std::size_t tokens) requires grouped {
-        const lock_guard guard(lock_);
-        return sequences_.groups().snapshot(state, group, tokens);
+        return f(sequences_.groups());
     }
 
     // The whole cache.
@@ -5918,7 +6188,7 @@ private:
                                     " tokens are being computed, and ", std::to_string(known), " are cached"})};
             }
         }
-        const auto rest = tokens.subspan(known);
+        const auto rest = tokens.subspan(known, std::min(tokens.size() - known, options.rows));
         state.lease.prompt.reserve(rest.size());
         if (auto reserved = sequences_.reserve(state, codec_, rest.size(), {options.max_batch_tokens}); !reserved)
             return reserved.error();
@@ -7248,26 +7518,31 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 /// Allocates pages from a memory resource on first use, cache-line aligned and zeroed, and keeps them until the cache
 /// closes. A large capacity is allocated in slabs of adjacent pages, on huge pages where the system has them. A slab is
 /// at most an eighth of the capacity, so memory that is never needed is never allocated. If a slab cannot be allocated,
-/// its pages are allocated one by one.
+/// its pages are allocated one by one. A cache of layer groups gives the memory of each freed page back.
 struct heap {
     using role = storage_role;
     pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
     bool zeroed = false; ///< Whether the resource returns zeroed memory, so that pages are not cleared here.
+    /// Whether the memory of a freed page is kept for the next one. If not, pages are allocated one by one, and freed.
+    bool keep = true;
 
     class state {
     public:
-        state(pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
-            : resource_(resource),
-              zeroed_(zeroed),
+        /// `how` has a resource.
+        state(const heap& how, std::size_t pages, std::size_t page_bytes)
+            : resource_(how.resource),
+              zeroed_(how.zeroed),
+              keep_(how.keep),
               page_bytes_(page_bytes),
               stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
-              slab_pages_(pages_a_slab(pages, stride_)),
+              slab_pages_(keep_ ? pages_a_slab(pages, stride_) : 0),
               pages_(pages, nullptr),
               slabs_(slab_pages_ == 0 ? 0 : (pages + slab_pages_ - 1) / slab_pages_) {}
 
         state(state&& other) noexcept
             : resource_(other.resource_),
               zeroed_(other.zeroed_),
+              keep_(other.keep_),
               page_bytes_(other.page_bytes_),
               stride_(other.stride_),
               slab_pages_(other.slab_pages_),
@@ -7276,6 +7551,7 @@ struct heap {
         state& operator=(state&& other) noexcept {
             std::swap(resource_, other.resource_);
             std::swap(zeroed_, other.zeroed_);
+            std::swap(keep_, other.keep_);
             std::swap(page_bytes_, other.page_bytes_);
             std::swap(stride_, other.stride_);
             std::swap(slab_pages_, other.slab_pages_);
@@ -7305,7 +7581,10 @@ struct heap {
             return true;
         }
 
-        void release(page_id) noexcept {}
+        void release(page_id page) noexcept {
+            if (!keep_)
+                resource_->deallocate(std::exchange(pages_[index_of(page)], nullptr), page_bytes_, line_bytes);
+        }
 
         [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
             return {static_cast<std::byte*>(pages_[index_of(page)]), page_bytes_};
@@ -7354,6 +7633,7 @@ struct heap {
 
         pmr::memory_resource* resource_;
         bool zeroed_; // whether the resource returns zeroed memory
+        bool keep_;   // whether freed pages keep their memory
         std::size_t page_bytes_;
         std::size_t stride_;     // distance between pages of a slab, in bytes
         std::size_t slab_pages_; // 0: pages are allocated one by one
@@ -7362,9 +7642,12 @@ struct heap {
     };
 
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
-        if (resource == nullptr)
-            return {zeroed_memory::shared(), true, pages, page_bytes};
-        return {resource, zeroed, pages, page_bytes};
+        heap how = *this;
+        if (resource == nullptr) {
+            how.resource = zeroed_memory::shared();
+            how.zeroed = true;
+        }
+        return {how, pages, page_bytes};
     }
 };
 
@@ -7704,8 +7987,8 @@ template <class Wanted, class... Given>
 template <class Cache, class Codec, class Storage, class Layers>
 [[nodiscard]] result<void> check_config(const cache_config& config, const Codec& codec,
                                         [[maybe_unused]] const Storage& storage, const Layers& layers) {
-    if constexpr (requires { layers.check(config.limit); })
-        if (auto right = layers.check(config.limit); !right)
+    if constexpr (requires { layers.layout; })
+        if (auto right = check_layers<typename Cache::core_type>(layers, config.limit); !right)
             return right;
     const page_shape shape = shape_of(config.shape, layers);
     if (!has_pages_of<typename Cache::codec_type>(shape))
@@ -7914,15 +8197,16 @@ struct layer_group {
     std::uint32_t head_dim = 0;
     std::uint32_t window = 0;    ///< Tokens that a query reads, its own included; 0 for all.
     std::size_t state_bytes = 0; ///< Bytes of a state of all its layers together, for layers that keep one.
+    bool opaque = false;         ///< Its state is a blob of bytes, as many as each snapshot says.
     std::optional<std::uint32_t> alias_of = {}; ///< The group whose keys and values its layers read.
 
     friend bool operator==(const layer_group&, const layer_group&) = default;
 
     [[nodiscard]] group_kind kind() const noexcept {
-        return alias_of          ? group_kind::alias
-               : state_bytes > 0 ? group_kind::state
-               : window > 0      ? group_kind::window
-                                 : group_kind::full;
+        return alias_of                    ? group_kind::alias
+               : opaque || state_bytes > 0 ? group_kind::state
+               : window > 0                ? group_kind::window
+                                           : group_kind::full;
     }
     /// Whether it keeps keys and values.
     [[nodiscard]] bool has_rows() const noexcept { return kind() == group_kind::full || kind() == group_kind::window; }
@@ -7937,21 +8221,21 @@ struct layer_group {
 struct layer_group_stats {
     std::string name = {};       ///< As cache_layout::name_of has it.
     group_kind kind = {};        ///< Of the first full group the blocks are the cache's pages.
-    std::size_t block_bytes = 0; ///< Bytes of a block.
+    std::size_t block_bytes = 0; ///< Bytes of a block; 0 for opaque states, whose sizes differ.
     std::size_t blocks = 0;      ///< Number of blocks that the cache may have, if no other group takes their bytes.
     std::size_t in_use = 0;      ///< Blocks that sequences use, each counted once however many share it.
     std::size_t evictable = 0;   ///< Blocks that no sequence uses, cached for the next match.
+    std::size_t bytes = 0;       ///< Bytes of both.
 
-    [[nodiscard]] std::size_t bytes() const noexcept { return (in_use + evictable) * block_bytes; }
     friend bool operator==(const layer_group_stats&, const layer_group_stats&) = default;
 };
 
 /// The occupancy of a layer group in one line. An alias has no blocks of its own.
 [[nodiscard]] inline std::string describe(const layer_group_stats& of) {
-    if (of.block_bytes == 0)
+    if (of.kind == group_kind::alias)
         return of.name + ": the blocks of another group";
-    return detail::joined({of.name, ": ", std::to_string(of.in_use), " blocks of ", std::to_string(of.block_bytes),
-                           " bytes in use, ", std::to_string(of.evictable), " evictable"});
+    return detail::joined({of.name, ": ", std::to_string(of.in_use), " blocks in use, ", std::to_string(of.evictable),
+                           " evictable, ", std::to_string(of.bytes), " bytes in all"});
 }
 
 /// What the layers of a model keep of a sequence: groups of layers, in pages of equally many tokens.
@@ -7992,6 +8276,8 @@ struct cache_layout {
                 words += detail::joined({" of ", std::to_string(of.kv_heads), " x ", std::to_string(of.head_dim)});
             if (of.window > 0)
                 words += detail::joined({", window of ", std::to_string(of.window)});
+            if (of.opaque)
+                words += ", opaque state";
             if (of.state_bytes > 0)
                 words += detail::joined({", state of ", std::to_string(of.state_bytes), " bytes"});
             if (of.alias_of)
@@ -8019,8 +8305,8 @@ struct cache_layout {
             const std::string field = detail::joined({"groups[", std::to_string(i), "]"});
             if (of.layers == 0)
                 return wrong(field, "a group has at least one layer");
-            if ((of.alias_of.has_value()) + (of.state_bytes > 0) + (of.window > 0) > 1)
-                return wrong(field, "a group has a window, or a state, or is an alias");
+            if ((of.alias_of.has_value()) + of.opaque + (of.state_bytes > 0) + (of.window > 0) > 1)
+                return wrong(field, "a group has a window, or a state, or an opaque state, or is an alias");
             if (of.alias_of && (*of.alias_of >= i || !groups[*of.alias_of].has_rows()))
                 return wrong(field, "an alias names an earlier group that keeps keys and values");
             if (of.has_rows() && !shape(i).valid())
@@ -8034,7 +8320,8 @@ struct cache_layout {
     }
 
     /// Bytes that a group holds for one sequence of `length` tokens, whole pages, with numbers of `number_bytes` bytes.
-    /// A window holds the pages that the next query reads, a state group one state.
+    /// A window holds the pages that the next query reads, a state group one state; of an opaque one they are unknown,
+    /// and 0 here.
     [[nodiscard]] std::uint64_t bytes(std::size_t group, std::size_t length, std::size_t number_bytes) const {
         const layer_group& of = groups[group];
         if (of.kind() == group_kind::alias)
@@ -8127,6 +8414,12 @@ public:
         return limit(tokens, [&](std::size_t entry) { return state.table[entry].page; }).tokens;
     }
 
+    /// Notes where a prompt ends or parts from a cached one: later prompts that do so need the windows there.
+    void note(const index_match& found) noexcept {
+        if (found.end != match_end::unknown && !found.pages.empty())
+            pages_.note_branch(found.pages.back());
+    }
+
     /// Makes room for what a sequence notes. Throws: bad_alloc.
     void prepare(sequence_state& state) const {
         state.group_first.assign(blocks().size(), 0);
@@ -8140,6 +8433,7 @@ public:
     }
     /// The same after the sequence was shortened.
     void begin_again(sequence_state& state) noexcept {
+        state.running.forget();
         end_snapshots(state, 0);
         follow(state);
         use_snapshots(state);
@@ -8151,9 +8445,14 @@ public:
                 continue;
             std::size_t& first = state.group_first[pool];
             const std::size_t wanted = blocks().first_entry(pool, state.tokens.size());
+            const std::size_t margin = blocks().stale_distance(pool);
             for (; first < wanted; ++first)
-                if (first < state.table.size())
-                    pages_.uncover(pool, state.table[first].page);
+                if (first < state.table.size()) {
+                    // of a whole lease, it may have no block
+                    leave(pool, state.table[first].page, blocks().keeps_released());
+                    if (first >= margin && !parts(state, first - margin, first))
+                        pages_.make_stale(pool, state.table[first - margin].page);
+                }
             for (; first > wanted; --first)
                 if (first <= state.table.size())
                     pages_.cover(pool, state.table[first - 1].page);
@@ -8175,13 +8474,17 @@ public:
                 leave(pool, page);
     }
 
-    /// The bytes and blocks of a reservation. Errors: out_of_memory, with what is missing.
-    [[nodiscard]] result<void> check(const row_demand& wanted, std::size_t page_bytes) const {
-        const std::size_t fresh = wanted.fresh + (wanted.copies ? 1 : 0);
+    /// The bytes and blocks of a reservation, after which the sequence has `tokens` tokens. Errors: out_of_memory, with
+    /// what is missing.
+    [[nodiscard]] result<void> check(const sequence_state& state, const row_demand& wanted, std::size_t tokens,
+                                     std::size_t page_bytes) const {
         std::size_t bytes = wanted.pages * page_bytes;
         for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
             if (blocks().is_state(pool))
                 continue;
+            const std::size_t end = state.table.size() + wanted.fresh, begin = end - wanted.fresh;
+            const std::size_t first = wanted.whole ? std::max(begin, blocks().first_entry(pool, tokens)) : begin;
+            const std::size_t fresh = end - std::min(first, end) + (wanted.copies ? 1 : 0);
             bytes += fresh * blocks().block_bytes(pool);
             if (fresh > blocks().available_blocks(pool))
                 return error{error_code::out_of_memory,
@@ -8197,17 +8500,19 @@ public:
                                          std::to_string(blocks().budget()), " can be had"})};
         return {};
     }
-    /// Takes the window blocks of a page that was appended. Returns false if there is no room.
-    [[nodiscard]] bool extend(page_id page, std::uint32_t tenant) {
+    /// Takes the window blocks of the page that was appended to a table, or copied for its last entry. Returns false if
+    /// there is no room.
+    [[nodiscard]] bool extend(const sequence_state& state, page_id page) {
         for (std::size_t pool = 0; pool < blocks().size(); ++pool)
-            if (!blocks().is_state(pool) && !pages_.allocate_block(pool, page, tenant))
+            if (takes(state, pool, state.table.size() - 1) &&
+                !pages_.allocate_block(pool, page, state.tenant, blocks().block_bytes(pool)))
                 return false;
         return true;
     }
     /// Copies the window blocks of a shared page to those of its copy. Returns false if there is no room, or the host
     /// could not copy.
-    [[nodiscard]] bool copy_tail(page_id shared, page_id own, std::size_t rows, std::uint32_t tenant) {
-        if (!extend(own, tenant))
+    [[nodiscard]] bool copy_tail(const sequence_state& state, page_id shared, page_id own, std::size_t rows) {
+        if (!extend(state, own))
             return false;
         for (std::size_t pool = 0; pool < blocks().size(); ++pool)
             if (!blocks().is_state(pool) && !pages_.copy_block(pool, shared, own, rows))
@@ -8239,6 +8544,7 @@ public:
             of.blocks = all;
             of.in_use = all - pages_.pool().free().size() - idle;
             of.evictable = idle;
+            of.bytes = (of.in_use + idle) * of.block_bytes;
         }
         for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
             layer_group_stats& of = made[blocks().group(pool)];
@@ -8246,6 +8552,7 @@ public:
             of.blocks = blocks().blocks(pool);
             of.in_use = of.blocks - blocks().available_blocks(pool);
             of.evictable = blocks().available_blocks(pool) - blocks().free_blocks(pool);
+            of.bytes = blocks().held_bytes(pool);
         }
         return made;
     }
@@ -8264,8 +8571,8 @@ public:
         const auto show = [&](std::size_t entry) {
             made[entry] = static_cast<std::int32_t>(blocks().block(pool, state.table[entry].page));
         };
-        if (!blocks().is_state(pool))
-            for (std::size_t entry = state.group_first[pool]; entry < made.size(); ++entry)
+        for (std::size_t entry = state.group_first[pool]; entry < made.size(); ++entry)
+            if (takes(state, pool, entry))
                 show(entry);
         for (const sequence_state::snapshot& one : state.snapshots)
             if (one.pool == pool)
@@ -8273,24 +8580,71 @@ public:
         return made;
     }
 
-    /// A block for the state of a group after `tokens` tokens, which the open lease of the sequence computes. Errors:
-    /// out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the tokens end a page, in the lease.
-    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group, std::size_t tokens) {
+    /// The table of a group's blocks, where the cache owns them: an entry without one has the page `no_block`. Returns
+    /// whether the blocks are the cache's pages. Throws: bad_alloc.
+    [[nodiscard]] bool entries(const sequence_state& state, std::size_t group, std::vector<page_entry>& into) const {
+        into.assign(state.table.begin(), state.table.end());
+        const std::size_t keeper = blocks().keeper_of(group);
+        if (keeper == blocks().paged())
+            return true;
+        const std::size_t pool = blocks().pool_of(keeper);
+        require(!blocks().is_state(pool), "a group that attention reads keeps keys and values");
+        for (std::size_t entry = 0; entry < into.size(); ++entry)
+            into[entry].page = entry >= state.group_first[pool] && takes(state, pool, entry)
+                                   ? page_id{blocks().block(pool, state.table[entry].page)}
+                                   : no_block;
+        return false;
+    }
+    static constexpr page_id no_block{static_cast<std::uint32_t>(-1)};
+
+    /// The memory of a state block.
+    [[nodiscard]] std::span<std::byte> state_bytes(std::size_t group, std::uint32_t block) const {
+        const std::size_t pool = blocks().pool_of(group);
+        require(blocks().is_state(pool) && block < blocks().blocks(pool) && blocks().holders(pool, block) > 0,
+                "a state is of a group that has one, and of a block that a sequence uses");
+        return blocks().memory().bytes(pool, block);
+    }
+    /// The state of a group after the last token of a sequence: the one that its last lease left, or a snapshot that it
+    /// uses; empty if there is neither.
+    [[nodiscard]] std::span<const std::byte> last_state(const sequence_state& state, std::size_t group) const {
+        const std::size_t pool = blocks().pool_of(group);
+        if (const auto running = state.running.last(); !running.empty())
+            return running.subspan(running_bytes(pool), blocks().block_bytes(pool));
+        for (const sequence_state::snapshot& one : state.snapshots)
+            if (one.pool == pool && (one.entry + 1) * page_tokens_ == state.tokens.size())
+                return state_bytes(group, blocks().block(pool, state.table[one.entry].page));
+        return {};
+    }
+
+    /// Memory for the state of a group after the rows of a sequence's lease. Throws: bad_alloc.
+    [[nodiscard]] std::span<std::byte> next_state(sequence_state& state, std::size_t group) const {
+        const std::size_t pool = blocks().pool_of(group);
+        require(blocks().is_state(pool) && !blocks().description(pool).opaque, "a state that runs has a size");
+        return state.running.next(running_bytes(blocks().size()))
+            .subspan(running_bytes(pool), blocks().block_bytes(pool));
+    }
+
+    /// A block for the state of a group after `tokens` tokens, which the open lease of the sequence computes. `bytes`:
+    /// of an opaque state. Errors: out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the tokens end
+    /// a page, in the lease.
+    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group, std::size_t tokens,
+                                                 std::size_t bytes) {
         const std::size_t pool = blocks().pool_of(group);
         require(blocks().is_state(pool), "a snapshot is of a group that has a state");
+        require(blocks().description(pool).opaque == (bytes > 0), "a snapshot of an opaque state says its bytes");
         const std::size_t entry = tokens / page_tokens_ - 1;
         const page_id page = state.table[entry].page;
         for (const sequence_state::snapshot& one : state.snapshots)
             if (one.pool == pool && one.entry == entry)
                 return blocks().block(pool, page);
         state.snapshots.reserve(state.snapshots.size() + 1);
+        const std::size_t wanted = bytes > 0 ? bytes : blocks().block_bytes(pool);
         if (blocks().has(pool, page))
             pages_.cover(pool, page);
-        else if (!pages_.allocate_block(pool, page, state.tenant))
+        else if (!pages_.allocate_block(pool, page, state.tenant, wanted))
             return error{error_code::out_of_memory,
                          detail::joined({"groups[", std::to_string(blocks().group(pool)), "]"}),
-                         detail::joined({"there is no room for a state of ", std::to_string(blocks().block_bytes(pool)),
-                                         " bytes"})};
+                         detail::joined({"there is no room for a state of ", std::to_string(wanted), " bytes"})};
         state.snapshots.push_back({pool, entry});
         return blocks().block(pool, page);
     }
@@ -8306,9 +8660,28 @@ public:
     void end_snapshots(sequence_state& state, std::size_t tokens) noexcept {
         for (std::size_t i = state.snapshots.size(); i-- > 0;)
             if (const auto one = state.snapshots[i]; (one.entry + 1) * page_tokens_ > tokens) {
-                pages_.uncover(one.pool, state.table[one.entry].page);
+                pages_.uncover(one.pool, state.table[one.entry].page, true);
                 state.snapshots.erase(state.snapshots.begin() + static_cast<std::ptrdiff_t>(i));
             }
+    }
+
+    /// Uses the blocks of pages [first, end) of a sequence that a query after them reads, as snapshots, until `unpin`:
+    /// of a state group all. Throws: bad_alloc.
+    void pin(sequence_state& state, std::size_t first, std::size_t end) {
+        state.snapshots.reserve(state.snapshots.size() + blocks().size() * (end - first));
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
+            const std::size_t read = blocks().is_state(pool) ? 0 : blocks().first_entry(pool, end * page_tokens_);
+            for (std::size_t entry = std::max(first, read); entry < end; ++entry)
+                if (blocks().has(pool, state.table[entry].page)) {
+                    pages_.cover(pool, state.table[entry].page);
+                    state.snapshots.push_back({pool, entry});
+                }
+        }
+    }
+    /// Ends the use of all but the first `used` of a sequence's snapshots.
+    void unpin(sequence_state& state, std::size_t used) noexcept {
+        for (; state.snapshots.size() > used; state.snapshots.pop_back())
+            pages_.uncover(state.snapshots.back().pool, state.table[state.snapshots.back().entry].page, true);
     }
 
     // For invariants.
@@ -8323,7 +8696,8 @@ public:
         for (std::size_t pool = 0; pool < blocks().size(); ++pool)
             if (!blocks().is_state(pool)) {
                 for (std::size_t entry = state.group_first[pool]; entry < state.table.size(); ++entry)
-                    ++users[pool][index_of(state.table[entry].page)];
+                    if (takes(state, pool, entry))
+                        ++users[pool][index_of(state.table[entry].page)];
                 if (state.lease.has_copied_tail(state.table))
                     ++users[pool][index_of(state.lease.tail_before->page)];
             }
@@ -8356,9 +8730,9 @@ public:
                 if (sharers[block] > 0 && holders[block] == 0) {
                     if (!owner || sharers[block] != 1 || !pages_.ranks_block(pool, page))
                         return broken(pool, page, "is not used and can never be evicted");
-                    idle += blocks().block_bytes(pool);
+                    idle += blocks().bytes_of(pool, block);
                 }
-                bytes += sharers[block] > 0 ? blocks().block_bytes(pool) : 0;
+                bytes += sharers[block] > 0 ? blocks().bytes_of(pool, block) : 0;
             }
             const auto free = static_cast<std::size_t>(std::count(sharers.begin(), sharers.end(), 0u));
             if (free != blocks().free_blocks(pool))
@@ -8375,6 +8749,14 @@ public:
 private:
     static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
+    // Bytes of the states that run, of the groups before this one.
+    [[nodiscard]] std::size_t running_bytes(std::size_t pool) const noexcept {
+        std::size_t bytes = 0;
+        for (std::size_t i = 0; i < pool; ++i)
+            bytes += blocks().is_state(i) ? blocks().block_bytes(i) : 0;
+        return bytes;
+    }
+
     [[nodiscard]] const auto& blocks() const noexcept { return pages_.blocks(); }
 
     [[nodiscard]] error broken(std::size_t pool, page_id page, const char* how) const {
@@ -8382,6 +8764,19 @@ private:
                 detail::joined({"the block of page ", std::to_string(index_of(page)), " ", how})};
     }
 
+    // Whether prompts part in the entries [first, last] of a sequence.
+    [[nodiscard]] bool parts(const sequence_state& state, std::size_t first, std::size_t last) const noexcept {
+        for (std::size_t entry = first; entry <= last; ++entry)
+            if (blocks().is_branch(state.table[entry].page))
+                return true;
+        return false;
+    }
+    // Whether an entry of a sequence, or of its lease, has a block of a group with rows if it is read at all.
+    [[nodiscard]] bool takes(const sequence_state& state, std::size_t pool, std::size_t entry) const noexcept {
+        return !blocks().is_state(pool) &&
+               (!state.lease.open || !state.lease.whole || entry < state.lease.pages_before ||
+                entry >= blocks().first_entry(pool, state.tokens.size() + state.lease.rows));
+    }
     // Uses the snapshots after the last token of a sequence, if there are any.
     void use_snapshots(sequence_state& state) noexcept {
         if (state.table.empty() || state.tokens.size() % page_tokens_ != 0)
@@ -8392,9 +8787,10 @@ private:
                 state.snapshots.push_back({pool, state.table.size() - 1}); // has room: see prepare
             }
     }
-    void leave(std::size_t pool, page_id page) noexcept {
+    // `stays`: see page_manager::uncover.
+    void leave(std::size_t pool, page_id page, bool stays = true) noexcept {
         if (blocks().has(pool, page) && blocks().covers(pool, page) > 0)
-            pages_.uncover(pool, page);
+            pages_.uncover(pool, page, stays);
     }
 
     // The longest prefix that every group but `skipped` can continue. `last`: the group that shortened it last.
@@ -8435,6 +8831,120 @@ private:
 
 }} // namespace kvcache
 
+// ---- kvcache/layers/host_blocks.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace layers {
+
+/// The blocks of a group.
+struct block_extent {
+    std::size_t blocks = 0;   ///< Number of blocks.
+    std::size_t bytes = 0;    ///< Of a block.
+    std::uint32_t tokens = 0; ///< Rows of a block with keys and values.
+};
+
+/// Blocks of the host's own memory: it copies them, and learns which are freed. `pool` counts the groups with blocks.
+class host_blocks {
+public:
+    static constexpr bool owned = false;
+    using copy_function = std::function<bool(std::size_t group, std::uint32_t from, std::uint32_t to, std::size_t)>;
+    using evict_function = std::function<void(std::size_t group, std::uint32_t block)>;
+
+    host_blocks(copy_function copy, evict_function on_evict) : copy_(std::move(copy)), on_evict_(std::move(on_evict)) {}
+
+    void add(std::size_t group, const layer_group&, const block_extent&) { groups_.push_back(group); }
+    [[nodiscard]] static constexpr bool acquire(std::size_t, std::uint32_t, std::size_t) noexcept { return true; }
+    void release(std::size_t pool, std::uint32_t block) const {
+        if (on_evict_)
+            detail::ignore_exceptions([&] { on_evict_(groups_[pool], block); });
+    }
+    /// Returns false if the host fails.
+    [[nodiscard]] bool copy(std::size_t pool, std::uint32_t from, std::uint32_t to, std::size_t rows) const {
+        bool copied = false;
+        detail::ignore_exceptions([&] { copied = copy_(groups_[pool], from, to, rows); });
+        return copied;
+    }
+
+private:
+    copy_function copy_;
+    evict_function on_evict_;
+    std::vector<std::size_t> groups_; // by pool
+};
+
+}}} // namespace kvcache::layers
+
+// ---- kvcache/cache/owned_blocks.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Blocks that the cache has itself: those of each group in a storage of their own, keys and values in the format of a
+/// codec that writes row by row. A state has no format: its bytes are the host's, and
+/// those of an opaque state are as many as each snapshot says. `Storage`, `Codec`: policies.
+template <class Storage, class Codec>
+class owned_blocks {
+public:
+    static constexpr bool owned = true;
+    using storage_type = opened_by<Storage, std::size_t, std::size_t>;
+    using codec_type = opened_by<Codec, page_shape>;
+
+    owned_blocks(Storage storage, Codec codec) : storage_(std::move(storage)), codec_(std::move(codec)) {}
+
+    void add(std::size_t, const layer_group& group, const layers::block_extent& of) {
+        pool_memory made{storage_.open(group.opaque ? 0 : of.blocks, of.bytes)};
+        if (group.has_rows())
+            made.codec.emplace(codec_.open({group.layers, group.kv_heads, group.head_dim, of.tokens}));
+        if (group.opaque)
+            made.blobs.resize(of.blocks);
+        pools_.push_back(std::move(made));
+    }
+    /// Returns false if the storage refuses. A block is zeroed: rows that are never written are still read, with zero
+    /// weight.
+    [[nodiscard]] bool acquire(std::size_t pool, std::uint32_t block, std::size_t size) {
+        pool_memory& of = pools_[pool];
+        if (!of.blobs.empty())
+            of.blobs[block].emplace(storage_.open(1, size));
+        const bool taken = of.blobs.empty() ? of.storage.acquire(page_id{block}) : of.blobs[block]->acquire(page_id{0});
+        if (!taken)
+            return false;
+        const auto memory = bytes(pool, block);
+        std::fill(memory.begin(), memory.end(), std::byte{});
+        return true;
+    }
+    void release(std::size_t pool, std::uint32_t block) noexcept {
+        if (pools_[pool].blobs.empty())
+            pools_[pool].storage.release(page_id{block});
+        else
+            pools_[pool].blobs[block].reset();
+    }
+    [[nodiscard]] bool copy(std::size_t pool, std::uint32_t from, std::uint32_t to, std::size_t rows) const {
+        codec(pool).copy(bytes(pool, from), bytes(pool, to), rows);
+        return true;
+    }
+
+    [[nodiscard]] std::span<std::byte> bytes(std::size_t pool, std::uint32_t block) const {
+        const pool_memory& of = pools_[pool];
+        return of.blobs.empty() ? of.storage.bytes(page_id{block}) : of.blobs[block]->bytes(page_id{0});
+    }
+    [[nodiscard]] const storage_type& storage(std::size_t pool) const noexcept { return pools_[pool].storage; }
+    /// Requires: the group keeps keys and values.
+    [[nodiscard]] const codec_type& codec(std::size_t pool) const {
+        expects(pools_[pool].codec.has_value(), "a block with rows is of a group that keeps keys and values");
+        return *pools_[pool].codec;
+    }
+
+private:
+    struct pool_memory {
+        storage_type storage;
+        std::optional<codec_type> codec = {};
+        std::vector<std::optional<storage_type>> blobs = {}; // of opaque states: a storage of one page for each
+    };
+
+    Storage storage_;
+    Codec codec_;
+    std::vector<pool_memory> pools_;
+};
+
+}} // namespace kvcache
+
 // ---- kvcache/cache/snapshot_places.hpp ----------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -8446,14 +8956,19 @@ struct snapshot_places {
     bool ends = true;
     /// Where the prompt parts from a cached one that has no snapshot there: for the next prompt that parts there.
     bool branches = true;
+    /// So many tokens before the last page ends, in whole pages: for a prompt that parts from this one shortly before
+    /// its end, as the turns of chats and agents do; 0 for none.
+    std::size_t before_end = 512;
     /// A snapshot each so many pages; 0 for none. An edit then computes at most so many pages again before it.
     std::size_t every = 0;
     /// At the distances of 1, 2, 4, ... pages from the last one: an edit then computes at most twice the tokens from it
     /// to the end, and a page, with O(log pages) snapshots.
     bool doubling = false;
+    /// A snapshot each so many pages of what follows a prompt, as an answer; 0 for none.
+    std::size_t answers = 4;
 
-    /// The places in a prompt that was looked up, in ascending order, after those tokens that are known. Throws:
-    /// bad_alloc. Cost: O(places).
+    /// The places in a prompt, in ascending order, after those tokens that are known. `found`: that of acquire; lookup
+    /// may know the last token too, which is computed in any case. Throws: bad_alloc. Cost: O(places).
     [[nodiscard]] std::vector<std::size_t> of(const lookup_result& found, std::size_t page_tokens) const {
         std::vector<std::size_t> made;
         if (found.prompt_tokens == 0)
@@ -8465,8 +8980,11 @@ struct snapshot_places {
         };
         if (ends)
             add(last);
+        if (const std::size_t pages = before_end / page_tokens; pages > 0 && pages < last)
+            add(last - pages);
+        // Not other_groups_tokens: of two groups with states each limits the other.
         if (branches && found.limiting_group)
-            add(found.other_groups_tokens / page_tokens);
+            add(found.common_prefix / page_tokens);
         for (std::size_t page = every; every > 0 && page <= last; page += every)
             add(page);
         for (std::size_t distance = 1; doubling && distance < last; distance *= 2)
@@ -8475,9 +8993,39 @@ struct snapshot_places {
         made.erase(std::unique(made.begin(), made.end()), made.end());
         return made;
     }
+
+    /// Whether there is a snapshot after `at` tokens, where a page ends, among rows that follow a prompt: those of
+    /// tokens [first, end) of a sequence. Several at once are the next part of a conversation, with an end as a prompt.
+    [[nodiscard]] bool after_prompt(std::size_t at, std::size_t first, std::size_t end,
+                                    std::size_t page_tokens) const noexcept {
+        const std::size_t page = at / page_tokens;
+        return (answers > 0 && page % answers == 0) || (ends && end - first > 1 && page == (end - 1) / page_tokens);
+    }
 };
 
 }} // namespace kvcache
+
+// ---- kvcache/codec/by_group.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
+
+/// One format for the cache's pages, which are those of the first full group, and another for the blocks of the other
+/// layer groups: for example full attention in int8, and windows in float32. Only with layers::grouped. Codecs of
+/// blocks write row by row.
+template <codec_policy Pages, codec_policy Blocks>
+struct by_group {
+    using role = codec_role;
+    Pages pages = {};   ///< Of the first full group.
+    Blocks blocks = {}; ///< Of the others.
+
+    [[nodiscard]] auto open(page_shape shape) const { return pages.open(shape); }
+};
+template <class Pages, class Blocks>
+by_group(Pages, Blocks) -> by_group<Pages, Blocks>;
+
+static_assert(codec_policy<by_group<f32, f32>>);
+
+}}} // namespace kvcache::codec
 
 // ---- kvcache/layers/grouped.hpp -----------------------------------------------------------------------------------
 
@@ -8486,22 +9034,26 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace layers {
 /// Groups of layers that keep different things. The first group of full attention has the cache's pages. Every other
 /// group has blocks: at most one for each page, for the same tokens. A block of a window is in use while the window of
 /// a sequence covers it; a state block is a snapshot after the last token of its page. Pages and blocks share one
-/// limit in bytes, and one eviction policy. Only with storage::external. The functions run while the cache is locked
-/// and must not call it; a copy that throws has failed.
+/// limit in bytes, and one eviction policy. Blocks are the host's with storage::external; otherwise the cache has them
+/// in its storage, in the format of its codec, and `block_bytes`, `blocks` and the functions are not needed. The
+/// functions run while the cache is locked and must not call it; a copy that throws has failed.
 struct grouped {
     using role = layers_role;
 
     cache_layout layout = {};
     /// Whether window blocks that no query reads any more stay cached while there is room. If not, they are freed at
-    /// once, and a prompt that parts from a cached one before its last window finds nothing.
+    /// once, and a prompt that parts from a cached one before its last window finds nothing. The last window of a
+    /// sequence that ends stays in both cases.
+    /// Blocks that a sequence has left by another window, or by 512 tokens if that is more, are evicted before all
+    /// others, except where prompts have parted.
     bool keep_released = true;
-    /// By group: the bytes of a block; 0 or absent for what the codec, or the layout, says.
+    /// By group: the bytes of a block; 0 or absent for what the codec, or the layout, says. Not of an opaque state.
     std::vector<std::size_t> block_bytes = {};
     /// By group: the number of its blocks, where the host has fewer than the limit in bytes allows; 0 or absent for no
     /// other limit.
     std::vector<std::size_t> blocks = {};
     /// Copies the first rows of a block of a group to another one before the other is written.
-    /// Returns whether it succeeded. Required.
+    /// Returns whether it succeeded. Required with storage::external.
     std::function<bool(std::size_t group, std::uint32_t from, std::uint32_t to, std::size_t rows)> copy = {};
     /// Called when a block is freed, with what it held.
     std::function<void(std::size_t group, std::uint32_t block)> on_evict = {};
@@ -8519,31 +9071,40 @@ struct grouped {
         return group ? layout.shape(*group) : kvcache::page_shape{1, 1, 1, layout.tokens};
     }
 
-    /// Whether a cache with this limit can be opened. Errors: out_of_range, for a layout that cannot be used, or a
-    /// limit that is not in bytes; mismatched, without the function that copies blocks of the host.
-    [[nodiscard]] result<void> check(const cache_limits& limit) const {
+    /// Whether a cache with this limit can be opened, whose blocks are the host's or its own. Errors: out_of_range, for
+    /// a layout that cannot be used, or a limit that is not in bytes; mismatched, without the function that copies
+    /// blocks of the host.
+    [[nodiscard]] result<void> check(const cache_limits& limit, bool owned) const {
         if (auto right = layout.check(); !right)
             return right;
         if (limit.bytes == 0)
             return error{error_code::out_of_range, "limit", "a cache of layer groups has a limit in bytes"};
-        if (!copy)
+        if (!owned && !copy)
             return error{error_code::mismatched, "copy", "blocks of layer groups need a function that copies them"};
         return {};
     }
 
-    class state;
-    /// Requires: the layout can be used.
-    [[nodiscard]] state open(const layers_capacity& of) const;
+    template <class Memory>
+    class blocks_state;
+    /// Blocks of the host. Requires: the layout can be used.
+    [[nodiscard]] blocks_state<host_blocks> open(const layers_capacity& of) const;
+    /// Blocks in memory of the cache. Requires: the layout can be used.
+    template <class Memory>
+    [[nodiscard]] blocks_state<Memory> open(const layers_capacity& of, Memory memory) const;
 };
 
 /// The blocks of all groups but the first full one: which page each belongs to, how many sequences use it, and the
-/// bytes of pages and blocks together. Blocks are numbered by group, from 0.
-class grouped::state {
+/// bytes of pages and blocks together. Blocks are numbered by group, from 0. `Memory`: host_blocks or owned_blocks.
+template <class Memory>
+class grouped::blocks_state {
 public:
     static constexpr bool several = true;
+    static constexpr bool owned = Memory::owned;
+    using memory_type = Memory;
     static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
 
-    state(grouped policy, const layers_capacity& of) : policy_(std::move(policy)), budget_(of.bytes) {
+    blocks_state(grouped policy, const layers_capacity& of, Memory memory)
+        : policy_(std::move(policy)), memory_(std::move(memory)), branches_(of.pages, false), budget_(of.bytes) {
         const cache_layout& layout = policy_.layout;
         require(layout.check().has_value(), "a layout of layer groups can be used: cache_layout::check says why not");
         std::size_t slots = of.pages;
@@ -8558,6 +9119,7 @@ public:
                 const std::size_t count = std::min({of.pages, fit, own == 0 ? of.pages : own});
                 made.reserve(of.pages, count);
                 slots += count;
+                memory_.add(group, its, {count, made.block_bytes, layout.tokens});
                 pools_.push_back(std::move(made));
             }
         }
@@ -8566,6 +9128,13 @@ public:
 
     [[nodiscard]] const cache_layout& layout() const noexcept { return policy_.layout; }
     [[nodiscard]] std::optional<std::size_t> paged() const noexcept { return policy_.paged(); }
+    /// The number of layers with keys and values in the groups before this one.
+    [[nodiscard]] std::size_t first_layer(std::size_t group) const noexcept {
+        std::size_t before = 0;
+        for (std::size_t i = 0; i < group; ++i)
+            before += layout().groups[i].has_rows() ? layout().groups[i].layers : 0;
+        return before;
+    }
     /// The number of groups that have blocks of their own. Functions take their numbers, from 0.
     [[nodiscard]] std::size_t size() const noexcept { return pools_.size(); }
     /// The group whose keys and values a group reads: its own, unless it is an alias.
@@ -8587,10 +9156,19 @@ public:
         return layout().groups[pools_[pool].group];
     }
     [[nodiscard]] bool is_state(std::size_t pool) const noexcept { return pools_[pool].state; }
-    /// Whether a block stays that no sequence uses.
-    [[nodiscard]] bool keeps(std::size_t pool) const noexcept { return policy_.keep_released || is_state(pool); }
+    [[nodiscard]] bool has_states() const noexcept {
+        return std::any_of(pools_.begin(), pools_.end(), [](const block_pool& of) { return of.state; });
+    }
+    [[nodiscard]] bool keeps_released() const noexcept { return policy_.keep_released; }
+    /// Bytes of each block of a group; 0 for opaque states.
     [[nodiscard]] std::size_t block_bytes(std::size_t pool) const noexcept { return pools_[pool].block_bytes; }
+    /// Bytes of a block that a page has.
+    [[nodiscard]] std::size_t bytes_of(std::size_t pool, std::uint32_t block) const noexcept {
+        return pools_[pool].bytes[block];
+    }
     [[nodiscard]] std::size_t blocks(std::size_t pool) const noexcept { return pools_[pool].owner.size(); }
+    /// Bytes of all blocks that are not free.
+    [[nodiscard]] std::size_t held_bytes(std::size_t pool) const noexcept { return pools_[pool].held; }
     /// Blocks that are free or not in use.
     [[nodiscard]] std::size_t available_blocks(std::size_t pool) const noexcept {
         return pools_[pool].free.size() + pools_[pool].idle;
@@ -8650,23 +9228,31 @@ public:
         return page == none ? std::nullopt : std::optional(page_id{page});
     }
 
-    /// Gives a page without one a block that one sequence uses. Requires: a block is free and fits.
-    void take(std::size_t pool, page_id page) noexcept {
+    /// Gives a page without one a block that one sequence uses. Returns false if the memory refuses. Requires: a block
+    /// is free and fits.
+    [[nodiscard]] bool take(std::size_t pool, page_id page, std::size_t bytes) {
         block_pool& of = pools_[pool];
         const std::uint32_t block = of.free.back();
+        if (!memory_.acquire(pool, block, bytes))
+            return false;
         of.free.pop_back();
+        of.bytes[block] = bytes;
         of.of_page[index_of(page)] = block;
         of.owner[block] = index_of(page);
         of.pages[block] = of.holders[block] = of.covers[index_of(page)] = 1;
-        spend(of.block_bytes);
+        of.held += bytes;
+        spend(bytes);
+        return true;
     }
     /// One more sequence uses the block. Returns whether it is the first.
     bool cover(std::size_t pool, page_id page) noexcept {
         block_pool& of = pools_[pool];
         ++of.covers[index_of(page)];
         const bool first = of.holders[block(pool, page)]++ == 0;
-        if (first)
-            change_idle(of, false);
+        if (first) {
+            change_idle(of, block(pool, page), false);
+            of.stale.remove(block(pool, page));
+        }
         return first;
     }
     /// One sequence less. Returns whether it was the last.
@@ -8676,7 +9262,7 @@ public:
         --of.covers[index_of(page)];
         const bool last = --of.holders[block(pool, page)] == 0;
         if (last)
-            change_idle(of, true);
+            change_idle(of, block(pool, page), true);
         return last;
     }
     /// Makes the block that of another page too, without more users.
@@ -8702,18 +9288,30 @@ public:
         if (--of.pages[block] > 0)
             return;
         of.free.push_back(block);
-        change_idle(of, false);
-        refund(of.block_bytes);
-        if (policy_.on_evict)
-            detail::ignore_exceptions([&] { policy_.on_evict(of.group, block); });
+        of.stale.remove(block);
+        change_idle(of, block, false);
+        of.held -= of.bytes[block];
+        refund(of.bytes[block]);
+        memory_.release(pool, block);
+    }
+    /// Prompts part in a page: later ones will need the windows there.
+    void note_branch(page_id page) noexcept { branches_[index_of(page)] = true; }
+    void forget_branch(page_id page) noexcept { branches_[index_of(page)] = false; }
+    [[nodiscard]] bool is_branch(page_id page) const noexcept { return branches_[index_of(page)]; }
+    /// The block of a page, which no sequence uses, is evicted before all others of the cache.
+    void make_stale(std::size_t pool, page_id page) noexcept { pools_[pool].stale.append(block(pool, page)); }
+    /// The entry of the block of a group that has been stale for the longest time.
+    [[nodiscard]] std::optional<page_id> stalest(std::size_t pool) const noexcept {
+        const std::uint32_t block = pools_[pool].stale.first();
+        return block == none ? std::nullopt
+                             : std::optional(page_id{static_cast<std::uint32_t>(pools_[pool].first_slot + block)});
     }
     /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
     [[nodiscard]] bool copy(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
-        bool copied = false;
-        detail::ignore_exceptions(
-            [&] { copied = policy_.copy(group(pool), block(pool, from), block(pool, to), rows); });
-        return copied;
+        return memory_.copy(pool, block(pool, from), block(pool, to), rows);
     }
+    /// The memory of the blocks.
+    [[nodiscard]] const Memory& memory() const noexcept { return memory_; }
 
     // What a sequence of `tokens` tokens uses of a group, as entries of its page table: [first, end).
 
@@ -8723,7 +9321,41 @@ public:
         return std::min(description(pool).first_read(tokens), tokens) / size;
     }
 
+    /// Entries between the window of a sequence and its stale blocks: those of another window, or of 512 tokens if that
+    /// is more. Many prompts part from an earlier one shortly before its end, and need its window there.
+    [[nodiscard]] std::size_t stale_distance(std::size_t pool) const noexcept {
+        return (std::max<std::size_t>(description(pool).window, 512) + layout().tokens - 1) / layout().tokens;
+    }
+
 private:
+    // Blocks in the order in which they became stale: a list through all of them.
+    class stale_blocks {
+    public:
+        void reserve(std::size_t blocks) { links_.assign(blocks + 1, {none, none}), links_.back() = {end(), end()}; }
+        [[nodiscard]] std::uint32_t first() const noexcept {
+            return links_.back().next == end() ? none : links_.back().next;
+        }
+        void append(std::uint32_t block) noexcept {
+            remove(block);
+            links_[block] = {links_.back().before, end()};
+            links_[links_.back().before].next = block;
+            links_.back().before = block;
+        }
+        void remove(std::uint32_t block) noexcept {
+            const link one = std::exchange(links_[block], {none, none});
+            if (one.next == none)
+                return;
+            links_[one.before].next = one.next;
+            links_[one.next].before = one.before;
+        }
+
+    private:
+        struct link {
+            std::uint32_t before, next;
+        };
+        [[nodiscard]] std::uint32_t end() const noexcept { return static_cast<std::uint32_t>(links_.size() - 1); }
+        std::vector<link> links_; // the last one is of the list itself
+    };
     struct block_pool {
         std::size_t group = 0;
         std::size_t first_slot = 0;
@@ -8734,8 +9366,11 @@ private:
         std::vector<std::uint32_t> owner = {};   // by block: the page that the index knows it by
         std::vector<std::uint32_t> pages = {};   // by block: the pages that share it
         std::vector<std::uint32_t> holders = {}; // by block: sequences that use it
+        std::vector<std::size_t> bytes = {};     // by block
         std::vector<std::uint32_t> free = {};
-        std::size_t idle = 0; // blocks that no sequence uses
+        stale_blocks stale = {}; // of those that no sequence uses
+        std::size_t idle = 0;    // blocks that no sequence uses
+        std::size_t held = 0;    // bytes of blocks that are not free
 
         void reserve(std::size_t page_count, std::size_t blocks) {
             of_page.assign(page_count, none);
@@ -8743,27 +9378,35 @@ private:
             owner.assign(blocks, none);
             pages.assign(blocks, 0);
             holders.assign(blocks, 0);
+            bytes.assign(blocks, 0);
+            stale.reserve(blocks);
             for (std::size_t block = blocks; block > 0; --block)
                 free.push_back(static_cast<std::uint32_t>(block - 1));
         }
     };
 
     // A block is not used any more, or used again, or freed.
-    void change_idle(block_pool& of, bool more) noexcept {
+    void change_idle(block_pool& of, std::uint32_t block, bool more) noexcept {
         of.idle += more ? 1 : std::size_t(-1);
-        idle_ += more ? of.block_bytes : std::size_t{} - of.block_bytes;
+        idle_ += more ? of.bytes[block] : std::size_t{} - of.bytes[block];
     }
 
     grouped policy_;
+    Memory memory_;
     std::vector<block_pool> pools_;
+    std::vector<bool> branches_; // by page
     std::size_t budget_;
     std::size_t used_ = 0;
     std::size_t idle_ = 0;
     std::size_t slots_ = 0;
 };
 
-inline grouped::state grouped::open(const layers_capacity& of) const {
-    return {*this, of};
+inline grouped::blocks_state<host_blocks> grouped::open(const layers_capacity& of) const {
+    return open(of, host_blocks(copy, on_evict));
+}
+template <class Memory>
+grouped::blocks_state<Memory> grouped::open(const layers_capacity& of, Memory memory) const {
+    return {*this, of, std::move(memory)};
 }
 
 static_assert(layers_policy<grouped>);

@@ -4449,6 +4449,20 @@ KVCACHE_INLINE inline void exp_of_differences(f32x16 (&x)[N]) noexcept {
     return max(f32x16::broadcast(-88.0f), x) / (f32x16::broadcast(1.0f) + exp(-x));
 }
 
+/// GELU by tanh (Hendrycks & Gimpel 2016), lane by lane: x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+[[nodiscard]] inline f32x16 gelu(const f32x16& x) noexcept {
+    constexpr float twice = 1.5957691216057308f; // 2 sqrt(2 / pi)
+    const f32x16 inner = fma(f32x16::broadcast(0.044715f * twice), x * x, f32x16::broadcast(twice));
+    return x / (f32x16::broadcast(1.0f) + exp(-max(f32x16::broadcast(-88.0f), inner * x)));
+}
+
+/// cap * tanh(x / cap), lane by lane, within 1e-7 of the cap.
+[[nodiscard]] inline f32x16 soft_cap(const f32x16& x, float cap) noexcept {
+    const f32x16 one = f32x16::broadcast(1.0f), twice = x * f32x16::broadcast(2.0f / cap);
+    const f32x16 tangent = f32x16::broadcast(2.0f) / (one + exp(-max(f32x16::broadcast(-88.0f), twice))) - one;
+    return tangent * f32x16::broadcast(cap);
+}
+
 namespace detail {
 
 /// Calls body(offset, count) for each block of 16 elements and for the shorter rest.
@@ -4484,6 +4498,49 @@ inline void gated_silu(std::span<const float> gate, std::span<const float> up, s
     detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
         const f32x16 g = silu(f32x16::load_up_to(gate.data() + i, n));
         (g * f32x16::load_up_to(up.data() + i, n)).store_up_to(out.data() + i, n);
+    });
+}
+
+/// gelu(gate) * up, likewise (Shazeer 2020, GEGLU).
+inline void gated_gelu(std::span<const float> gate, std::span<const float> up, std::span<float> out) {
+    detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 g = gelu(f32x16::load_up_to(gate.data() + i, n));
+        (g * f32x16::load_up_to(up.data() + i, n)).store_up_to(out.data() + i, n);
+    });
+}
+
+/// g / (1 + e^(-alpha g)) * (1 + u) for g = min(gate, limit) and u = up within +-limit, into `out`, which may be `gate`
+/// (gpt-oss, OpenAI 2025). (columns)
+inline void gated_clamped_silu(std::span<const float> gate, std::span<const float> up, float alpha, float limit,
+                               std::span<float> out) {
+    const f32x16 one = f32x16::broadcast(1.0f), most = f32x16::broadcast(limit), sharp = f32x16::broadcast(-alpha);
+    detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 g = min(f32x16::load_up_to(gate.data() + i, n), most);
+        const f32x16 u = max(min(f32x16::load_up_to(up.data() + i, n), most), -most);
+        const f32x16 opened = max(f32x16::broadcast(-88.0f / alpha), g) / (one + exp(g * sharp));
+        fma(opened, u, opened).store_up_to(out.data() + i, n);
+    });
+}
+
+/// x * factor, into `out`, which may be `x`. (columns)
+inline void scale(std::span<const float> x, float factor, std::span<float> out) {
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        (f32x16::load_up_to(x.data() + i, n) * f32x16::broadcast(factor)).store_up_to(out.data() + i, n);
+    });
+}
+
+/// soft_cap of each number, in place. (columns)
+inline void soft_cap(std::span<float> x, float cap) {
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        soft_cap(f32x16::load_up_to(x.data() + i, n), cap).store_up_to(x.data() + i, n);
+    });
+}
+
+/// to = fma(from, factor, to). (columns)
+inline void add_scaled(std::span<float> to, float factor, std::span<const float> from) {
+    detail::by_sixteen(to.size(), [&](std::size_t i, std::size_t n) {
+        fma(f32x16::load_up_to(from.data() + i, n), f32x16::broadcast(factor), f32x16::load_up_to(to.data() + i, n))
+            .store_up_to(to.data() + i, n);
     });
 }
 
@@ -4744,13 +4801,9 @@ inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t
 
 /// Soft-caps the scores of `count` queries with `tiles` tiles: cap * tanh(score / cap), in place.
 inline void soft_cap_scores(tile_weights& weights, std::size_t count, std::size_t tiles, float cap) noexcept {
-    const f32x16 one = f32x16::broadcast(1.0f), two = f32x16::broadcast(2.0f);
     for (std::size_t i = 0; i < count; ++i)
-        for (std::size_t t = 0; t < tiles; ++t) {
-            const f32x16 twice = f32x16::load(weights.lanes[i][t]) * f32x16::broadcast(2.0f / cap);
-            const f32x16 tangent = two / (one + exp(-max(f32x16::broadcast(-88.0f), twice))) - one;
-            (tangent * f32x16::broadcast(cap)).store(weights.lanes[i][t]);
-        }
+        for (std::size_t t = 0; t < tiles; ++t)
+            soft_cap(f32x16::load(weights.lanes[i][t]), cap).store(weights.lanes[i][t]);
 }
 
 } // namespace detail
@@ -6619,7 +6672,7 @@ inline constexpr unsigned numeric_contract_revision = 1;
 
 /// The revision of the record format of snapshots and tiers (docs/format.md). It changes whenever the meaning of any
 /// byte changes. It is part of a cache's identity, so records of another revision are not found.
-inline constexpr unsigned record_format_revision = 1;
+inline constexpr unsigned record_format_revision = 2;
 
 /// Everything besides the tokens that determines the bits of a cached page. Two caches may exchange pages if and only
 /// if every field is equal. A new field must be named in for_each_field, which does not compile otherwise; `digest_of`
@@ -6703,7 +6756,8 @@ struct layers_capacity {
     std::span<const std::size_t> block_bytes = {}; ///< Bytes of a block, by group of the layout.
 };
 
-/// The working state of a layers policy: layers::uniform::state, which keeps nothing, or layers::grouped::state.
+/// The working state of a layers policy: layers::uniform::state, which keeps nothing, or that of
+/// layers::grouped.
 template <class S>
 concept layers_state = requires {
     { S::several } -> std::convertible_to<bool>;
@@ -7017,6 +7071,9 @@ struct reserve_options {
     /// Rows that are written and attended at a time, at most, in ascending order. A codec that encodes whole pages
     /// keeps no more of them in full precision.
     std::size_t max_batch_tokens = std::numeric_limits<std::size_t>::max();
+    /// Whether all rows are committed, or none: they come from elsewhere. Layer groups then have blocks only for those
+    /// that the next query reads.
+    bool whole = false;
 };
 
 /// How a prompt is acquired.
@@ -7025,6 +7082,9 @@ struct acquire_options {
     pending_prefix pending = pending_prefix::compute;
     std::size_t max_batch_tokens = reserve_options{}.max_batch_tokens; ///< See reserve_options.
     bool load = true; ///< Whether pages that only the tier has are loaded.
+    /// Rows that the lease reserves at most, the first to compute. With layer groups a lease has the window blocks of
+    /// all its rows, so that a long prompt takes less memory in parts: this one, and reserved ones after it.
+    std::size_t rows = std::numeric_limits<std::size_t>::max();
 };
 
 /// Rows to reserve for a sequence.
@@ -7088,9 +7148,10 @@ private:
 namespace detail {
 
 // A host's identity with the fields that the cache itself decides: codec, layout, page size, device backend.
-template <class Codec, class Layers = layers::uniform>
+// `policies`: those of the cache.
+template <class Codec, class Policies>
 [[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape,
-                                         [[maybe_unused]] const Layers& layers = {}) {
+                                         [[maybe_unused]] const Policies& policies) {
     id.codec = codec.name();
     id.layout = "key tiles of 16, value rows";
     if constexpr (requires { codec.layout_name(); })
@@ -7100,8 +7161,10 @@ template <class Codec, class Layers = layers::uniform>
     else
         id.layout += joined({"; ", std::to_string(shape.layers), " layers, ", std::to_string(shape.kv_heads),
                              " KV heads of ", std::to_string(shape.head_dim)});
-    if constexpr (requires { layers.layout.name(); })
-        id.layout += "; groups: " + layers.layout.name();
+    if constexpr (requires { policies.layers.layout.name(); })
+        id.layout += "; groups: " + policies.layers.layout.name();
+    if constexpr (requires { policies.codec.blocks; })
+        id.layout += "; blocks in " + policies.codec.blocks.open(shape).name();
     id.page_tokens = shape.tokens;
     return id;
 }
@@ -7324,6 +7387,55 @@ struct lookup_result {
 
 }} // namespace kvcache
 
+// ---- kvcache/cache/running_states.hpp -----------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The states of a sequence after its last token, of all state groups one after the other, and memory for those after
+/// the rows of its lease. Sequences that end at the same token share theirs; what is shared is not written any more.
+class running_states {
+public:
+    /// The states after the last token; empty if they are not known.
+    [[nodiscard]] std::span<const std::byte> last() const noexcept {
+        return last_ ? std::span<const std::byte>(*last_) : std::span<const std::byte>();
+    }
+    /// Memory for the states after the rows of a lease. Its content is that of an earlier call for the same lease, or
+    /// undefined. Allocates only the first times. Throws: bad_alloc.
+    [[nodiscard]] std::span<std::byte> next(std::size_t bytes) {
+        if (!next_ || next_->size() != bytes || next_.use_count() > 1)
+            next_ = std::make_shared<aligned_vector<std::byte>>(bytes);
+        written_ = true;
+        return *next_;
+    }
+
+    /// The states are those of another sequence that ends at the same token.
+    void share(const running_states& from) noexcept { last_ = from.last_; }
+    /// `count` rows of a lease of `rows` were committed: all; or fewer, after which the states are not known; or none.
+    void commit(std::size_t count, std::size_t rows) noexcept {
+        if (count > 0 && count == rows && written_)
+            std::swap(last_, next_);
+        else if (count > 0)
+            last_.reset();
+        written_ = false;
+    }
+    /// A lease was rolled back.
+    void rollback() noexcept { written_ = false; }
+    /// The sequence has other tokens now.
+    void forget() noexcept { last_.reset(), written_ = false; }
+    /// The sequence has ended: all memory is freed, since a state may be larger than all pages of its sequence.
+    void end() noexcept {
+        forget();
+        next_.reset();
+    }
+
+private:
+    std::shared_ptr<aligned_vector<std::byte>> last_;
+    std::shared_ptr<aligned_vector<std::byte>> next_; // of the lease, and memory of earlier states
+    bool written_ = false;                            // the lease's states have memory
+};
+
+}} // namespace kvcache
+
 // ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -7463,6 +7575,7 @@ struct spliced_row {
 /// The lease of a sequence: rows after its tokens that are already in its page table, and the state to roll back to.
 struct lease_state {
     bool open = false;
+    bool whole = false;                ///< See reserve_options.
     sequence_state** holder = nullptr; ///< Where the lease keeps its pointer to this; null once it has ended.
     std::size_t rows = 0;
     std::int64_t began = 0; ///< By monotonic_nanoseconds.
@@ -7553,6 +7666,7 @@ struct sequence_state {
     };
     std::vector<std::size_t> group_first = {}; ///< By group with blocks: the first entry whose block it uses.
     std::vector<snapshot> snapshots = {};      ///< Those that it uses.
+    running_states running = {};               ///< Of state groups.
 
     bool orphaned = false; ///< Its cache was destroyed first.
     sequence_state* previous = nullptr;
@@ -7629,13 +7743,15 @@ struct sequence_state {
         tenant = from.tenant;
         cacheable = from.cacheable;
         publishable = from.publishable;
+        if (count == from.tokens.size())
+            running.share(from.running);
         if (count > from.exact) {
             exact = from.exact;
             pinned_sources = from.pinned_sources;
         }
     }
 
-    /// Makes it the state of a sequence without tokens and pages. Its vectors keep their memory.
+    /// Makes it the state of a sequence without tokens and pages. Its vectors keep their memory, running states do not.
     void clear() noexcept {
         tokens.truncate(0);
         table.clear();
@@ -7648,6 +7764,7 @@ struct sequence_state {
         offloaded = {};
         pinned_sources.clear();
         snapshots.clear();
+        running.end();
     }
 
     /// Appends the tokens of `from` after the `count` tokens that are left out. Requires: this state is the prefix of
@@ -7723,7 +7840,7 @@ private:
 
 }} // namespace kvcache
 
-// ---- kvcache/cache/handle.hpp -------------------------------------------------------------------------------------
+// ---- kvcache/cache/table_rows.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -7824,6 +7941,12 @@ private:
 
 } // namespace detail
 
+}} // namespace kvcache
+
+// ---- kvcache/cache/handle.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
 /// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
 /// With locking::mutex several threads may call its const members at once, fork included, while no thread changes it or
@@ -7879,7 +8002,13 @@ public:
     /// the others. Of a state group: the snapshots that it began with. Throws: bad_alloc. Cost: O(pages).
     [[nodiscard]] std::vector<std::int32_t> blocks(std::size_t group,
                                                    std::int32_t null = -1) const requires Core::grouped {
-        return core_->blocks(state(), group, null);
+        return core_->groups([&](const auto& groups) { return groups.table(state(), group, null); });
+    }
+    /// The state of a group after the last token, where the next lease begins: what the last lease wrote into
+    /// `state_after`, or a snapshot. Empty if there is none, as for a sequence without tokens, and after a commit of
+    /// fewer rows than were reserved. Valid until the sequence changes. Only if the cache owns its memory.
+    [[nodiscard]] std::span<const std::byte> state_of(std::size_t group) const requires Core::owns_blocks {
+        return core_->groups([&](const auto& groups) { return groups.last_state(state(), group); });
     }
 
     /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
@@ -8039,7 +8168,7 @@ public:
         lease_state& lease = state_->lease;
         expects(lease.spliced.empty() || !lease.spliced[row].kept, "a row that is kept from elsewhere is not written");
         if (lease.spliced.empty())
-            lease.written.mark(index_of(layer), row);
+            lease.written.mark(core_->sequences().first_layer() + index_of(layer), row);
         const row_slot to = slot_of(row);
         if constexpr (whole_pages) {
             auto* const rows = lease.spliced.empty() ? lease.residual[to.entry] : core_->pages().residual().of(to.page);
@@ -8050,6 +8179,29 @@ public:
                 core_->codec().encode(core_->storage().bytes(to.page), {layer, head_id{head}, to.row},
                                       keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
                                       values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
+    }
+
+    /// Writes one row of a layer of a group, as above. `layer`: counted within the group. keys, values: (the group's
+    /// kv_heads, head_dim). Only if the cache owns its memory.
+    void write(std::size_t group, layer_id layer, std::size_t row, std::span<const float> keys,
+               std::span<const float> values) const requires Core::owns_blocks {
+        const auto& blocks = core_->pages().blocks();
+        if (group == blocks.paged())
+            return write(layer, row, keys, values);
+        require(row < rows(), "a written row was reserved");
+        const std::size_t pool = blocks.pool_of(group);
+        const auto& of = blocks.layout().groups[group];
+        require(of.has_rows() && index_of(layer) < of.layers, "a written layer is one of its group's");
+        require(keys.size() == std::size_t{of.kv_heads} * of.head_dim && values.size() == keys.size(),
+                "a row of keys or values has head_dim numbers for each KV head");
+        const row_slot to = slot_of(row);
+        require(blocks.has(pool, to.page), "a whole lease has blocks only for rows that the next query reads");
+        state_->lease.written.mark(blocks.first_layer(group) + index_of(layer), row);
+        const auto bytes = blocks.memory().bytes(pool, blocks.block(pool, to.page));
+        for (std::uint32_t head = 0; head < of.kv_heads; ++head)
+            blocks.memory().codec(pool).encode(bytes, {layer, head_id{head}, to.row},
+                                               keys.subspan(std::size_t{head} * of.head_dim, of.head_dim),
+                                               values.subspan(std::size_t{head} * of.head_dim, of.head_dim));
     }
 
     /// Declares all rows written, by code that writes the pages itself. Not needed where the cache does not own their
@@ -8087,17 +8239,71 @@ public:
     /// those that the lease has made. Throws: bad_alloc. Cost: O(pages).
     [[nodiscard]] std::vector<std::int32_t> blocks(std::size_t group,
                                                    std::int32_t null = -1) const requires Core::grouped {
-        return core("a lease shows its blocks until it ends").blocks(*state_, group, null);
+        return core("a lease shows its blocks until it ends").groups([&](const auto& groups) {
+            return groups.table(*state_, group, null);
+        });
+    }
+    /// The sequence's blocks of a layer group, those of reserved rows included, in the form that attention reads:
+    /// `entries` becomes their table, and is valid as long as the pages. Entries before the window of the first
+    /// reserved row have no block. Only if the cache owns its memory. Throws: bad_alloc. Cost: O(pages).
+    [[nodiscard]] sequence_pages pages(std::size_t group,
+                                       std::vector<page_entry>& entries) const requires Core::owns_blocks {
+        const bool paged = core("a lease shows its blocks until it ends").groups([&](const auto& groups) {
+            return groups.entries(*state_, group, entries);
+        });
+        sequence_pages made{.table = entries};
+        if (paged)
+            made.residual = state_->lease.residual;
+        return made;
+    }
+    /// Calls `f` with the codec and the storage of a layer group's blocks, which have the types of the cache's pages
+    /// for the group that has them. Only if the cache owns its memory.
+    template <class F>
+    void with_source(std::size_t group, F&& f) const requires Core::owns_blocks {
+        const Core& of = core("a lease shows its cache until it ends");
+        const auto& blocks = of.pages().blocks();
+        const std::size_t keeper = blocks.keeper_of(group);
+        if (keeper == blocks.paged())
+            f(of.codec(), of.storage());
+        else
+            f(blocks.memory().codec(blocks.pool_of(keeper)), blocks.memory().storage(blocks.pool_of(keeper)));
+    }
+    /// The memory of the blocks of all groups without pages: owned_blocks, whose types say what reads them.
+    [[nodiscard]] const auto& block_memory() const requires Core::owns_blocks {
+        return core("a lease shows its cache until it ends").pages().blocks().memory();
     }
     /// A block for the state of a group after the first `tokens` tokens of the sequence, which the lease computes. The
-    /// host writes it before it commits; a commit of fewer tokens drops it. Returns the block's number. Errors:
-    /// out_of_memory. Throws: bad_alloc. Requires: the group has a state; the tokens fill their pages and end in the
-    /// lease.
-    [[nodiscard]] result<std::uint32_t> snapshot(std::size_t group, std::size_t tokens) requires Core::grouped {
+    /// host writes it before it commits; a commit of fewer tokens drops it. `bytes`: of an opaque state, and of no
+    /// other. Returns the block's number. Errors: out_of_memory. Throws: bad_alloc. Requires: the group has a state;
+    /// the tokens fill their pages and end in the lease.
+    [[nodiscard]] result<std::uint32_t> snapshot(std::size_t group, std::size_t tokens,
+                                                 std::size_t bytes = 0) const requires Core::grouped {
         Core& of = core("a lease has rows until it ends");
         require(tokens % of.shape().tokens == 0 && tokens > first_ && tokens <= first_ + rows(),
                 "a snapshot is taken where a page of the lease ends");
-        return of.snapshot(*state_, group, tokens);
+        return of.groups([&](auto& groups) { return groups.snapshot(*state_, group, tokens, bytes); });
+    }
+    /// The bytes of such a block. Only if the cache owns its memory. Requires: a snapshot that the lease made.
+    [[nodiscard]] std::span<std::byte> state_of(std::size_t group,
+                                                std::uint32_t block) const requires Core::owns_blocks {
+        return core("a lease has rows until it ends").groups([&](const auto& groups) {
+            return groups.state_bytes(group, block);
+        });
+    }
+
+    /// The state of a group before the first row; empty as for the sequence. Valid until the lease ends.
+    [[nodiscard]] std::span<const std::byte> state_before(std::size_t group) const requires Core::owns_blocks {
+        return core("a lease has rows until it ends").groups([&](const auto& groups) {
+            return groups.last_state(*state_, group);
+        });
+    }
+    /// Memory for the state of a group after the last row, which the sequence has once all rows are committed. Further
+    /// calls return the same memory. It does not count against the cache's limit: there are two for each live sequence.
+    /// Throws: bad_alloc. Requires: the state is not opaque; if one group's state is written, all groups' are.
+    [[nodiscard]] std::span<std::byte> state_after(std::size_t group) const requires Core::owns_blocks {
+        return core("a lease has rows until it ends").groups([&](const auto& groups) {
+            return groups.next_state(*state_, group);
+        });
     }
 
     /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
@@ -8111,6 +8317,7 @@ public:
         if (!open())
             return;
         const lease_state& lease = state_->lease;
+        require(!lease.whole || tokens.size() == rows(), "a whole lease is committed with all its rows");
         if constexpr (owns_rows)
             require(!lease.spliced.empty() || lease.written.first(tokens.size()),
                     "rows are written in every layer before they are committed");
@@ -8652,7 +8859,12 @@ private:
 
 // ---- kvcache/cache/page_budget.hpp --------------------------------------------------------------------------------
 
-namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+template <class Storage, class Codec>
+class owned_blocks; // <kvcache/layer_groups.hpp>
+
+namespace detail {
 
 // The shape of a cache's pages: for layer groups that of the first full one.
 template <class Layers>
@@ -8663,6 +8875,62 @@ template <class Layers>
         return given;
 }
 
+// A storage that gives the memory of freed pages back, if it or the one that it wraps has a choice.
+template <class Storage>
+[[nodiscard]] Storage returning(Storage storage) {
+    if constexpr (requires { storage.keep = false; })
+        storage.keep = false;
+    if constexpr (requires { storage.inner; })
+        storage.inner = returning(storage.inner);
+    return storage;
+}
+
+// The codec of the blocks of layer groups.
+template <class Codec>
+[[nodiscard]] const auto& blocks_codec(const Codec& codec) noexcept {
+    if constexpr (requires { codec.blocks; })
+        return codec.blocks;
+    else
+        return codec;
+}
+
+// Opens what a cache keeps of layer groups: blocks of its own, unless its pages are the host's. The memory of freed
+// blocks goes back, where the storage can do so: pages and blocks share one limit.
+template <class Policies>
+[[nodiscard]] auto open_layers(const Policies& policies, const layers_capacity& of) {
+    using storage_policy_type = decltype(policies.storage);
+    if constexpr (requires { policies.layers.layout; } &&
+                  host_storage_state<opened_by<storage_policy_type, std::size_t, std::size_t>>)
+        return policies.layers.open(of, owned_blocks(returning(policies.storage), blocks_codec(policies.codec)));
+    else
+        return policies.layers.open(of);
+}
+
+// Whether the codec of blocks in the cache's memory writes single rows.
+template <class Layers>
+inline constexpr bool writes_blocks_by_row = true;
+template <class Layers>
+    requires requires {
+        typename Layers::memory_type::codec_type;
+    }
+inline constexpr bool writes_blocks_by_row<Layers> = row_writer<typename Layers::memory_type::codec_type>;
+
+// Whether a cache of layer groups can be opened. Errors: those of layers::grouped; out_of_range, for a group whose
+// blocks its codec cannot have.
+template <class Core, class Layers>
+[[nodiscard]] result<void> check_layers(const Layers& layers, const cache_limits& limit) {
+    using blocks = typename Core::layers_type;
+    if (auto right = layers.check(limit, blocks::owned); !right)
+        return right;
+    for (std::size_t group = 0; group < layers.layout.groups.size(); ++group)
+        if constexpr (blocks::owned)
+            if (layers.layout.groups[group].has_rows() && group != layers.paged() &&
+                !has_pages_of<typename blocks::memory_type::codec_type>(layers.layout.shape(group)))
+                return error{error_code::out_of_range, joined({"groups[", std::to_string(group), "]"}),
+                             shape_rule<typename blocks::memory_type::codec_type>};
+    return {};
+}
+
 // By group: the bytes of a block.
 template <class Layers, class Codec>
 [[nodiscard]] std::vector<std::size_t> block_bytes_of(const Layers& layers, const Codec& codec) {
@@ -8671,13 +8939,14 @@ template <class Layers, class Codec>
         const auto& of = layers.layout.groups[group];
         const std::size_t own = group < layers.block_bytes.size() ? layers.block_bytes[group] : 0;
         bytes.push_back(own > 0         ? own
-                        : of.has_rows() ? codec.open(layers.layout.shape(group)).page_bytes()
+                        : of.has_rows() ? blocks_codec(codec).open(layers.layout.shape(group)).page_bytes()
                                         : of.state_bytes);
     }
     return bytes;
 }
 
-// The number of pages within a limit. Pages without a full group hold nothing; there are sixteen for each block.
+// The number of pages within a limit. Pages without a full group hold nothing; there are sixteen for each block. An
+// opaque state counts as 64 KiB for this.
 template <class Layers, class Codec>
 [[nodiscard]] std::size_t pages_in(cache_limits limit, [[maybe_unused]] const Layers& layers,
                                    [[maybe_unused]] const Codec& codec, std::size_t page_bytes) {
@@ -8688,6 +8957,8 @@ template <class Layers, class Codec>
             std::size_t all = page_bytes;
             for (const std::size_t bytes : block_bytes_of(layers, codec))
                 all += bytes / 16;
+            for (const auto& group : layers.layout.groups)
+                all += group.opaque ? 4096 : 0;
             page_bytes = all;
         }
     }
@@ -8708,16 +8979,20 @@ template <class Pages, class Policies, class Codec>
     require(of.pages > 0, "a cache's limit is at least one page");
     if constexpr (Pages::grouped) {
         of.bytes = config.limit.bytes;
-        const auto block_bytes = block_bytes_of(policies.layers, policies.codec);
-        auto blocks = policies.layers.open({.pages = of.pages, .bytes = of.bytes, .block_bytes = block_bytes});
+        const auto sizes = block_bytes_of(policies.layers, policies.codec);
+        auto blocks = open_layers(policies, {.pages = of.pages, .bytes = of.bytes, .block_bytes = sizes});
         of.blocks = blocks.slots() - of.pages;
-        return Pages(of, id, policies, std::move(blocks));
+        Policies shared = policies;
+        shared.storage = returning(policies.storage);
+        return Pages(of, id, shared, std::move(blocks));
     } else {
         return Pages(of, id, policies);
     }
 }
 
-}}} // namespace kvcache::detail
+} // namespace detail
+
+}} // namespace kvcache
 
 // ---- kvcache/cache/page_pool.hpp ----------------------------------------------------------------------------------
 
@@ -9367,9 +9642,8 @@ public:
         while (tenants_.full(tenant))
             if (!evict_any(tenant))
                 return std::nullopt;
-        while (pool_.free().size() < residual_.aside() + 1 || !fits(page_bytes_))
-            if (!make_room(tenant))
-                return std::nullopt;
+        if (!make_free(residual_.aside() + 1, page_bytes_, tenant))
+            return std::nullopt;
         auto page = pool_.take();
         if (!page && make_room(tenant))
             page = pool_.take();
@@ -9381,13 +9655,9 @@ public:
         return page;
     }
 
-    /// Evicts until `pages` pages are free. Returns false if nothing more is evictable.
-    [[nodiscard]] bool keep_free(std::size_t pages) {
-        while (pool_.free().size() < pages)
-            if (!make_room(0))
-                return false;
-        return true;
-    }
+    /// Evicts until `pages` pages are free, and what is set aside for residual rows. Returns false if nothing more is
+    /// evictable.
+    [[nodiscard]] bool keep_free(std::size_t pages) { return make_free(pages, 0, 0); }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
 
@@ -9487,9 +9757,11 @@ public:
 
     [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
     [[nodiscard]] const Layers& blocks() const noexcept { return blocks_; }
-    /// Bytes that can be had: free ones, and those of evictable pages and blocks.
+    /// Bytes that can be had: free ones, and those of evictable pages and blocks, minus those set aside for residual
+    /// rows.
     [[nodiscard]] std::size_t available_bytes() const noexcept {
-        return blocks_.budget() - blocks_.used() + evictable_ * page_bytes_ + blocks_.idle();
+        const std::size_t all = blocks_.budget() - blocks_.used() + evictable_ * page_bytes_ + blocks_.idle();
+        return all - std::min(all, residual_.aside() * page_bytes_);
     }
     /// Whether the entry of a block that no sequence uses is ranked.
     [[nodiscard]] bool ranks_block(std::size_t pool, page_id page) const noexcept {
@@ -9500,36 +9772,40 @@ public:
         if (blocks_.cover(pool, page))
             eviction_.unrank(blocks_.entry(pool, page));
     }
-    /// One sequence less. Without any the block becomes evictable if its page is in the index, and free otherwise.
-    void uncover(std::size_t pool, page_id page) noexcept {
+    /// One sequence less. Without any the block becomes evictable if it is to stay and its page is in the index, and
+    /// free otherwise.
+    void uncover(std::size_t pool, page_id page, bool stays) noexcept {
         const std::uint32_t block = blocks_.block(pool, page);
         const bool idle = blocks_.uncover(pool, page);
         const auto owner = blocks_.owner(pool, block);
         if (owner != page && blocks_.covers(pool, page) == 0)
             blocks_.detach(pool, page);
-        if (owner && (idle ? !rank_block(pool, *owner) : blocks_.covers(pool, *owner) == 0 && !index_.contains(*owner)))
+        if (owner && (idle ? !(stays && rank_block(pool, *owner))
+                           : blocks_.covers(pool, *owner) == 0 && !index_.contains(*owner)))
             blocks_.detach(pool, *owner);
     }
-    /// The same for a block whose content was never committed: it is not known to others.
+    void note_branch(page_id page) noexcept { blocks_.note_branch(page); }
+    /// A block that no sequence uses is evicted before all others.
+    void make_stale(std::size_t pool, page_id page) noexcept {
+        if (blocks_.has(pool, page) && ranks_block(pool, page))
+            blocks_.make_stale(pool, page);
+    }
+    /// One sequence less uses a block whose content was never committed: it is not known to others.
     void discard_block(std::size_t pool, page_id page) noexcept {
         static_cast<void>(blocks_.uncover(pool, page));
         if (blocks_.covers(pool, page) == 0)
             blocks_.detach(pool, page);
     }
-    /// Gives a page a block that one sequence uses. Evicts if none is free, or its bytes are not. Returns false if
-    /// nothing is evictable.
-    [[nodiscard]] bool allocate_block(std::size_t pool, page_id page, std::uint32_t tenant) {
+    /// Gives a page a block of so many bytes that one sequence uses. Evicts if none is free, or its bytes are not.
+    /// Returns false if nothing is evictable.
+    [[nodiscard]] bool allocate_block(std::size_t pool, page_id page, std::uint32_t tenant, std::size_t bytes) {
         const auto of_pool = [&](page_id entry) {
             return index_of(entry) >= pool_.pages() && blocks_.place_of(entry).pool == pool;
         };
         while (blocks_.free_blocks(pool) == 0)
             if (!make_room(tenant, of_pool))
                 return false;
-        while (!blocks_.fits(blocks_.block_bytes(pool)))
-            if (!make_room(tenant))
-                return false;
-        blocks_.take(pool, page);
-        return true;
+        return make_free(0, bytes, tenant) && blocks_.take(pool, page, bytes);
     }
     /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
     [[nodiscard]] bool copy_block(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
@@ -9537,9 +9813,10 @@ public:
     }
 
 private:
+    // Whether so many bytes are free, besides those set aside for residual rows.
     [[nodiscard]] bool fits([[maybe_unused]] std::size_t bytes) const noexcept {
         if constexpr (grouped)
-            return blocks_.fits(bytes);
+            return blocks_.fits(bytes + residual_.aside() * page_bytes_);
         else
             return true;
     }
@@ -9550,6 +9827,7 @@ private:
     void reclaim(page_id page) {
         if constexpr (grouped) {
             forget_blocks(page);
+            blocks_.forget_branch(page);
             blocks_.refund(page_bytes_);
         }
         residual_.drop(page);
@@ -9598,9 +9876,9 @@ private:
     }
     // Ranks a block that no sequence uses any more. Returns false if it cannot stay.
     [[nodiscard]] bool rank_block(std::size_t pool, page_id page) noexcept {
-        return blocks_.keeps(pool) && index_.contains(page) && detail::completes<std::bad_alloc>([&] {
+        return index_.contains(page) && detail::completes<std::bad_alloc>([&] {
                    eviction_.rank_block(index_, blocks_.entry(pool, page), page, blocks_.group(pool),
-                                        blocks_.block_bytes(pool));
+                                        blocks_.bytes_of(pool, blocks_.block(pool, page)));
                });
     }
     // Moves a sequence's use of the blocks in `groups` from its page to another one with the same content, which gets
@@ -9614,7 +9892,7 @@ private:
                 blocks_.share(pool, page, other);
             if (used && had) {
                 cover(pool, other);
-                uncover(pool, page);
+                uncover(pool, page, true);
             } else if (used) {
                 blocks_.pass_on(pool, page, other);
                 if (blocks_.covers(pool, page) == 0)
@@ -9636,10 +9914,27 @@ private:
 
     static constexpr auto any_entry = [](page_id) { return true; };
 
+    // Evicts pages until so many are free, and then anything until so many bytes are.
+    [[nodiscard]] bool make_free(std::size_t pages, std::size_t bytes, std::uint32_t tenant) {
+        while (pool_.free().size() < pages)
+            if (!make_room(tenant, [&](page_id entry) { return !grouped || index_of(entry) < pool_.pages(); }))
+                return false;
+        while (!fits(bytes))
+            if (!make_room(tenant))
+                return false;
+        return true;
+    }
     // Evicts an entry for which `wanted` holds, to make room for one of a tenant; 0 for any.
     template <class Wanted = decltype(any_entry)>
     [[nodiscard]] bool make_room(std::uint32_t tenant, const Wanted& wanted = any_entry) {
         const auto from = tenants_.source(tenant);
+        if constexpr (grouped)
+            for (std::size_t pool = 0; from && pool < blocks_.size(); ++pool)
+                if (const auto stale = blocks_.stalest(pool);
+                    stale && wanted(*stale) && (*from == 0 || tenants_.owns(*from, page_of(*stale)))) {
+                    evict_entry(*stale);
+                    return true;
+                }
         return from && evict_any(*from, wanted);
     }
 
@@ -9840,6 +10135,7 @@ struct row_demand {
     std::size_t fresh = 0;            ///< Pages after it.
     std::size_t max_batch_tokens = 0; ///< Rows that are written and attended at a time.
     std::size_t pages = 0;            ///< Pages in all, with those set aside for residual rows.
+    bool whole = false;               ///< See reserve_options.
 };
 
 /// In place of residual_leases, where a codec writes row by row: every row of a page can be continued.
@@ -9986,14 +10282,15 @@ public:
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
         if constexpr (grouped)
-            if (auto room = groups_.check(wanted, codec.page_bytes()); !room) {
+            if (auto room = groups_.check(state, wanted, state.tokens.size() + rows, codec.page_bytes()); !room) {
                 pages_.emit({event_kind::refused, 0, rows, wanted.pages});
                 return room;
             }
         state.reserve(wanted.fresh, rows, pages_.keeps_duplicates());
         if constexpr (row_writer<Codec> || page_writer<Codec>)
-            state.lease.written.begin(rows, pages_.shape().layers);
+            state.lease.written.begin(rows, written_layers());
         state.lease.begin(rows, state.table, state.open_rows(page_tokens_).has_value());
+        state.lease.whole = options.whole;
         detail::scope_guard undone([&] { undo(state); });
         if (!take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.max_batch_tokens)) {
             undo(state);
@@ -10018,7 +10315,7 @@ public:
 
     /// What a reservation of `rows` rows would take now. Cost: O(1).
     [[nodiscard]] row_demand demand(const sequence_state& state, std::size_t rows, reserve_options options) const {
-        row_demand made;
+        row_demand made{.whole = options.whole};
         const auto open_rows = state.open_rows(page_tokens_);
         made.used = open_rows.value_or(static_cast<std::uint32_t>(page_tokens_));
         made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
@@ -10094,14 +10391,21 @@ public:
     /// The same for rows that were not computed here.
     void commit_unmeasured(sequence_state& state, std::span<const token_id> tokens) {
         state.tokens.append(tokens);
-        if constexpr (grouped)
+        if constexpr (grouped) {
+            state.running.commit(tokens.size(), state.lease.rows);
             groups_.drop_snapshots(state, state.tokens.size());
+            if (state.lease.whole) // before pages without blocks become those of others, which have some
+                groups_.follow(state);
+        }
         if (state.lease.has_copied_tail(state.table)) {
             if (tokens.empty())
                 std::swap(state.lease.tail_before->page, state.table[state.lease.pages_before - 1].page);
             drop_tail(state.lease.tail_before->page);
         }
         const std::size_t kept = residual_.finalize(state);
+        if constexpr (grouped)
+            if (kept < state.tokens.size())
+                state.running.forget();
         end_lease(state);
         cut(state, kept);
         publish(state);
@@ -10116,8 +10420,10 @@ public:
     void undo(sequence_state& state) noexcept {
         if (!state.lease.open)
             return;
-        if constexpr (grouped)
+        if constexpr (grouped) {
             groups_.drop_snapshots(state, state.tokens.size());
+            state.running.rollback();
+        }
         drop_pages(state, state.lease.pages_before);
         if (state.lease.has_copied_tail(state.table))
             drop_tail(state.table.back().page);
@@ -10149,7 +10455,22 @@ public:
         return detail::check_pages(pages_, holders.held(), page_tokens_);
     }
 
+    /// The first layer of the cache's pages, among the layers whose rows are written.
+    [[nodiscard]] std::size_t first_layer() const noexcept {
+        if constexpr (grouped)
+            return pages_.blocks().first_layer(pages_.blocks().paged().value_or(0));
+        else
+            return 0;
+    }
+
 private:
+    [[nodiscard]] std::size_t written_layers() const noexcept {
+        if constexpr (grouped)
+            return pages_.blocks().first_layer(pages_.blocks().layout().groups.size());
+        else
+            return pages_.shape().layers;
+    }
+
     // Appends `rows` rows, in the last page and in new ones. If the last page is shared it is copied first. Returns
     // false if the storage refuses, with some pages appended. Requires: the table has capacity for them.
     template <class Codec>
@@ -10166,7 +10487,7 @@ private:
             state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
             after -= count;
             if constexpr (grouped)
-                if (!groups_.extend(*page, state.tenant))
+                if (!groups_.extend(state, *page))
                     return false;
         }
         return true;
@@ -10181,7 +10502,7 @@ private:
         if (!pages_.pool().copy(codec, shared, *own, rows))
             return false;
         if constexpr (grouped)
-            if (!groups_.copy_tail(shared, *own, rows, state.tenant))
+            if (!groups_.copy_tail(state, shared, *own, rows))
                 return false;
         const page_id pair[] = {shared, *own};
         pages_.emit({event_kind::copied, rows, 0, 1, pair});
@@ -10348,7 +10669,7 @@ public:
     using recompute_type = opened<decltype(Policies::recompute), page_shape>;
     using tier_type = opened<decltype(Policies::tier)>;
     using locking_type = typename decltype(Policies::locking)::state;
-    using layers_type = opened<decltype(Policies::layers), layers_capacity>;
+    using layers_type = decltype(detail::open_layers(std::declval<const Policies&>(), layers_capacity{}));
     using page_manager_type = page_manager<storage_type, opened<decltype(Policies::hash), identity>, index_type,
                                            opened<decltype(Policies::eviction), eviction_capacity>,
                                            opened<decltype(Policies::observer)>, page_writer<codec_type>, layers_type>;
@@ -10358,16 +10679,20 @@ public:
     static constexpr bool has_tier = !std::same_as<tier_type, tier::none::state>;
     static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
     static constexpr bool grouped = layers_type::several;
+    static constexpr bool owns_blocks = grouped && host_storage_state<storage_type>;
     static_assert(
         requires { sizeof(tier_client<tier_type>); }, "a cache with a tier needs <kvcache/tier.hpp>");
     static_assert(device_codec_state<codec_type> == device_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
     static_assert(
-        !grouped || requires(const storage_type memory) { memory.follows_moves(); },
-        "layer groups are in external memory: storage::external");
-    static_assert(!grouped || !(has_tier || chunk_index_state<index_type>),
-                  "layer groups go with neither a tier nor chunks");
+        !grouped || host_storage_state<storage_type> || requires(const storage_type memory) { memory.follows_moves(); },
+        "layer groups are in memory that the host can read, or in storage::external");
+    static_assert(
+        detail::writes_blocks_by_row<layers_type>,
+        "the blocks of layer groups have a codec that writes row by row: f32 or row_major, or codec::by_group "
+        "with one of them for blocks");
+    static_assert(!grouped || !chunk_index_state<index_type>, "layer groups do not go with chunks");
     static_assert(
         !grouped || requires { sizeof(group_leases<page_manager_type>); },
         "layer groups need <kvcache/layer_groups.hpp>");
@@ -10377,7 +10702,7 @@ public:
     cache_core(cache_config config, Policies policies)
         : shape_(checked(detail::shape_of(config.shape, policies.layers))),
           codec_(policies.codec.open(shape_)),
-          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_, policies.layers)),
+          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_, policies)),
           pages_(detail::open_pages<page_manager_type>(config, policies, codec_, shape_, identity_)),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, residual_window_of(codec_)),
@@ -10450,9 +10775,11 @@ public:
         known->tokens.assign(tokens.first(found.tokens));
         known->add_pages(found.pages, found.tokens, shape_.tokens);
         std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
-        if constexpr (grouped)
+        if constexpr (grouped) {
+            sequences_.groups().note(found);
             kept = made.limit(
                 sequences_.groups().limit(found.pages, options.plans ? first_computed(kept, tokens.size()) : kept));
+        }
         known->tokens.truncate(kept);
         known->drop_entries(known->cut(kept));
         made.cached_tokens = kept;
@@ -10650,15 +10977,11 @@ public:
 
     // Layer groups.
 
-    [[nodiscard]] std::vector<std::int32_t> blocks(const sequence_state& state, std::size_t group,
-                                                   std::int32_t null) const requires grouped {
+    /// Calls `f` with the blocks that sequences use.
+    template <class F>
+    auto groups(F&& f) requires grouped {
         const lock_guard guard(lock_);
-        return sequences_.groups().table(state, group, null);
-    }
-    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group,
-                                                 std::size_t tokens) requires grouped {
-        const lock_guard guard(lock_);
-        return sequences_.groups().snapshot(state, group, tokens);
+        return f(sequences_.groups());
     }
 
     // The whole cache.
@@ -10756,7 +11079,7 @@ private:
                                     " tokens are being computed, and ", std::to_string(known), " are cached"})};
             }
         }
-        const auto rest = tokens.subspan(known);
+        const auto rest = tokens.subspan(known, std::min(tokens.size() - known, options.rows));
         state.lease.prompt.reserve(rest.size());
         if (auto reserved = sequences_.reserve(state, codec_, rest.size(), {options.max_batch_tokens}); !reserved)
             return reserved.error();
@@ -12086,26 +12409,31 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 /// Allocates pages from a memory resource on first use, cache-line aligned and zeroed, and keeps them until the cache
 /// closes. A large capacity is allocated in slabs of adjacent pages, on huge pages where the system has them. A slab is
 /// at most an eighth of the capacity, so memory that is never needed is never allocated. If a slab cannot be allocated,
-/// its pages are allocated one by one.
+/// its pages are allocated one by one. A cache of layer groups gives the memory of each freed page back.
 struct heap {
     using role = storage_role;
     pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
     bool zeroed = false; ///< Whether the resource returns zeroed memory, so that pages are not cleared here.
+    /// Whether the memory of a freed page is kept for the next one. If not, pages are allocated one by one, and freed.
+    bool keep = true;
 
     class state {
     public:
-        state(pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
-            : resource_(resource),
-              zeroed_(zeroed),
+        /// `how` has a resource.
+        state(const heap& how, std::size_t pages, std::size_t page_bytes)
+            : resource_(how.resource),
+              zeroed_(how.zeroed),
+              keep_(how.keep),
               page_bytes_(page_bytes),
               stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
-              slab_pages_(pages_a_slab(pages, stride_)),
+              slab_pages_(keep_ ? pages_a_slab(pages, stride_) : 0),
               pages_(pages, nullptr),
               slabs_(slab_pages_ == 0 ? 0 : (pages + slab_pages_ - 1) / slab_pages_) {}
 
         state(state&& other) noexcept
             : resource_(other.resource_),
               zeroed_(other.zeroed_),
+              keep_(other.keep_),
               page_bytes_(other.page_bytes_),
               stride_(other.stride_),
               slab_pages_(other.slab_pages_),
@@ -12114,6 +12442,7 @@ struct heap {
         state& operator=(state&& other) noexcept {
             std::swap(resource_, other.resource_);
             std::swap(zeroed_, other.zeroed_);
+            std::swap(keep_, other.keep_);
             std::swap(page_bytes_, other.page_bytes_);
             std::swap(stride_, other.stride_);
             std::swap(slab_pages_, other.slab_pages_);
@@ -12143,7 +12472,10 @@ struct heap {
             return true;
         }
 
-        void release(page_id) noexcept {}
+        void release(page_id page) noexcept {
+            if (!keep_)
+                resource_->deallocate(std::exchange(pages_[index_of(page)], nullptr), page_bytes_, line_bytes);
+        }
 
         [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
             return {static_cast<std::byte*>(pages_[index_of(page)]), page_bytes_};
@@ -12192,6 +12524,7 @@ struct heap {
 
         pmr::memory_resource* resource_;
         bool zeroed_; // whether the resource returns zeroed memory
+        bool keep_;   // whether freed pages keep their memory
         std::size_t page_bytes_;
         std::size_t stride_;     // distance between pages of a slab, in bytes
         std::size_t slab_pages_; // 0: pages are allocated one by one
@@ -12200,9 +12533,12 @@ struct heap {
     };
 
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
-        if (resource == nullptr)
-            return {zeroed_memory::shared(), true, pages, page_bytes};
-        return {resource, zeroed, pages, page_bytes};
+        heap how = *this;
+        if (resource == nullptr) {
+            how.resource = zeroed_memory::shared();
+            how.zeroed = true;
+        }
+        return {how, pages, page_bytes};
     }
 };
 
@@ -12542,8 +12878,8 @@ template <class Wanted, class... Given>
 template <class Cache, class Codec, class Storage, class Layers>
 [[nodiscard]] result<void> check_config(const cache_config& config, const Codec& codec,
                                         [[maybe_unused]] const Storage& storage, const Layers& layers) {
-    if constexpr (requires { layers.check(config.limit); })
-        if (auto right = layers.check(config.limit); !right)
+    if constexpr (requires { layers.layout; })
+        if (auto right = check_layers<typename Cache::core_type>(layers, config.limit); !right)
             return right;
     const page_shape shape = shape_of(config.shape, layers);
     if (!has_pages_of<typename Cache::codec_type>(shape))
@@ -12675,6 +13011,28 @@ template <
 // The cache alone, with the standard policy of every role: pages, index, sequences, leases.
 // Needs xxHash, and no Eigen, no xsimd, no compiler flag, no exceptions and no RTTI. A policy has a header of its own,
 // <kvcache/eviction/s3_fifo.hpp>; all of a role are in <kvcache/eviction/all.hpp>.
+
+// ---- kvcache/codec/by_group.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
+
+/// One format for the cache's pages, which are those of the first full group, and another for the blocks of the other
+/// layer groups: for example full attention in int8, and windows in float32. Only with layers::grouped. Codecs of
+/// blocks write row by row.
+template <codec_policy Pages, codec_policy Blocks>
+struct by_group {
+    using role = codec_role;
+    Pages pages = {};   ///< Of the first full group.
+    Blocks blocks = {}; ///< Of the others.
+
+    [[nodiscard]] auto open(page_shape shape) const { return pages.open(shape); }
+};
+template <class Pages, class Blocks>
+by_group(Pages, Blocks) -> by_group<Pages, Blocks>;
+
+static_assert(codec_policy<by_group<f32, f32>>);
+
+}}} // namespace kvcache::codec
 
 // ---- kvcache/codec/quantized_pages.hpp ----------------------------------------------------------------------------
 
@@ -16566,15 +16924,16 @@ struct layer_group {
     std::uint32_t head_dim = 0;
     std::uint32_t window = 0;    ///< Tokens that a query reads, its own included; 0 for all.
     std::size_t state_bytes = 0; ///< Bytes of a state of all its layers together, for layers that keep one.
+    bool opaque = false;         ///< Its state is a blob of bytes, as many as each snapshot says.
     std::optional<std::uint32_t> alias_of = {}; ///< The group whose keys and values its layers read.
 
     friend bool operator==(const layer_group&, const layer_group&) = default;
 
     [[nodiscard]] group_kind kind() const noexcept {
-        return alias_of          ? group_kind::alias
-               : state_bytes > 0 ? group_kind::state
-               : window > 0      ? group_kind::window
-                                 : group_kind::full;
+        return alias_of                    ? group_kind::alias
+               : opaque || state_bytes > 0 ? group_kind::state
+               : window > 0                ? group_kind::window
+                                           : group_kind::full;
     }
     /// Whether it keeps keys and values.
     [[nodiscard]] bool has_rows() const noexcept { return kind() == group_kind::full || kind() == group_kind::window; }
@@ -16589,21 +16948,21 @@ struct layer_group {
 struct layer_group_stats {
     std::string name = {};       ///< As cache_layout::name_of has it.
     group_kind kind = {};        ///< Of the first full group the blocks are the cache's pages.
-    std::size_t block_bytes = 0; ///< Bytes of a block.
+    std::size_t block_bytes = 0; ///< Bytes of a block; 0 for opaque states, whose sizes differ.
     std::size_t blocks = 0;      ///< Number of blocks that the cache may have, if no other group takes their bytes.
     std::size_t in_use = 0;      ///< Blocks that sequences use, each counted once however many share it.
     std::size_t evictable = 0;   ///< Blocks that no sequence uses, cached for the next match.
+    std::size_t bytes = 0;       ///< Bytes of both.
 
-    [[nodiscard]] std::size_t bytes() const noexcept { return (in_use + evictable) * block_bytes; }
     friend bool operator==(const layer_group_stats&, const layer_group_stats&) = default;
 };
 
 /// The occupancy of a layer group in one line. An alias has no blocks of its own.
 [[nodiscard]] inline std::string describe(const layer_group_stats& of) {
-    if (of.block_bytes == 0)
+    if (of.kind == group_kind::alias)
         return of.name + ": the blocks of another group";
-    return detail::joined({of.name, ": ", std::to_string(of.in_use), " blocks of ", std::to_string(of.block_bytes),
-                           " bytes in use, ", std::to_string(of.evictable), " evictable"});
+    return detail::joined({of.name, ": ", std::to_string(of.in_use), " blocks in use, ", std::to_string(of.evictable),
+                           " evictable, ", std::to_string(of.bytes), " bytes in all"});
 }
 
 /// What the layers of a model keep of a sequence: groups of layers, in pages of equally many tokens.
@@ -16644,6 +17003,8 @@ struct cache_layout {
                 words += detail::joined({" of ", std::to_string(of.kv_heads), " x ", std::to_string(of.head_dim)});
             if (of.window > 0)
                 words += detail::joined({", window of ", std::to_string(of.window)});
+            if (of.opaque)
+                words += ", opaque state";
             if (of.state_bytes > 0)
                 words += detail::joined({", state of ", std::to_string(of.state_bytes), " bytes"});
             if (of.alias_of)
@@ -16671,8 +17032,8 @@ struct cache_layout {
             const std::string field = detail::joined({"groups[", std::to_string(i), "]"});
             if (of.layers == 0)
                 return wrong(field, "a group has at least one layer");
-            if ((of.alias_of.has_value()) + (of.state_bytes > 0) + (of.window > 0) > 1)
-                return wrong(field, "a group has a window, or a state, or is an alias");
+            if ((of.alias_of.has_value()) + of.opaque + (of.state_bytes > 0) + (of.window > 0) > 1)
+                return wrong(field, "a group has a window, or a state, or an opaque state, or is an alias");
             if (of.alias_of && (*of.alias_of >= i || !groups[*of.alias_of].has_rows()))
                 return wrong(field, "an alias names an earlier group that keeps keys and values");
             if (of.has_rows() && !shape(i).valid())
@@ -16686,7 +17047,8 @@ struct cache_layout {
     }
 
     /// Bytes that a group holds for one sequence of `length` tokens, whole pages, with numbers of `number_bytes` bytes.
-    /// A window holds the pages that the next query reads, a state group one state.
+    /// A window holds the pages that the next query reads, a state group one state; of an opaque one they are unknown,
+    /// and 0 here.
     [[nodiscard]] std::uint64_t bytes(std::size_t group, std::size_t length, std::size_t number_bytes) const {
         const layer_group& of = groups[group];
         if (of.kind() == group_kind::alias)
@@ -16779,6 +17141,12 @@ public:
         return limit(tokens, [&](std::size_t entry) { return state.table[entry].page; }).tokens;
     }
 
+    /// Notes where a prompt ends or parts from a cached one: later prompts that do so need the windows there.
+    void note(const index_match& found) noexcept {
+        if (found.end != match_end::unknown && !found.pages.empty())
+            pages_.note_branch(found.pages.back());
+    }
+
     /// Makes room for what a sequence notes. Throws: bad_alloc.
     void prepare(sequence_state& state) const {
         state.group_first.assign(blocks().size(), 0);
@@ -16792,6 +17160,7 @@ public:
     }
     /// The same after the sequence was shortened.
     void begin_again(sequence_state& state) noexcept {
+        state.running.forget();
         end_snapshots(state, 0);
         follow(state);
         use_snapshots(state);
@@ -16803,9 +17172,14 @@ public:
                 continue;
             std::size_t& first = state.group_first[pool];
             const std::size_t wanted = blocks().first_entry(pool, state.tokens.size());
+            const std::size_t margin = blocks().stale_distance(pool);
             for (; first < wanted; ++first)
-                if (first < state.table.size())
-                    pages_.uncover(pool, state.table[first].page);
+                if (first < state.table.size()) {
+                    // of a whole lease, it may have no block
+                    leave(pool, state.table[first].page, blocks().keeps_released());
+                    if (first >= margin && !parts(state, first - margin, first))
+                        pages_.make_stale(pool, state.table[first - margin].page);
+                }
             for (; first > wanted; --first)
                 if (first <= state.table.size())
                     pages_.cover(pool, state.table[first - 1].page);
@@ -16827,13 +17201,17 @@ public:
                 leave(pool, page);
     }
 
-    /// The bytes and blocks of a reservation. Errors: out_of_memory, with what is missing.
-    [[nodiscard]] result<void> check(const row_demand& wanted, std::size_t page_bytes) const {
-        const std::size_t fresh = wanted.fresh + (wanted.copies ? 1 : 0);
+    /// The bytes and blocks of a reservation, after which the sequence has `tokens` tokens. Errors: out_of_memory, with
+    /// what is missing.
+    [[nodiscard]] result<void> check(const sequence_state& state, const row_demand& wanted, std::size_t tokens,
+                                     std::size_t page_bytes) const {
         std::size_t bytes = wanted.pages * page_bytes;
         for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
             if (blocks().is_state(pool))
                 continue;
+            const std::size_t end = state.table.size() + wanted.fresh, begin = end - wanted.fresh;
+            const std::size_t first = wanted.whole ? std::max(begin, blocks().first_entry(pool, tokens)) : begin;
+            const std::size_t fresh = end - std::min(first, end) + (wanted.copies ? 1 : 0);
             bytes += fresh * blocks().block_bytes(pool);
             if (fresh > blocks().available_blocks(pool))
                 return error{error_code::out_of_memory,
@@ -16849,17 +17227,19 @@ public:
                                          std::to_string(blocks().budget()), " can be had"})};
         return {};
     }
-    /// Takes the window blocks of a page that was appended. Returns false if there is no room.
-    [[nodiscard]] bool extend(page_id page, std::uint32_t tenant) {
+    /// Takes the window blocks of the page that was appended to a table, or copied for its last entry. Returns false if
+    /// there is no room.
+    [[nodiscard]] bool extend(const sequence_state& state, page_id page) {
         for (std::size_t pool = 0; pool < blocks().size(); ++pool)
-            if (!blocks().is_state(pool) && !pages_.allocate_block(pool, page, tenant))
+            if (takes(state, pool, state.table.size() - 1) &&
+                !pages_.allocate_block(pool, page, state.tenant, blocks().block_bytes(pool)))
                 return false;
         return true;
     }
     /// Copies the window blocks of a shared page to those of its copy. Returns false if there is no room, or the host
     /// could not copy.
-    [[nodiscard]] bool copy_tail(page_id shared, page_id own, std::size_t rows, std::uint32_t tenant) {
-        if (!extend(own, tenant))
+    [[nodiscard]] bool copy_tail(const sequence_state& state, page_id shared, page_id own, std::size_t rows) {
+        if (!extend(state, own))
             return false;
         for (std::size_t pool = 0; pool < blocks().size(); ++pool)
             if (!blocks().is_state(pool) && !pages_.copy_block(pool, shared, own, rows))
@@ -16891,6 +17271,7 @@ public:
             of.blocks = all;
             of.in_use = all - pages_.pool().free().size() - idle;
             of.evictable = idle;
+            of.bytes = (of.in_use + idle) * of.block_bytes;
         }
         for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
             layer_group_stats& of = made[blocks().group(pool)];
@@ -16898,6 +17279,7 @@ public:
             of.blocks = blocks().blocks(pool);
             of.in_use = of.blocks - blocks().available_blocks(pool);
             of.evictable = blocks().available_blocks(pool) - blocks().free_blocks(pool);
+            of.bytes = blocks().held_bytes(pool);
         }
         return made;
     }
@@ -16916,8 +17298,8 @@ public:
         const auto show = [&](std::size_t entry) {
             made[entry] = static_cast<std::int32_t>(blocks().block(pool, state.table[entry].page));
         };
-        if (!blocks().is_state(pool))
-            for (std::size_t entry = state.group_first[pool]; entry < made.size(); ++entry)
+        for (std::size_t entry = state.group_first[pool]; entry < made.size(); ++entry)
+            if (takes(state, pool, entry))
                 show(entry);
         for (const sequence_state::snapshot& one : state.snapshots)
             if (one.pool == pool)
@@ -16925,24 +17307,71 @@ public:
         return made;
     }
 
-    /// A block for the state of a group after `tokens` tokens, which the open lease of the sequence computes. Errors:
-    /// out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the tokens end a page, in the lease.
-    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group, std::size_t tokens) {
+    /// The table of a group's blocks, where the cache owns them: an entry without one has the page `no_block`. Returns
+    /// whether the blocks are the cache's pages. Throws: bad_alloc.
+    [[nodiscard]] bool entries(const sequence_state& state, std::size_t group, std::vector<page_entry>& into) const {
+        into.assign(state.table.begin(), state.table.end());
+        const std::size_t keeper = blocks().keeper_of(group);
+        if (keeper == blocks().paged())
+            return true;
+        const std::size_t pool = blocks().pool_of(keeper);
+        require(!blocks().is_state(pool), "a group that attention reads keeps keys and values");
+        for (std::size_t entry = 0; entry < into.size(); ++entry)
+            into[entry].page = entry >= state.group_first[pool] && takes(state, pool, entry)
+                                   ? page_id{blocks().block(pool, state.table[entry].page)}
+                                   : no_block;
+        return false;
+    }
+    static constexpr page_id no_block{static_cast<std::uint32_t>(-1)};
+
+    /// The memory of a state block.
+    [[nodiscard]] std::span<std::byte> state_bytes(std::size_t group, std::uint32_t block) const {
+        const std::size_t pool = blocks().pool_of(group);
+        require(blocks().is_state(pool) && block < blocks().blocks(pool) && blocks().holders(pool, block) > 0,
+                "a state is of a group that has one, and of a block that a sequence uses");
+        return blocks().memory().bytes(pool, block);
+    }
+    /// The state of a group after the last token of a sequence: the one that its last lease left, or a snapshot that it
+    /// uses; empty if there is neither.
+    [[nodiscard]] std::span<const std::byte> last_state(const sequence_state& state, std::size_t group) const {
+        const std::size_t pool = blocks().pool_of(group);
+        if (const auto running = state.running.last(); !running.empty())
+            return running.subspan(running_bytes(pool), blocks().block_bytes(pool));
+        for (const sequence_state::snapshot& one : state.snapshots)
+            if (one.pool == pool && (one.entry + 1) * page_tokens_ == state.tokens.size())
+                return state_bytes(group, blocks().block(pool, state.table[one.entry].page));
+        return {};
+    }
+
+    /// Memory for the state of a group after the rows of a sequence's lease. Throws: bad_alloc.
+    [[nodiscard]] std::span<std::byte> next_state(sequence_state& state, std::size_t group) const {
+        const std::size_t pool = blocks().pool_of(group);
+        require(blocks().is_state(pool) && !blocks().description(pool).opaque, "a state that runs has a size");
+        return state.running.next(running_bytes(blocks().size()))
+            .subspan(running_bytes(pool), blocks().block_bytes(pool));
+    }
+
+    /// A block for the state of a group after `tokens` tokens, which the open lease of the sequence computes. `bytes`:
+    /// of an opaque state. Errors: out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the tokens end
+    /// a page, in the lease.
+    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group, std::size_t tokens,
+                                                 std::size_t bytes) {
         const std::size_t pool = blocks().pool_of(group);
         require(blocks().is_state(pool), "a snapshot is of a group that has a state");
+        require(blocks().description(pool).opaque == (bytes > 0), "a snapshot of an opaque state says its bytes");
         const std::size_t entry = tokens / page_tokens_ - 1;
         const page_id page = state.table[entry].page;
         for (const sequence_state::snapshot& one : state.snapshots)
             if (one.pool == pool && one.entry == entry)
                 return blocks().block(pool, page);
         state.snapshots.reserve(state.snapshots.size() + 1);
+        const std::size_t wanted = bytes > 0 ? bytes : blocks().block_bytes(pool);
         if (blocks().has(pool, page))
             pages_.cover(pool, page);
-        else if (!pages_.allocate_block(pool, page, state.tenant))
+        else if (!pages_.allocate_block(pool, page, state.tenant, wanted))
             return error{error_code::out_of_memory,
                          detail::joined({"groups[", std::to_string(blocks().group(pool)), "]"}),
-                         detail::joined({"there is no room for a state of ", std::to_string(blocks().block_bytes(pool)),
-                                         " bytes"})};
+                         detail::joined({"there is no room for a state of ", std::to_string(wanted), " bytes"})};
         state.snapshots.push_back({pool, entry});
         return blocks().block(pool, page);
     }
@@ -16958,9 +17387,28 @@ public:
     void end_snapshots(sequence_state& state, std::size_t tokens) noexcept {
         for (std::size_t i = state.snapshots.size(); i-- > 0;)
             if (const auto one = state.snapshots[i]; (one.entry + 1) * page_tokens_ > tokens) {
-                pages_.uncover(one.pool, state.table[one.entry].page);
+                pages_.uncover(one.pool, state.table[one.entry].page, true);
                 state.snapshots.erase(state.snapshots.begin() + static_cast<std::ptrdiff_t>(i));
             }
+    }
+
+    /// Uses the blocks of pages [first, end) of a sequence that a query after them reads, as snapshots, until `unpin`:
+    /// of a state group all. Throws: bad_alloc.
+    void pin(sequence_state& state, std::size_t first, std::size_t end) {
+        state.snapshots.reserve(state.snapshots.size() + blocks().size() * (end - first));
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
+            const std::size_t read = blocks().is_state(pool) ? 0 : blocks().first_entry(pool, end * page_tokens_);
+            for (std::size_t entry = std::max(first, read); entry < end; ++entry)
+                if (blocks().has(pool, state.table[entry].page)) {
+                    pages_.cover(pool, state.table[entry].page);
+                    state.snapshots.push_back({pool, entry});
+                }
+        }
+    }
+    /// Ends the use of all but the first `used` of a sequence's snapshots.
+    void unpin(sequence_state& state, std::size_t used) noexcept {
+        for (; state.snapshots.size() > used; state.snapshots.pop_back())
+            pages_.uncover(state.snapshots.back().pool, state.table[state.snapshots.back().entry].page, true);
     }
 
     // For invariants.
@@ -16975,7 +17423,8 @@ public:
         for (std::size_t pool = 0; pool < blocks().size(); ++pool)
             if (!blocks().is_state(pool)) {
                 for (std::size_t entry = state.group_first[pool]; entry < state.table.size(); ++entry)
-                    ++users[pool][index_of(state.table[entry].page)];
+                    if (takes(state, pool, entry))
+                        ++users[pool][index_of(state.table[entry].page)];
                 if (state.lease.has_copied_tail(state.table))
                     ++users[pool][index_of(state.lease.tail_before->page)];
             }
@@ -17008,9 +17457,9 @@ public:
                 if (sharers[block] > 0 && holders[block] == 0) {
                     if (!owner || sharers[block] != 1 || !pages_.ranks_block(pool, page))
                         return broken(pool, page, "is not used and can never be evicted");
-                    idle += blocks().block_bytes(pool);
+                    idle += blocks().bytes_of(pool, block);
                 }
-                bytes += sharers[block] > 0 ? blocks().block_bytes(pool) : 0;
+                bytes += sharers[block] > 0 ? blocks().bytes_of(pool, block) : 0;
             }
             const auto free = static_cast<std::size_t>(std::count(sharers.begin(), sharers.end(), 0u));
             if (free != blocks().free_blocks(pool))
@@ -17027,6 +17476,14 @@ public:
 private:
     static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
+    // Bytes of the states that run, of the groups before this one.
+    [[nodiscard]] std::size_t running_bytes(std::size_t pool) const noexcept {
+        std::size_t bytes = 0;
+        for (std::size_t i = 0; i < pool; ++i)
+            bytes += blocks().is_state(i) ? blocks().block_bytes(i) : 0;
+        return bytes;
+    }
+
     [[nodiscard]] const auto& blocks() const noexcept { return pages_.blocks(); }
 
     [[nodiscard]] error broken(std::size_t pool, page_id page, const char* how) const {
@@ -17034,6 +17491,19 @@ private:
                 detail::joined({"the block of page ", std::to_string(index_of(page)), " ", how})};
     }
 
+    // Whether prompts part in the entries [first, last] of a sequence.
+    [[nodiscard]] bool parts(const sequence_state& state, std::size_t first, std::size_t last) const noexcept {
+        for (std::size_t entry = first; entry <= last; ++entry)
+            if (blocks().is_branch(state.table[entry].page))
+                return true;
+        return false;
+    }
+    // Whether an entry of a sequence, or of its lease, has a block of a group with rows if it is read at all.
+    [[nodiscard]] bool takes(const sequence_state& state, std::size_t pool, std::size_t entry) const noexcept {
+        return !blocks().is_state(pool) &&
+               (!state.lease.open || !state.lease.whole || entry < state.lease.pages_before ||
+                entry >= blocks().first_entry(pool, state.tokens.size() + state.lease.rows));
+    }
     // Uses the snapshots after the last token of a sequence, if there are any.
     void use_snapshots(sequence_state& state) noexcept {
         if (state.table.empty() || state.tokens.size() % page_tokens_ != 0)
@@ -17044,9 +17514,10 @@ private:
                 state.snapshots.push_back({pool, state.table.size() - 1}); // has room: see prepare
             }
     }
-    void leave(std::size_t pool, page_id page) noexcept {
+    // `stays`: see page_manager::uncover.
+    void leave(std::size_t pool, page_id page, bool stays = true) noexcept {
         if (blocks().has(pool, page) && blocks().covers(pool, page) > 0)
-            pages_.uncover(pool, page);
+            pages_.uncover(pool, page, stays);
     }
 
     // The longest prefix that every group but `skipped` can continue. `last`: the group that shortened it last.
@@ -17087,6 +17558,120 @@ private:
 
 }} // namespace kvcache
 
+// ---- kvcache/layers/host_blocks.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace layers {
+
+/// The blocks of a group.
+struct block_extent {
+    std::size_t blocks = 0;   ///< Number of blocks.
+    std::size_t bytes = 0;    ///< Of a block.
+    std::uint32_t tokens = 0; ///< Rows of a block with keys and values.
+};
+
+/// Blocks of the host's own memory: it copies them, and learns which are freed. `pool` counts the groups with blocks.
+class host_blocks {
+public:
+    static constexpr bool owned = false;
+    using copy_function = std::function<bool(std::size_t group, std::uint32_t from, std::uint32_t to, std::size_t)>;
+    using evict_function = std::function<void(std::size_t group, std::uint32_t block)>;
+
+    host_blocks(copy_function copy, evict_function on_evict) : copy_(std::move(copy)), on_evict_(std::move(on_evict)) {}
+
+    void add(std::size_t group, const layer_group&, const block_extent&) { groups_.push_back(group); }
+    [[nodiscard]] static constexpr bool acquire(std::size_t, std::uint32_t, std::size_t) noexcept { return true; }
+    void release(std::size_t pool, std::uint32_t block) const {
+        if (on_evict_)
+            detail::ignore_exceptions([&] { on_evict_(groups_[pool], block); });
+    }
+    /// Returns false if the host fails.
+    [[nodiscard]] bool copy(std::size_t pool, std::uint32_t from, std::uint32_t to, std::size_t rows) const {
+        bool copied = false;
+        detail::ignore_exceptions([&] { copied = copy_(groups_[pool], from, to, rows); });
+        return copied;
+    }
+
+private:
+    copy_function copy_;
+    evict_function on_evict_;
+    std::vector<std::size_t> groups_; // by pool
+};
+
+}}} // namespace kvcache::layers
+
+// ---- kvcache/cache/owned_blocks.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Blocks that the cache has itself: those of each group in a storage of their own, keys and values in the format of a
+/// codec that writes row by row. A state has no format: its bytes are the host's, and
+/// those of an opaque state are as many as each snapshot says. `Storage`, `Codec`: policies.
+template <class Storage, class Codec>
+class owned_blocks {
+public:
+    static constexpr bool owned = true;
+    using storage_type = opened_by<Storage, std::size_t, std::size_t>;
+    using codec_type = opened_by<Codec, page_shape>;
+
+    owned_blocks(Storage storage, Codec codec) : storage_(std::move(storage)), codec_(std::move(codec)) {}
+
+    void add(std::size_t, const layer_group& group, const layers::block_extent& of) {
+        pool_memory made{storage_.open(group.opaque ? 0 : of.blocks, of.bytes)};
+        if (group.has_rows())
+            made.codec.emplace(codec_.open({group.layers, group.kv_heads, group.head_dim, of.tokens}));
+        if (group.opaque)
+            made.blobs.resize(of.blocks);
+        pools_.push_back(std::move(made));
+    }
+    /// Returns false if the storage refuses. A block is zeroed: rows that are never written are still read, with zero
+    /// weight.
+    [[nodiscard]] bool acquire(std::size_t pool, std::uint32_t block, std::size_t size) {
+        pool_memory& of = pools_[pool];
+        if (!of.blobs.empty())
+            of.blobs[block].emplace(storage_.open(1, size));
+        const bool taken = of.blobs.empty() ? of.storage.acquire(page_id{block}) : of.blobs[block]->acquire(page_id{0});
+        if (!taken)
+            return false;
+        const auto memory = bytes(pool, block);
+        std::fill(memory.begin(), memory.end(), std::byte{});
+        return true;
+    }
+    void release(std::size_t pool, std::uint32_t block) noexcept {
+        if (pools_[pool].blobs.empty())
+            pools_[pool].storage.release(page_id{block});
+        else
+            pools_[pool].blobs[block].reset();
+    }
+    [[nodiscard]] bool copy(std::size_t pool, std::uint32_t from, std::uint32_t to, std::size_t rows) const {
+        codec(pool).copy(bytes(pool, from), bytes(pool, to), rows);
+        return true;
+    }
+
+    [[nodiscard]] std::span<std::byte> bytes(std::size_t pool, std::uint32_t block) const {
+        const pool_memory& of = pools_[pool];
+        return of.blobs.empty() ? of.storage.bytes(page_id{block}) : of.blobs[block]->bytes(page_id{0});
+    }
+    [[nodiscard]] const storage_type& storage(std::size_t pool) const noexcept { return pools_[pool].storage; }
+    /// Requires: the group keeps keys and values.
+    [[nodiscard]] const codec_type& codec(std::size_t pool) const {
+        expects(pools_[pool].codec.has_value(), "a block with rows is of a group that keeps keys and values");
+        return *pools_[pool].codec;
+    }
+
+private:
+    struct pool_memory {
+        storage_type storage;
+        std::optional<codec_type> codec = {};
+        std::vector<std::optional<storage_type>> blobs = {}; // of opaque states: a storage of one page for each
+    };
+
+    Storage storage_;
+    Codec codec_;
+    std::vector<pool_memory> pools_;
+};
+
+}} // namespace kvcache
+
 // ---- kvcache/cache/snapshot_places.hpp ----------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -17098,14 +17683,19 @@ struct snapshot_places {
     bool ends = true;
     /// Where the prompt parts from a cached one that has no snapshot there: for the next prompt that parts there.
     bool branches = true;
+    /// So many tokens before the last page ends, in whole pages: for a prompt that parts from this one shortly before
+    /// its end, as the turns of chats and agents do; 0 for none.
+    std::size_t before_end = 512;
     /// A snapshot each so many pages; 0 for none. An edit then computes at most so many pages again before it.
     std::size_t every = 0;
     /// At the distances of 1, 2, 4, ... pages from the last one: an edit then computes at most twice the tokens from it
     /// to the end, and a page, with O(log pages) snapshots.
     bool doubling = false;
+    /// A snapshot each so many pages of what follows a prompt, as an answer; 0 for none.
+    std::size_t answers = 4;
 
-    /// The places in a prompt that was looked up, in ascending order, after those tokens that are known. Throws:
-    /// bad_alloc. Cost: O(places).
+    /// The places in a prompt, in ascending order, after those tokens that are known. `found`: that of acquire; lookup
+    /// may know the last token too, which is computed in any case. Throws: bad_alloc. Cost: O(places).
     [[nodiscard]] std::vector<std::size_t> of(const lookup_result& found, std::size_t page_tokens) const {
         std::vector<std::size_t> made;
         if (found.prompt_tokens == 0)
@@ -17117,8 +17707,11 @@ struct snapshot_places {
         };
         if (ends)
             add(last);
+        if (const std::size_t pages = before_end / page_tokens; pages > 0 && pages < last)
+            add(last - pages);
+        // Not other_groups_tokens: of two groups with states each limits the other.
         if (branches && found.limiting_group)
-            add(found.other_groups_tokens / page_tokens);
+            add(found.common_prefix / page_tokens);
         for (std::size_t page = every; every > 0 && page <= last; page += every)
             add(page);
         for (std::size_t distance = 1; doubling && distance < last; distance *= 2)
@@ -17126,6 +17719,14 @@ struct snapshot_places {
         std::sort(made.begin(), made.end());
         made.erase(std::unique(made.begin(), made.end()), made.end());
         return made;
+    }
+
+    /// Whether there is a snapshot after `at` tokens, where a page ends, among rows that follow a prompt: those of
+    /// tokens [first, end) of a sequence. Several at once are the next part of a conversation, with an end as a prompt.
+    [[nodiscard]] bool after_prompt(std::size_t at, std::size_t first, std::size_t end,
+                                    std::size_t page_tokens) const noexcept {
+        const std::size_t page = at / page_tokens;
+        return (answers > 0 && page % answers == 0) || (ends && end - first > 1 && page == (end - 1) / page_tokens);
     }
 };
 
@@ -17138,22 +17739,26 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace layers {
 /// Groups of layers that keep different things. The first group of full attention has the cache's pages. Every other
 /// group has blocks: at most one for each page, for the same tokens. A block of a window is in use while the window of
 /// a sequence covers it; a state block is a snapshot after the last token of its page. Pages and blocks share one
-/// limit in bytes, and one eviction policy. Only with storage::external. The functions run while the cache is locked
-/// and must not call it; a copy that throws has failed.
+/// limit in bytes, and one eviction policy. Blocks are the host's with storage::external; otherwise the cache has them
+/// in its storage, in the format of its codec, and `block_bytes`, `blocks` and the functions are not needed. The
+/// functions run while the cache is locked and must not call it; a copy that throws has failed.
 struct grouped {
     using role = layers_role;
 
     cache_layout layout = {};
     /// Whether window blocks that no query reads any more stay cached while there is room. If not, they are freed at
-    /// once, and a prompt that parts from a cached one before its last window finds nothing.
+    /// once, and a prompt that parts from a cached one before its last window finds nothing. The last window of a
+    /// sequence that ends stays in both cases.
+    /// Blocks that a sequence has left by another window, or by 512 tokens if that is more, are evicted before all
+    /// others, except where prompts have parted.
     bool keep_released = true;
-    /// By group: the bytes of a block; 0 or absent for what the codec, or the layout, says.
+    /// By group: the bytes of a block; 0 or absent for what the codec, or the layout, says. Not of an opaque state.
     std::vector<std::size_t> block_bytes = {};
     /// By group: the number of its blocks, where the host has fewer than the limit in bytes allows; 0 or absent for no
     /// other limit.
     std::vector<std::size_t> blocks = {};
     /// Copies the first rows of a block of a group to another one before the other is written.
-    /// Returns whether it succeeded. Required.
+    /// Returns whether it succeeded. Required with storage::external.
     std::function<bool(std::size_t group, std::uint32_t from, std::uint32_t to, std::size_t rows)> copy = {};
     /// Called when a block is freed, with what it held.
     std::function<void(std::size_t group, std::uint32_t block)> on_evict = {};
@@ -17171,31 +17776,40 @@ struct grouped {
         return group ? layout.shape(*group) : kvcache::page_shape{1, 1, 1, layout.tokens};
     }
 
-    /// Whether a cache with this limit can be opened. Errors: out_of_range, for a layout that cannot be used, or a
-    /// limit that is not in bytes; mismatched, without the function that copies blocks of the host.
-    [[nodiscard]] result<void> check(const cache_limits& limit) const {
+    /// Whether a cache with this limit can be opened, whose blocks are the host's or its own. Errors: out_of_range, for
+    /// a layout that cannot be used, or a limit that is not in bytes; mismatched, without the function that copies
+    /// blocks of the host.
+    [[nodiscard]] result<void> check(const cache_limits& limit, bool owned) const {
         if (auto right = layout.check(); !right)
             return right;
         if (limit.bytes == 0)
             return error{error_code::out_of_range, "limit", "a cache of layer groups has a limit in bytes"};
-        if (!copy)
+        if (!owned && !copy)
             return error{error_code::mismatched, "copy", "blocks of layer groups need a function that copies them"};
         return {};
     }
 
-    class state;
-    /// Requires: the layout can be used.
-    [[nodiscard]] state open(const layers_capacity& of) const;
+    template <class Memory>
+    class blocks_state;
+    /// Blocks of the host. Requires: the layout can be used.
+    [[nodiscard]] blocks_state<host_blocks> open(const layers_capacity& of) const;
+    /// Blocks in memory of the cache. Requires: the layout can be used.
+    template <class Memory>
+    [[nodiscard]] blocks_state<Memory> open(const layers_capacity& of, Memory memory) const;
 };
 
 /// The blocks of all groups but the first full one: which page each belongs to, how many sequences use it, and the
-/// bytes of pages and blocks together. Blocks are numbered by group, from 0.
-class grouped::state {
+/// bytes of pages and blocks together. Blocks are numbered by group, from 0. `Memory`: host_blocks or owned_blocks.
+template <class Memory>
+class grouped::blocks_state {
 public:
     static constexpr bool several = true;
+    static constexpr bool owned = Memory::owned;
+    using memory_type = Memory;
     static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
 
-    state(grouped policy, const layers_capacity& of) : policy_(std::move(policy)), budget_(of.bytes) {
+    blocks_state(grouped policy, const layers_capacity& of, Memory memory)
+        : policy_(std::move(policy)), memory_(std::move(memory)), branches_(of.pages, false), budget_(of.bytes) {
         const cache_layout& layout = policy_.layout;
         require(layout.check().has_value(), "a layout of layer groups can be used: cache_layout::check says why not");
         std::size_t slots = of.pages;
@@ -17210,6 +17824,7 @@ public:
                 const std::size_t count = std::min({of.pages, fit, own == 0 ? of.pages : own});
                 made.reserve(of.pages, count);
                 slots += count;
+                memory_.add(group, its, {count, made.block_bytes, layout.tokens});
                 pools_.push_back(std::move(made));
             }
         }
@@ -17218,6 +17833,13 @@ public:
 
     [[nodiscard]] const cache_layout& layout() const noexcept { return policy_.layout; }
     [[nodiscard]] std::optional<std::size_t> paged() const noexcept { return policy_.paged(); }
+    /// The number of layers with keys and values in the groups before this one.
+    [[nodiscard]] std::size_t first_layer(std::size_t group) const noexcept {
+        std::size_t before = 0;
+        for (std::size_t i = 0; i < group; ++i)
+            before += layout().groups[i].has_rows() ? layout().groups[i].layers : 0;
+        return before;
+    }
     /// The number of groups that have blocks of their own. Functions take their numbers, from 0.
     [[nodiscard]] std::size_t size() const noexcept { return pools_.size(); }
     /// The group whose keys and values a group reads: its own, unless it is an alias.
@@ -17239,10 +17861,19 @@ public:
         return layout().groups[pools_[pool].group];
     }
     [[nodiscard]] bool is_state(std::size_t pool) const noexcept { return pools_[pool].state; }
-    /// Whether a block stays that no sequence uses.
-    [[nodiscard]] bool keeps(std::size_t pool) const noexcept { return policy_.keep_released || is_state(pool); }
+    [[nodiscard]] bool has_states() const noexcept {
+        return std::any_of(pools_.begin(), pools_.end(), [](const block_pool& of) { return of.state; });
+    }
+    [[nodiscard]] bool keeps_released() const noexcept { return policy_.keep_released; }
+    /// Bytes of each block of a group; 0 for opaque states.
     [[nodiscard]] std::size_t block_bytes(std::size_t pool) const noexcept { return pools_[pool].block_bytes; }
+    /// Bytes of a block that a page has.
+    [[nodiscard]] std::size_t bytes_of(std::size_t pool, std::uint32_t block) const noexcept {
+        return pools_[pool].bytes[block];
+    }
     [[nodiscard]] std::size_t blocks(std::size_t pool) const noexcept { return pools_[pool].owner.size(); }
+    /// Bytes of all blocks that are not free.
+    [[nodiscard]] std::size_t held_bytes(std::size_t pool) const noexcept { return pools_[pool].held; }
     /// Blocks that are free or not in use.
     [[nodiscard]] std::size_t available_blocks(std::size_t pool) const noexcept {
         return pools_[pool].free.size() + pools_[pool].idle;
@@ -17302,23 +17933,31 @@ public:
         return page == none ? std::nullopt : std::optional(page_id{page});
     }
 
-    /// Gives a page without one a block that one sequence uses. Requires: a block is free and fits.
-    void take(std::size_t pool, page_id page) noexcept {
+    /// Gives a page without one a block that one sequence uses. Returns false if the memory refuses. Requires: a block
+    /// is free and fits.
+    [[nodiscard]] bool take(std::size_t pool, page_id page, std::size_t bytes) {
         block_pool& of = pools_[pool];
         const std::uint32_t block = of.free.back();
+        if (!memory_.acquire(pool, block, bytes))
+            return false;
         of.free.pop_back();
+        of.bytes[block] = bytes;
         of.of_page[index_of(page)] = block;
         of.owner[block] = index_of(page);
         of.pages[block] = of.holders[block] = of.covers[index_of(page)] = 1;
-        spend(of.block_bytes);
+        of.held += bytes;
+        spend(bytes);
+        return true;
     }
     /// One more sequence uses the block. Returns whether it is the first.
     bool cover(std::size_t pool, page_id page) noexcept {
         block_pool& of = pools_[pool];
         ++of.covers[index_of(page)];
         const bool first = of.holders[block(pool, page)]++ == 0;
-        if (first)
-            change_idle(of, false);
+        if (first) {
+            change_idle(of, block(pool, page), false);
+            of.stale.remove(block(pool, page));
+        }
         return first;
     }
     /// One sequence less. Returns whether it was the last.
@@ -17328,7 +17967,7 @@ public:
         --of.covers[index_of(page)];
         const bool last = --of.holders[block(pool, page)] == 0;
         if (last)
-            change_idle(of, true);
+            change_idle(of, block(pool, page), true);
         return last;
     }
     /// Makes the block that of another page too, without more users.
@@ -17354,18 +17993,30 @@ public:
         if (--of.pages[block] > 0)
             return;
         of.free.push_back(block);
-        change_idle(of, false);
-        refund(of.block_bytes);
-        if (policy_.on_evict)
-            detail::ignore_exceptions([&] { policy_.on_evict(of.group, block); });
+        of.stale.remove(block);
+        change_idle(of, block, false);
+        of.held -= of.bytes[block];
+        refund(of.bytes[block]);
+        memory_.release(pool, block);
+    }
+    /// Prompts part in a page: later ones will need the windows there.
+    void note_branch(page_id page) noexcept { branches_[index_of(page)] = true; }
+    void forget_branch(page_id page) noexcept { branches_[index_of(page)] = false; }
+    [[nodiscard]] bool is_branch(page_id page) const noexcept { return branches_[index_of(page)]; }
+    /// The block of a page, which no sequence uses, is evicted before all others of the cache.
+    void make_stale(std::size_t pool, page_id page) noexcept { pools_[pool].stale.append(block(pool, page)); }
+    /// The entry of the block of a group that has been stale for the longest time.
+    [[nodiscard]] std::optional<page_id> stalest(std::size_t pool) const noexcept {
+        const std::uint32_t block = pools_[pool].stale.first();
+        return block == none ? std::nullopt
+                             : std::optional(page_id{static_cast<std::uint32_t>(pools_[pool].first_slot + block)});
     }
     /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
     [[nodiscard]] bool copy(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
-        bool copied = false;
-        detail::ignore_exceptions(
-            [&] { copied = policy_.copy(group(pool), block(pool, from), block(pool, to), rows); });
-        return copied;
+        return memory_.copy(pool, block(pool, from), block(pool, to), rows);
     }
+    /// The memory of the blocks.
+    [[nodiscard]] const Memory& memory() const noexcept { return memory_; }
 
     // What a sequence of `tokens` tokens uses of a group, as entries of its page table: [first, end).
 
@@ -17375,7 +18026,41 @@ public:
         return std::min(description(pool).first_read(tokens), tokens) / size;
     }
 
+    /// Entries between the window of a sequence and its stale blocks: those of another window, or of 512 tokens if that
+    /// is more. Many prompts part from an earlier one shortly before its end, and need its window there.
+    [[nodiscard]] std::size_t stale_distance(std::size_t pool) const noexcept {
+        return (std::max<std::size_t>(description(pool).window, 512) + layout().tokens - 1) / layout().tokens;
+    }
+
 private:
+    // Blocks in the order in which they became stale: a list through all of them.
+    class stale_blocks {
+    public:
+        void reserve(std::size_t blocks) { links_.assign(blocks + 1, {none, none}), links_.back() = {end(), end()}; }
+        [[nodiscard]] std::uint32_t first() const noexcept {
+            return links_.back().next == end() ? none : links_.back().next;
+        }
+        void append(std::uint32_t block) noexcept {
+            remove(block);
+            links_[block] = {links_.back().before, end()};
+            links_[links_.back().before].next = block;
+            links_.back().before = block;
+        }
+        void remove(std::uint32_t block) noexcept {
+            const link one = std::exchange(links_[block], {none, none});
+            if (one.next == none)
+                return;
+            links_[one.before].next = one.next;
+            links_[one.next].before = one.before;
+        }
+
+    private:
+        struct link {
+            std::uint32_t before, next;
+        };
+        [[nodiscard]] std::uint32_t end() const noexcept { return static_cast<std::uint32_t>(links_.size() - 1); }
+        std::vector<link> links_; // the last one is of the list itself
+    };
     struct block_pool {
         std::size_t group = 0;
         std::size_t first_slot = 0;
@@ -17386,8 +18071,11 @@ private:
         std::vector<std::uint32_t> owner = {};   // by block: the page that the index knows it by
         std::vector<std::uint32_t> pages = {};   // by block: the pages that share it
         std::vector<std::uint32_t> holders = {}; // by block: sequences that use it
+        std::vector<std::size_t> bytes = {};     // by block
         std::vector<std::uint32_t> free = {};
-        std::size_t idle = 0; // blocks that no sequence uses
+        stale_blocks stale = {}; // of those that no sequence uses
+        std::size_t idle = 0;    // blocks that no sequence uses
+        std::size_t held = 0;    // bytes of blocks that are not free
 
         void reserve(std::size_t page_count, std::size_t blocks) {
             of_page.assign(page_count, none);
@@ -17395,27 +18083,35 @@ private:
             owner.assign(blocks, none);
             pages.assign(blocks, 0);
             holders.assign(blocks, 0);
+            bytes.assign(blocks, 0);
+            stale.reserve(blocks);
             for (std::size_t block = blocks; block > 0; --block)
                 free.push_back(static_cast<std::uint32_t>(block - 1));
         }
     };
 
     // A block is not used any more, or used again, or freed.
-    void change_idle(block_pool& of, bool more) noexcept {
+    void change_idle(block_pool& of, std::uint32_t block, bool more) noexcept {
         of.idle += more ? 1 : std::size_t(-1);
-        idle_ += more ? of.block_bytes : std::size_t{} - of.block_bytes;
+        idle_ += more ? of.bytes[block] : std::size_t{} - of.bytes[block];
     }
 
     grouped policy_;
+    Memory memory_;
     std::vector<block_pool> pools_;
+    std::vector<bool> branches_; // by page
     std::size_t budget_;
     std::size_t used_ = 0;
     std::size_t idle_ = 0;
     std::size_t slots_ = 0;
 };
 
-inline grouped::state grouped::open(const layers_capacity& of) const {
-    return {*this, of};
+inline grouped::blocks_state<host_blocks> grouped::open(const layers_capacity& of) const {
+    return open(of, host_blocks(copy, on_evict));
+}
+template <class Memory>
+grouped::blocks_state<Memory> grouped::open(const layers_capacity& of, Memory memory) const {
+    return {*this, of, std::move(memory)};
 }
 
 static_assert(layers_policy<grouped>);
@@ -17515,11 +18211,227 @@ KVCACHE_LAZY [[nodiscard]] inline std::string shortest_text(double number) {
 
 }} // namespace kvcache
 
-// ---- kvcache/model/config.hpp -------------------------------------------------------------------------------------
+// ---- kvcache/model/architectures/architecture.hpp -----------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// RoPE parameters: how positions map to rotations. Every kind is a pure rotation, without a factor on the scores.
+/// Where a block normalizes: what enters attention and MLP, what they give, or both.
+enum class norm_placement { before, after, both };
+
+/// The function of an MLP's gate.
+enum class gate_function {
+    silu,         ///< x / (1 + e^-x)
+    gelu,         ///< GELU by tanh (Hendrycks & Gimpel 2016): x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+    clamped_silu, ///< g / (1 + e^(-alpha g)), g = min(x, limit); times 1 + the other half, within +-limit (gpt-oss)
+};
+
+/// What is RMS-normalized of q and k before RoPE.
+enum class head_norm {
+    none,
+    each, ///< Each head, over head_dim.
+    all,  ///< All heads together.
+};
+
+/// What a weight of a model is for.
+enum class weight_role {
+    embedding,
+    final_norm,
+    head,
+    attention_norm,
+    query,
+    key,
+    value,
+    query_key_value, ///< The three in one matrix, where an architecture stores them so.
+    query_norm,
+    key_norm,
+    attention_sinks, ///< A logit of each head that takes part in the softmax and has no value.
+    attention_output,
+    attention_output_norm,
+    mlp_norm,
+    gate,
+    up,
+    gate_up, ///< The two in one matrix, likewise.
+    down,
+    mlp_output_norm,
+    router, ///< Of a mixture of experts.
+    expert_gate,
+    expert_up,
+    expert_gate_up, ///< The two of one expert.
+    expert_down,
+    shared_gate, ///< Of the expert that all tokens use.
+    shared_up,
+    shared_gate_up,
+    shared_down,
+    shared_router,     ///< How much of it a token uses.
+    mixer_input,       ///< Of a recurrent layer: all that it reads, or
+    mixer_convolved,   ///< what is convolved,
+    mixer_gate,        ///< the gate of its output,
+    mixer_rate,        ///< how much it learns,
+    mixer_decay_input, ///< and how much it forgets; or
+    mixer_heads,       ///< the first two by key head,
+    mixer_rates,       ///< and the last two.
+    mixer_convolution,
+    mixer_time_bias,
+    mixer_decay, ///< Checkpoints of Hugging Face store log(-x).
+    mixer_skip,
+    mixer_norm,
+    mixer_output,
+};
+
+/// What mixes the tokens of a layer.
+enum class layer_mixer {
+    attention,
+    short_convolution, ///< A convolution over a few tokens between two gates (LFM2).
+    gated_delta,       ///< A linear recurrence by the gated delta rule (Qwen3.5).
+    mamba2,            ///< A selective state space (Dao & Gu 2024), as in Granite 4.
+};
+
+/// Names of a weight, without ".weight" unless they are whole. Those of a layer follow "model.layers.3." and "blk.3.".
+/// The number of an expert takes the place of "*"; a GGUF file has all experts in one tensor.
+struct weight_naming {
+    weight_role role = {};
+    std::string_view huggingface = {};
+    std::string_view gguf = {};
+    bool whole = false;
+};
+
+/// The names of most architectures.
+inline constexpr weight_naming common_names[] = {
+    {weight_role::embedding, "model.embed_tokens", "token_embd"},
+    {weight_role::final_norm, "model.norm", "output_norm"},
+    {weight_role::head, "lm_head", "output"},
+    {weight_role::attention_norm, "input_layernorm", "attn_norm"},
+    {weight_role::query, "self_attn.q_proj", "attn_q"},
+    {weight_role::key, "self_attn.k_proj", "attn_k"},
+    {weight_role::value, "self_attn.v_proj", "attn_v"},
+    {weight_role::query_norm, "self_attn.q_norm", "attn_q_norm"},
+    {weight_role::key_norm, "self_attn.k_norm", "attn_k_norm"},
+    {weight_role::attention_sinks, "self_attn.sinks", "attn_sinks.weight", true},
+    {weight_role::attention_output, "self_attn.o_proj", "attn_output"},
+    {weight_role::mlp_norm, "post_attention_layernorm", "ffn_norm"},
+    {weight_role::gate, "mlp.gate_proj", "ffn_gate"},
+    {weight_role::up, "mlp.up_proj", "ffn_up"},
+    {weight_role::down, "mlp.down_proj", "ffn_down"},
+    {weight_role::router, "mlp.gate", "ffn_gate_inp"},
+    {weight_role::expert_gate, "mlp.experts.*.gate_proj", "ffn_gate_exps"},
+    {weight_role::expert_up, "mlp.experts.*.up_proj", "ffn_up_exps"},
+    {weight_role::expert_down, "mlp.experts.*.down_proj", "ffn_down_exps"},
+    {weight_role::shared_gate, "mlp.shared_expert.gate_proj", "ffn_gate_shexp"},
+    {weight_role::shared_up, "mlp.shared_expert.up_proj", "ffn_up_shexp"},
+    {weight_role::shared_down, "mlp.shared_expert.down_proj", "ffn_down_shexp"},
+    {weight_role::shared_router, "mlp.shared_expert_gate", "ffn_gate_inp_shexp"},
+    {weight_role::mixer_heads, "linear_attn.in_proj_qkvz", "ssm_in"},
+    {weight_role::mixer_rates, "linear_attn.in_proj_ba", "ssm_ba"},
+    {weight_role::mixer_convolved, "linear_attn.in_proj_qkv", "attn_qkv"},
+    {weight_role::mixer_gate, "linear_attn.in_proj_z", "attn_gate"},
+    {weight_role::mixer_rate, "linear_attn.in_proj_b", "ssm_beta"},
+    {weight_role::mixer_decay_input, "linear_attn.in_proj_a", "ssm_alpha"},
+    {weight_role::mixer_convolution, "linear_attn.conv1d", "ssm_conv1d"},
+    {weight_role::mixer_time_bias, "linear_attn.dt_bias", "ssm_dt.bias", true},
+    {weight_role::mixer_decay, "linear_attn.A_log", "ssm_a", true},
+    {weight_role::mixer_norm, "linear_attn.norm", "ssm_norm"},
+    {weight_role::mixer_output, "linear_attn.out_proj", "ssm_out"},
+};
+
+/// A family of models: what its blocks do, the names of its weights, and what its files mean by what they do not say.
+/// Each is a table in a file of its own; a reader takes from a file what the table says that the family has, and
+/// refuses everything else.
+struct architecture {
+    std::string_view name = {};       ///< model_config::architecture, and general.architecture of a GGUF file.
+    std::string_view model_type = {}; ///< Of config.json.
+    std::string_view class_name = {}; ///< In "architectures" of config.json.
+
+    // Blocks.
+    norm_placement norms = norm_placement::before;
+    gate_function gate = gate_function::silu;
+    head_norm qk_norm = head_norm::none;
+    bool qkv_bias = false;         ///< q, k and v always have a bias.
+    bool bias_option = false;      ///< attention_bias applies to q, k, v and o.
+    bool bias_default = false;     ///< Default of attention_bias.
+    bool mlp_bias_option = false;  ///< mlp_bias applies.
+    bool sinks = false;            ///< Each head has a learned attention sink.
+    bool scaled_embedding = false; ///< The embedding is multiplied by sqrt(hidden_size).
+    bool score_scale = false;      ///< query_pre_attn_scalar^-0.5 is the factor of scores.
+    bool caps = false;             ///< Scores and logits may be soft-capped.
+    bool multipliers = false;      ///< Factors of embedding, residual stream, scores and logits (Granite).
+    bool fused = false;            ///< q, k and v are stored as one matrix, and so are gate and up.
+    bool joined_mlp = false;       ///< Hugging Face stores gate and up as one matrix.
+    bool norm_offset = false;      ///< Checkpoints of Hugging Face store the weights of norms less 1.
+
+    layer_mixer mixer = layer_mixer::attention; ///< Of layers that are recurrent, if there are any.
+    std::size_t attention_period = 0; ///< n: all layers but each n-th are recurrent. A list in the file comes first.
+    bool joined_heads = false;        ///< Hugging Face stores q, k, v and gate by key head, and both forms the rates.
+    bool tiled_values = false;        ///< GGUF files have the i-th value head of every key head, for i ascending.
+    bool gated_attention = false;     ///< q's projection gives a gate of the output too.
+
+    bool experts = false;            ///< MLPs may be mixtures of experts.
+    bool biased_experts = false;     ///< Experts and their router have biases.
+    bool normalized_experts = false; ///< The shares of a token's experts always sum to 1; else norm_topk_prob says so.
+    bool partial_rope = false;       ///< RoPE may rotate a part of each head.
+    double rotary_part = 1.0;        ///< Default of partial_rotary_factor.
+    bool long_rope = false;          ///< RoPE may have factors for short and for long contexts.
+
+    // Windows.
+    /// Which layers have a window: 0: none; 1: all; n: all but each n-th. A list in the file comes first.
+    std::size_t window_period = 0;
+    bool window_switch = false; ///< There is a window only with use_sliding_window.
+    std::size_t window = 0;     ///< Default of sliding_window; 0: none.
+    double window_theta = 0.0;  ///< RoPE base of layers with a window, without scaling; 0: that of all layers.
+    std::string_view window_theta_field = {}; ///< Its field of config.json.
+
+    std::size_t unrotated_period = 0; ///< n: every n-th layer has no RoPE; 0: all have.
+
+    bool rope_option = false; ///< There is RoPE only with position_embedding_type rope; rope.scaling.finetuned in GGUF.
+    bool rope_sections = false; ///< Positions have sections, which are alike in a text.
+    bool rope_required = false; ///< The default of RoPE's parameters is not the usual one: files say them.
+    bool yarn_truncates = true; ///< Default of "truncate", and what GGUF files mean, which have no key for it.
+
+    // Defaults of config.json; 0: derived from other fields, or required.
+    std::size_t kv_heads = 0; ///< num_key_value_heads; 0: the number of heads.
+    std::size_t head_dim = 0; ///< 0: hidden_size / heads.
+    std::size_t max_positions = 0;
+    double eps = 1e-6;
+    std::string_view eps_field = "rms_norm_eps";
+    double theta = 10000.0;
+    std::int32_t bos = -1, eos = -1; ///< Where the fields are absent; -1: none.
+    bool tied_head = false;
+    double score_cap = 0.0; ///< attn_logit_softcapping, where there are caps.
+    double logit_cap = 0.0; ///< final_logit_softcapping.
+
+    std::size_t expert_count = 0; ///< num_local_experts.
+    std::size_t experts_used = 0; ///< num_experts_per_tok.
+    std::size_t expert_size = 0;  ///< moe_intermediate_size; 0: intermediate_size.
+    std::size_t shared_size = 0;  ///< shared_expert_intermediate_size; 0: there is no shared expert.
+
+    // GGUF.
+    bool has_gguf = true;     ///< False: files of these models name another architecture.
+    bool interleaved = false; ///< Rows of q and k are stored interleaved.
+    /// Scores of the model with so many layers are scaled by (hidden_size / heads)^-0.5, which no key says.
+    std::size_t scaled_by_hidden = 0;
+
+    /// Names that differ from common_names.
+    std::span<const weight_naming> names = {};
+
+    /// The names of a weight.
+    [[nodiscard]] constexpr weight_naming naming(weight_role role) const noexcept {
+        for (const weight_naming& one : names)
+            if (one.role == role)
+                return one;
+        for (const weight_naming& one : common_names)
+            if (one.role == role)
+                return one;
+        return {};
+    }
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/model/rope_config.hpp --------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// RoPE parameters: how positions map to rotations. Every kind is a pure rotation of queries and keys; YaRN has a
+/// factor on the scores besides.
 ///
 /// The inverse frequency of pair i is f(i) = theta^(-2 i / head_dim), scaled as `scaling` says:
 ///
@@ -17530,58 +18442,45 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 ///                w > L / low_freq_factor     f / factor
 ///                between                     (1 - s) f / factor + s f,
 ///                                            s = (L / w - low_freq_factor) / (high_freq_factor - low_freq_factor)
-///     factors  f / factors[i]
+///     factors  f / factors[i], and scores times attention_factor^2 (llama.cpp's form of llama3; Ding et al. 2024,
+///     LongRoPE) yarn     (Peng et al. 2023, as transformers and llama.cpp compute it) between f and f / factor:
+///                r f / factor + (1 - r) f,  r = (i - low) / (high - low) in [0, 1],
+///                low = d(beta_fast), high = d(beta_slow),
+///                d(turns) = head_dim log(original_max_positions / (2 pi turns)) / (2 log theta),
+///                rounded down and up if `truncate`; and scores times attention_factor^2
 ///
-/// Dimension i of a head is rotated with dimension i + head_dim / 2.
+/// Dimension i of a head is rotated with dimension i + head_dim / 2. Where RoPE rotates only the first dimensions of a
+/// head, head_dim is their number here.
 struct rope_config {
-    enum class kind { none, linear, llama3, factors };
+    enum class kind { none, linear, llama3, factors, yarn };
 
     double theta = 10000.0;
     kind scaling = kind::none;
-    double factor = 1.0;                    ///< For linear and llama3.
+    double factor = 1.0;                    ///< For linear, llama3 and yarn.
     double low_freq_factor = 1.0;           ///< For llama3.
     double high_freq_factor = 4.0;          ///< For llama3.
-    double original_max_positions = 8192.0; ///< For llama3: context length of the training before scaling.
-    std::vector<float> factors = {};        ///< For factors: one for each pair, (head_dim / 2).
+    double original_max_positions = 8192.0; ///< For llama3 and yarn: context length of the training before scaling.
+    double beta_fast = 32.0;                ///< For yarn: pairs with more turns in that context keep their frequency.
+    double beta_slow = 1.0;                 ///< For yarn: pairs with fewer turns are scaled by the factor.
+    bool truncate = true;                   ///< For yarn: whether low and high are whole dimensions.
+    double attention_factor =
+        1.0; ///< For yarn and factors: factor of queries and of keys, usually 0.1 log(factor) + 1.
+    std::vector<float> factors = {}; ///< For factors: one for each pair, (head_dim / 2).
 
     friend bool operator==(const rope_config&, const rope_config&) = default;
 };
 
-/// Dimensions and options of a Llama-family decoder: pre-norm blocks of RMS norm, grouped-query attention with RoPE,
-/// and a SiLU-gated MLP.
-///
-/// Weight shapes that follow from it, as stored (out, in):
-///
-///     embedding (vocabulary, hidden_size)           head  the same, or the embedding itself when tied_head
-///     q (heads * head_dim, hidden_size)             k, v  (kv_heads * head_dim, hidden_size)
-///     o (hidden_size, heads * head_dim)             q_norm, k_norm (head_dim)
-///     gate, up (intermediate_size, hidden_size)     down  (hidden_size, intermediate_size)
-struct model_config {
-    std::string architecture = "llama"; ///< Name in the checkpoint: llama, mistral, qwen2, qwen3.
-    std::size_t hidden_size = 0;
-    std::size_t intermediate_size = 0;
-    std::size_t layers = 0;
-    std::size_t heads = 0;
-    std::size_t kv_heads = 0;
-    std::size_t head_dim = 0;
-    std::size_t vocabulary = 0;
-    std::size_t max_positions = 2048; ///< Context length of the training; RoPE itself has no limit.
-    float rms_norm_eps = 1e-6F;
-    rope_config rope = {};
-    bool tied_head = false;   ///< The output head shares the embedding.
-    bool qkv_bias = false;    ///< q, k and v have biases.
-    bool output_bias = false; ///< o has a bias.
-    bool mlp_bias = false;    ///< gate, up and down have biases.
-    bool qk_norm = false;     ///< Each head of q and k is RMS-normalized over head_dim before RoPE.
-    std::vector<token_id> bos = {};
-    std::vector<token_id> eos = {};
+/// YaRN's factor of queries and keys where a checkpoint says none.
+[[nodiscard]] inline double yarn_attention_factor(double factor) noexcept {
+    return factor > 1.0 ? std::fma(0.1, portable_math::log(factor), 1.0) : 1.0;
+}
 
-    friend bool operator==(const model_config&, const model_config&) = default;
-
-    /// Checks that the fields are valid and that all products of two extents fit 48 bits. Returns: an error that names
-    /// the first invalid field.
-    [[nodiscard]] result<void> check() const;
-};
+/// LongRoPE's factor of queries and keys where a checkpoint says none.
+[[nodiscard]] inline double long_rope_attention_factor(double factor, double original_max_positions) noexcept {
+    if (factor <= 1.0)
+        return 1.0;
+    return std::sqrt(1.0 + portable_math::log(factor) / portable_math::log(original_max_positions));
+}
 
 namespace detail {
 
@@ -17600,6 +18499,211 @@ namespace detail {
     return {};
 }
 
+/// Checks the parameters of a rotation, which errors call `name`.
+[[nodiscard]] inline result<void> check_rope(const std::string& name, const rope_config& of, std::size_t head_dim) {
+    const struct {
+        std::string_view field;
+        double value, least, most;
+    } numbers[] = {
+        {".theta", of.theta, 1.0, 1e15},
+        {".factor", of.factor, 1e-3, 1e6},
+        {".low_freq_factor", of.low_freq_factor, 1e-6, 1e6},
+        {".high_freq_factor", of.high_freq_factor, 1e-6, 1e6},
+        {".original_max_positions", of.original_max_positions, 1.0, 1073741824.0},
+        {".beta_fast", of.beta_fast, 1e-3, 1e6},
+        {".beta_slow", of.beta_slow, 1e-3, 1e6},
+        {".attention_factor", of.attention_factor, 1e-3, 1e3},
+    };
+    for (const auto& [field, value, least, most] : numbers)
+        if (auto fine = check_number(joined({name, field}), value, least, most); !fine)
+            return fine;
+    const auto mismatched = [&](std::string_view field, std::string_view what) {
+        const std::string at = joined({name, field});
+        return error{error_code::mismatched, at, joined({at, what})};
+    };
+    if (of.scaling == rope_config::kind::llama3 && !(of.high_freq_factor > of.low_freq_factor))
+        return mismatched(".high_freq_factor", " must be above low_freq_factor");
+    if (of.scaling == rope_config::kind::yarn && !(of.beta_fast > of.beta_slow && of.theta > 1.0))
+        return mismatched(".beta_fast", " must be above beta_slow, and theta above 1");
+    const std::size_t factors = of.scaling == rope_config::kind::factors ? head_dim / 2 : 0;
+    if (of.factors.size() != factors)
+        return mismatched(".factors", joined({" has ", std::to_string(of.factors.size()), " numbers; ",
+                                              std::to_string(factors), " are needed"}));
+    for (const float one : of.factors)
+        if (auto fine = check_number(joined({name, ".factors"}), static_cast<double>(one), 1e-6, 1e6); !fine)
+            return fine;
+    return {};
+}
+
+} // namespace detail
+
+}} // namespace kvcache
+
+// ---- kvcache/model/config.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Sizes of a model's recurrent layers. recurrent_mixer.hpp has the formulas.
+struct recurrence_config {
+    /// Channels of a convolution whose states and weights are stored together.
+    static constexpr std::size_t block_channels = 64;
+
+    std::size_t taps = 0; ///< Tokens that a convolution reads, the newest included.
+    // Of Mamba-2 key heads are groups, keys are B and C, and value heads are heads.
+    std::size_t key_heads = 0, value_heads = 0;
+    std::size_t key_dim = 0, value_dim = 0;
+    bool biased = false;       ///< The convolution has biases.
+    bool joined_heads = false; ///< Files have the rows of q, k, v and gate of each key head together.
+    bool joined_rates = false; ///< And those of beta and decay.
+    bool tiled = false;        ///< Value head i reads key head i % key_heads; else i / (value_heads / key_heads).
+
+    friend bool operator==(const recurrence_config&, const recurrence_config&) = default;
+};
+
+/// What one layer does that others of its model do not.
+struct layer_config {
+    std::size_t window = 0; ///< Tokens that a query reads, its own included; 0: all.
+    bool rotates = true;    ///< Queries and keys have RoPE.
+    bool experts = false;   ///< Its MLP is a mixture of experts.
+    bool recurrent = false; ///< It has model_config::mixer for attention.
+
+    friend bool operator==(const layer_config&, const layer_config&) = default;
+};
+
+/// A mixture of experts: MLPs of which each token uses those with the highest scores of a router.
+struct expert_config {
+    std::size_t count = 0; ///< Experts of a layer; 0: no layer has any.
+    std::size_t used = 0;  ///< Experts that a token uses.
+    std::size_t size = 0;  ///< Intermediate size of an expert.
+    std::size_t shared =
+        0;               ///< Intermediate size of an expert that every token uses, times sigmoid of a score; 0: none.
+    bool biased = false; ///< Experts and their router have biases.
+    bool normalized = false; ///< The shares of a token's experts sum to 1; else they are those of all experts.
+
+    friend bool operator==(const expert_config&, const expert_config&) = default;
+};
+
+/// Dimensions and options of a decoder: blocks of grouped-query attention and a gated MLP, each with RMS norms, around
+/// a residual stream. The defaults are Llama's.
+///
+///     x = embedding_scale * embedding[token]
+///     each layer:  x += residual_scale * norm(attention(norm(x)));  x += residual_scale * norm(mlp(norm(x)))
+///     logits = cap(logit_scale * head norm(x)),  cap(y) = logit_cap * tanh(y / logit_cap)
+///
+/// with the norms that `norms` says. weight_names.hpp has the weights and their shapes.
+struct model_config {
+    static constexpr std::size_t most_layers = 1u << 13, most_experts = 1u << 16; ///< Experts of all layers.
+
+    std::string architecture = "llama"; ///< One of known_architectures.
+    std::size_t hidden_size = 0;
+    std::size_t intermediate_size = 0;
+    std::size_t layers = 0;
+    std::size_t heads = 0;
+    std::size_t kv_heads = 0;
+    std::size_t head_dim = 0;
+    std::size_t vocabulary = 0;
+    std::size_t max_positions = 2048; ///< Context length of the training; RoPE itself has no limit.
+    float rms_norm_eps = 1e-6F;
+    rope_config rope = {};
+    bool tied_head = false;              ///< The output head shares the embedding.
+    bool qkv_bias = false;               ///< q, k and v have biases.
+    bool output_bias = false;            ///< o has a bias.
+    bool mlp_bias = false;               ///< gate, up and down have biases.
+    head_norm qk_norm = head_norm::none; ///< RMS norm of q and k, before RoPE.
+    std::vector<token_id> bos = {};
+    std::vector<token_id> eos = {};
+    norm_placement norms = norm_placement::before;
+    gate_function gate = gate_function::silu;
+    float gate_alpha = 1.702F; ///< Of gate_function::clamped_silu.
+    float gate_limit = 7.0F;
+    bool sinks = false; ///< Each head of a layer has a learned attention sink.
+    float embedding_scale = 1.0F;
+    float score_scale = 0.0F; ///< Factor of attention scores; 0: head_dim^-0.5.
+    float score_cap = 0.0F;   ///< Scores become score_cap * tanh(score / score_cap); 0: they stay.
+    float residual_scale = 1.0F;
+    float logit_scale = 1.0F;
+    float logit_cap = 0.0F;                                ///< 0: logits stay.
+    std::optional<rope_config> window_rope = std::nullopt; ///< RoPE of layers with a window, if it is another one.
+    std::size_t rotary_dim = 0;   ///< Dimensions of a head that RoPE rotates, the first ones; 0: all.
+    bool joined_mlp = false;      ///< Files have gate and up in one matrix.
+    bool gated_attention = false; ///< The output of attention is multiplied by sigmoid of a gate, of q's projection.
+    layer_mixer mixer = layer_mixer::attention; ///< Of recurrent layers.
+    recurrence_config recurrence = {};
+    expert_config experts = {};
+    std::vector<layer_config> each_layer = {}; ///< (layers); empty: all have the defaults.
+
+    friend bool operator==(const model_config&, const model_config&) = default;
+
+    /// Dimensions of a head that RoPE rotates.
+    [[nodiscard]] std::size_t rotated() const noexcept { return rotary_dim != 0 ? rotary_dim : head_dim; }
+
+    /// What a layer does. Requires: layer < layers.
+    [[nodiscard]] layer_config layer(std::size_t layer) const {
+        return each_layer.empty() ? layer_config{} : each_layer[layer];
+    }
+
+    /// Numbers that the input projection of a recurrent layer gives: B, C and x; q, k, v, z, b and a; or z, x, B, C and
+    /// the time step of each head.
+    [[nodiscard]] std::size_t mixer_inputs() const noexcept {
+        switch (mixer) {
+        case layer_mixer::attention:
+            return 0;
+        case layer_mixer::short_convolution:
+            return 3 * hidden_size;
+        default:
+            return convolved() + mixer_outputs() + recurrence.value_heads * (mixer == layer_mixer::mamba2 ? 1 : 2);
+        }
+    }
+    /// Numbers that its output projection reads.
+    [[nodiscard]] std::size_t mixer_outputs() const noexcept {
+        return mixer == layer_mixer::attention           ? 0
+               : mixer == layer_mixer::short_convolution ? hidden_size
+                                                         : recurrence.value_heads * recurrence.value_dim;
+    }
+    /// Channels of its convolution.
+    [[nodiscard]] std::size_t convolved() const noexcept {
+        const bool keyed = mixer == layer_mixer::gated_delta || mixer == layer_mixer::mamba2;
+        return mixer_outputs() + (keyed ? 2 * recurrence.key_heads * recurrence.key_dim : 0);
+    }
+    /// Floats of its state: the inputs of the convolution, then (keys, values) of each head.
+    [[nodiscard]] std::size_t state_floats() const noexcept {
+        if (mixer == layer_mixer::attention)
+            return 0;
+        return convolved() * (recurrence.taps - 1) + recurrence.value_heads * recurrence.key_dim * recurrence.value_dim;
+    }
+
+    /// Checks that the fields are valid and that all products of two extents fit 48 bits. Returns: an error that names
+    /// the first invalid field.
+    [[nodiscard]] result<void> check() const;
+};
+
+namespace detail {
+
+/// Checks the sizes of recurrent layers.
+[[nodiscard]] inline result<void> check_recurrence(layer_mixer mixer, const recurrence_config& of) {
+    if (mixer == layer_mixer::attention)
+        return {};
+    if (auto fine = check_extent("recurrence.taps", of.taps, 16); !fine)
+        return fine;
+    if (mixer == layer_mixer::short_convolution)
+        return {};
+    const struct {
+        std::string_view name;
+        std::size_t value, most;
+    } sizes[] = {{"recurrence.key_heads", of.key_heads, 1u << 12},
+                 {"recurrence.value_heads", of.value_heads, 1u << 12},
+                 {"recurrence.key_dim", of.key_dim, 1u << 12},
+                 {"recurrence.value_dim", of.value_dim, 1u << 12}};
+    for (const auto& [name, value, most] : sizes)
+        if (auto fine = check_extent(name, value, most); !fine)
+            return fine;
+    if (of.value_heads % of.key_heads != 0)
+        return error{error_code::mismatched, "recurrence.key_heads",
+                     std::to_string(of.value_heads) + " value heads do not share " + std::to_string(of.key_heads) +
+                         " key heads evenly"};
+    return {};
+}
+
 } // namespace detail
 
 inline result<void> model_config::check() const {
@@ -17610,7 +18714,7 @@ inline result<void> model_config::check() const {
         std::size_t value, most;
     } extents[] = {
         {"hidden_size", hidden_size, 1u << 20}, {"intermediate_size", intermediate_size, 1u << 22},
-        {"layers", layers, 1u << 13},           {"heads", heads, 1u << 13},
+        {"layers", layers, most_layers},        {"heads", heads, 1u << 13},
         {"kv_heads", kv_heads, 1u << 13},       {"head_dim", head_dim, 1u << 12},
         {"vocabulary", vocabulary, 1u << 24},   {"max_positions", max_positions, 1u << 30},
     };
@@ -17627,31 +18731,58 @@ inline result<void> model_config::check() const {
     if (!(std::isfinite(rms_norm_eps) && rms_norm_eps > 0 && rms_norm_eps < 1))
         return error{error_code::out_of_range, "rms_norm_eps",
                      "rms_norm_eps is " + std::to_string(rms_norm_eps) + "; it must be above 0 and below 1"};
+    if (rotary_dim > head_dim || rotary_dim % 2 != 0)
+        return error{error_code::mismatched, "rotary_dim",
+                     "rotary_dim is " + std::to_string(rotary_dim) + "; it must be even and at most head_dim, " +
+                         std::to_string(head_dim)};
+    if (auto fine = detail::check_rope("rope", rope, rotated()); !fine)
+        return fine;
+    if (window_rope)
+        if (auto fine = detail::check_rope("window_rope", *window_rope, rotated()); !fine)
+            return fine;
     const struct {
         std::string_view name;
-        double value, least, most;
-    } numbers[] = {
-        {"rope.theta", rope.theta, 1.0, 1e15},
-        {"rope.factor", rope.factor, 1e-3, 1e6},
-        {"rope.low_freq_factor", rope.low_freq_factor, 1e-6, 1e6},
-        {"rope.high_freq_factor", rope.high_freq_factor, 1e-6, 1e6},
-        {"rope.original_max_positions", rope.original_max_positions, 1.0, 1073741824.0},
-    };
-    for (const auto& [name, value, least, most] : numbers)
-        if (auto fine = detail::check_number(name, value, least, most); !fine)
+        float value, least;
+    } factors[] = {{"embedding_scale", embedding_scale, 1e-6F},
+                   {"score_scale", score_scale, 0.0F},
+                   {"score_cap", score_cap, 0.0F},
+                   {"residual_scale", residual_scale, 1e-6F},
+                   {"logit_scale", logit_scale, 1e-6F},
+                   {"logit_cap", logit_cap, 0.0F},
+                   {"gate_alpha", gate_alpha, 1e-6F},
+                   {"gate_limit", gate_limit, 1e-6F}};
+    for (const auto& [name, value, least] : factors)
+        if (auto fine = detail::check_number(name, static_cast<double>(value), static_cast<double>(least), 1e6); !fine)
             return fine;
-    if (rope.scaling == rope_config::kind::llama3 && !(rope.high_freq_factor > rope.low_freq_factor))
-        return error{error_code::mismatched, "rope.high_freq_factor",
-                     "rope.high_freq_factor must be above rope.low_freq_factor"};
-
-    const std::size_t factors = rope.scaling == rope_config::kind::factors ? head_dim / 2 : 0;
-    if (rope.factors.size() != factors)
-        return error{error_code::mismatched, "rope.factors",
-                     "rope.factors has " + std::to_string(rope.factors.size()) + " numbers; " +
-                         std::to_string(factors) + " are needed"};
-    for (const float one : rope.factors)
-        if (auto fine = detail::check_number("rope.factors", static_cast<double>(one), 1e-6, 1e6); !fine)
-            return fine;
+    if (!each_layer.empty() && each_layer.size() != layers)
+        return error{error_code::mismatched, "each_layer",
+                     "each_layer describes " + std::to_string(each_layer.size()) + " layers of " +
+                         std::to_string(layers)};
+    if (experts.count != 0) {
+        const struct {
+            std::string_view name;
+            std::size_t value, most;
+        } sizes[] = {{"experts.count", experts.count, 1u << 12},
+                     {"experts.used", experts.used, experts.count},
+                     {"experts.size", experts.size, 1u << 22}};
+        for (const auto& [name, value, most] : sizes)
+            if (auto fine = detail::check_extent(name, value, most); !fine)
+                return fine;
+    }
+    if (experts.count * layers > most_experts)
+        return error{error_code::out_of_range, "experts.count",
+                     "all layers together have more than " + std::to_string(most_experts) + " experts"};
+    if (auto fine = detail::check_recurrence(mixer, recurrence); !fine)
+        return fine;
+    for (const layer_config& one : each_layer) {
+        if (one.recurrent && mixer == layer_mixer::attention)
+            return error{error_code::mismatched, "mixer", "a layer is recurrent, but the model has no such layers"};
+        if (one.experts && experts.count == 0)
+            return error{error_code::mismatched, "experts.count", "a layer has experts, but there are none"};
+        if (one.window > (1u << 30))
+            return error{error_code::out_of_range, "window",
+                         "a window of " + std::to_string(one.window) + " tokens; it must be below 2^30"};
+    }
 
     for (const token_id token : bos)
         if (index_of(token) < 0)
@@ -17662,68 +18793,37 @@ inline result<void> model_config::check() const {
     return {};
 }
 
-/// Name of a weight in a Hugging Face checkpoint, and its shape.
-struct weight_name {
-    std::string name = {};
-    std::vector<std::size_t> shape = {}; ///< Outermost first; (out, in) for a matrix.
+}} // namespace kvcache
 
-    friend bool operator==(const weight_name&, const weight_name&) = default;
-};
+// ---- kvcache/model/activations.hpp --------------------------------------------------------------------------------
 
-inline constexpr std::string_view embedding_name = "model.embed_tokens.weight"; ///< (vocabulary, hidden)
-inline constexpr std::string_view final_norm_name = "model.norm.weight";        ///< (hidden)
-inline constexpr std::string_view head_name = "lm_head.weight";                 ///< (vocabulary, hidden)
+namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Full name of a weight of layer `layer`: "model.layers.3.self_attn.q_proj.weight" for "self_attn.q_proj.weight".
-[[nodiscard]] inline std::string layer_weight_name(std::size_t layer, std::string_view part) {
-    return "model.layers." + std::to_string(layer) + "." + std::string(part);
-}
+/// Activations of a batch between two steps of a pass. The row stride avoids cache-set conflicts. (rows, columns)
+class activations {
+public:
+    explicit activations(std::size_t columns) : columns_(columns), stride_(row_stride(columns)) {}
 
-/// Weights of layer `layer`, with the biases and norms of `config`. Requires: layer < config.layers.
-[[nodiscard]] inline std::vector<weight_name> layer_weights(const model_config& config, std::size_t layer) {
-    expects(layer < config.layers, "a layer is one of the model's");
-    const std::size_t hidden = config.hidden_size;
-    const std::size_t inner = config.intermediate_size;
-    const std::size_t query = config.heads * config.head_dim;
-    const std::size_t shared = config.kv_heads * config.head_dim;
-
-    std::vector<weight_name> weights;
-    const auto vector = [&](std::string_view part, std::size_t extent) {
-        weights.push_back({layer_weight_name(layer, part), {extent}});
-    };
-    const auto product = [&](const std::string& part, std::size_t out, std::size_t in, bool bias) {
-        weights.push_back({layer_weight_name(layer, part + ".weight"), {out, in}});
-        if (bias)
-            vector(part + ".bias", out);
-    };
-    vector("input_layernorm.weight", hidden);
-    product("self_attn.q_proj", query, hidden, config.qkv_bias);
-    product("self_attn.k_proj", shared, hidden, config.qkv_bias);
-    product("self_attn.v_proj", shared, hidden, config.qkv_bias);
-    if (config.qk_norm) {
-        vector("self_attn.q_norm.weight", config.head_dim);
-        vector("self_attn.k_norm.weight", config.head_dim);
+    /// Ensures memory for `rows` rows, whose content is undefined. Allocates only if it grows.
+    void make_room(std::size_t rows) {
+        if (numbers_.size() < rows * stride_)
+            numbers_ = aligned_vector<float>(rows * stride_);
     }
-    product("self_attn.o_proj", hidden, query, config.output_bias);
-    vector("post_attention_layernorm.weight", hidden);
-    product("mlp.gate_proj", inner, hidden, config.mlp_bias);
-    product("mlp.up_proj", inner, hidden, config.mlp_bias);
-    product("mlp.down_proj", hidden, inner, config.mlp_bias);
-    return weights;
-}
 
-/// All weights of a model, in order of use; without lm_head if the head is tied.
-[[nodiscard]] inline std::vector<weight_name> weights_of(const model_config& config) {
-    std::vector<weight_name> weights;
-    weights.push_back({std::string(embedding_name), {config.vocabulary, config.hidden_size}});
-    for (std::size_t layer = 0; layer != config.layers; ++layer)
-        for (weight_name& weight : layer_weights(config, layer))
-            weights.push_back(std::move(weight));
-    weights.push_back({std::string(final_norm_name), {config.hidden_size}});
-    if (!config.tied_head)
-        weights.push_back({std::string(head_name), {config.vocabulary, config.hidden_size}});
-    return weights;
-}
+    [[nodiscard]] std::size_t columns() const noexcept { return columns_; }
+    [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
+
+    [[nodiscard]] std::span<float> row(std::size_t i) { return {numbers_.data() + i * stride_, columns_}; }
+
+    /// The first rows, as input or output of a GEMM.
+    [[nodiscard]] rows_in in(std::size_t rows) const { return {numbers_.data(), rows, stride_}; }
+    [[nodiscard]] rows_out out() { return {numbers_.data(), stride_}; }
+
+private:
+    std::size_t columns_;
+    std::size_t stride_;
+    aligned_vector<float> numbers_;
+};
 
 }} // namespace kvcache
 
@@ -20221,8 +21321,47 @@ enum class dtype : std::uint8_t {
     return "?";
 }
 
-/// View of a stored weight, in little-endian bytes without alignment. It owns only its shape; the bytes belong to the
-/// checkpoint.
+/// Heads of q and k that checkpoints store in another order. Where RoPE rotates the first dimensions of a head only:
+/// the reference transformer rotates dimension i with dimension i + head_dim / 2, so it has the first half of those
+/// that are rotated at the begin of a head, the second half at head_dim / 2, and the others after them. Where a head is
+/// stored with other parts of the same weight, as its gate: all heads, then all second parts, and so on.
+struct head_layout {
+    std::size_t rows = 0;                  ///< The first rows of a weight are in such heads; 0: none.
+    std::size_t head_dim = 0;              ///< Rows of a head.
+    std::size_t rotary = 0;                ///< Rows of a head that are rotated.
+    std::array<std::size_t, 4> parts = {}; ///< Rows that are stored after one another for each head; none: the head.
+
+    friend bool operator==(const head_layout&, const head_layout&) = default;
+
+    /// Where a row is in the order of checkpoints.
+    [[nodiscard]] std::size_t stored(std::size_t row) const noexcept {
+        if (row >= rows)
+            return row;
+        if (parts[0] == 0)
+            return row - row % head_dim + in_stored_head(row % head_dim);
+        const std::size_t stride = parts[0] + parts[1] + parts[2] + parts[3], heads = rows / stride;
+        std::size_t first = 0, before = 0; // rows of the parts before, of all heads and of one
+        for (std::size_t part = 0;; ++part) {
+            if (const std::size_t at = row - first; at < heads * parts[part]) {
+                const std::size_t in_part = at % parts[part];
+                return at / parts[part] * stride + before + (part == 0 ? in_stored_head(in_part) : in_part);
+            }
+            first += heads * parts[part];
+            before += parts[part];
+        }
+    }
+
+private:
+    [[nodiscard]] std::size_t in_stored_head(std::size_t in_head) const noexcept {
+        if (rotary == head_dim)
+            return in_head;
+        const std::size_t half = head_dim / 2, turned = rotary / 2, at = in_head % half, upper = in_head / half;
+        return at < turned ? at + upper * turned : rotary + at - turned + upper * (half - turned);
+    }
+};
+
+/// View of a stored weight, in little-endian bytes without alignment. The bytes belong to the checkpoint, unless it
+/// stores the weight in another order.
 ///
 /// Weights may be quantised in blocks; a row is whole blocks. The rows of a head may be stored interleaved, as GGUF
 /// files of the llama architecture have them for q and k: row i + j * head_rows / 2 of a head (j is 0 or 1) is stored
@@ -20231,8 +21370,10 @@ struct tensor_view {
     kvcache::dtype dtype = kvcache::dtype::f32; ///< Format of the numbers; F32 for blocks, which it reads as such.
     std::vector<std::size_t> shape = {};        ///< Outermost first, row-major.
     std::span<const std::byte> bytes = {};      ///< All of it, as stored: whole blocks, or bytes_of(dtype) an element.
-    std::optional<block_format> blocks = std::nullopt; ///< Format of quantised weights.
-    std::size_t head_rows = 0;                         ///< Rows of a head that is stored interleaved; 0: none is.
+    std::optional<block_format> blocks = std::nullopt;  ///< Format of quantised weights.
+    std::size_t head_rows = 0;                          ///< Rows of a head that is stored interleaved; 0: none is.
+    head_layout heads = {};                             ///< Heads that are stored in another order.
+    std::shared_ptr<const std::byte[]> owned = nullptr; ///< Memory of the bytes, where they are not the checkpoint's.
 
     /// Number of elements.
     [[nodiscard]] std::size_t size() const noexcept {
@@ -20246,6 +21387,7 @@ struct tensor_view {
 
     /// Where row `row` is stored: its number among the rows in `bytes`. Requires: row < rows().
     [[nodiscard]] std::size_t stored_row(std::size_t row) const noexcept {
+        row = heads.stored(row);
         if (head_rows == 0)
             return row;
         const std::size_t half = head_rows / 2, in_head = row % head_rows;
@@ -20268,7 +21410,7 @@ struct tensor_view {
 
     /// The 16 bits of element `index`. Requires: index < size(), and a 16-bit format whose rows are in order.
     [[nodiscard]] std::uint16_t bits(std::size_t index) const {
-        expects(index < size() && bytes_of(dtype) == 2 && head_rows == 0,
+        expects(index < size() && bytes_of(dtype) == 2 && head_rows == 0 && heads.rows == 0,
                 "bits are read inside a view of 16-bit numbers");
         return static_cast<std::uint16_t>(halfword(index));
     }
@@ -20277,7 +21419,7 @@ struct tensor_view {
     /// size().
     void read(std::size_t first, std::span<float> out) const {
         expects(first <= size() && out.size() <= size() - first, "a tensor view is read only inside its bytes");
-        if (head_rows == 0)
+        if (head_rows == 0 && heads.rows == 0)
             return read_stored(first, out);
         const std::size_t width = size() / rows();
         while (!out.empty()) {
@@ -20344,7 +21486,7 @@ private:
 
 }} // namespace kvcache
 
-// ---- kvcache/model/linear.hpp -------------------------------------------------------------------------------------
+// ---- kvcache/model/packed_weights.hpp -----------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -20489,6 +21631,12 @@ inline void pack_rows(std::span<const tensor_view> parts, const matrix_format& f
         return pack(reinterpret_cast<bfloat16*>(to));
     }
 }
+
+}} // namespace kvcache
+
+// ---- kvcache/model/linear.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Linear map y = x W^T + b with packed weights in their stored format: F32, BF16, F16 or quantised blocks. All widen
 /// exactly to float32, so the format determines speed and memory, never the bits of the result. Alternatively products
@@ -20643,7 +21791,793 @@ private:
 
 }} // namespace kvcache
 
-// ---- kvcache/model/weights.hpp ------------------------------------------------------------------------------------
+// ---- kvcache/model/architectures/gemma2.hpp -----------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Names of the four norms of Gemma's blocks, and of OLMo 2's.
+inline constexpr weight_naming gemma_names[] = {
+    {weight_role::attention_output_norm, "post_attention_layernorm", "post_attention_norm"},
+    {weight_role::mlp_norm, "pre_feedforward_layernorm", "ffn_norm"},
+    {weight_role::mlp_output_norm, "post_feedforward_layernorm", "post_ffw_norm"},
+};
+
+/// Gemma 2 (Google 2024): norms before and after, caps of scores and logits, a window in every other layer.
+inline constexpr architecture gemma2 = {
+    .name = "gemma2",
+    .model_type = "gemma2",
+    .class_name = "Gemma2ForCausalLM",
+    .norms = norm_placement::both,
+    .gate = gate_function::gelu,
+    .bias_option = true,
+    .scaled_embedding = true,
+    .score_scale = true,
+    .caps = true,
+    .norm_offset = true,
+    .window_period = 2,
+    .window = 4096,
+    .kv_heads = 4,
+    .head_dim = 256,
+    .max_positions = 8192,
+    .bos = 2,
+    .eos = 1,
+    .tied_head = true,
+    .score_cap = 50.0,
+    .logit_cap = 30.0,
+    .scaled_by_hidden = 46,
+    .names = gemma_names,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/gemma3.hpp -----------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Gemma 3, text (Google 2025): norms before and after, normalized heads of q and k, a window in five of six layers
+/// with a RoPE of its own.
+inline constexpr architecture gemma3 = {
+    .name = "gemma3",
+    .model_type = "gemma3_text",
+    .class_name = "Gemma3ForCausalLM",
+    .norms = norm_placement::both,
+    .gate = gate_function::gelu,
+    .qk_norm = head_norm::each,
+    .bias_option = true,
+    .scaled_embedding = true,
+    .score_scale = true,
+    .caps = true,
+    .norm_offset = true,
+    .window_period = 6,
+    .window = 4096,
+    .window_theta = 10000.0,
+    .window_theta_field = "rope_local_base_freq",
+    .kv_heads = 4,
+    .head_dim = 256,
+    .max_positions = 131072,
+    .theta = 1000000.0,
+    .bos = 2,
+    .eos = 1,
+    .tied_head = true,
+    .scaled_by_hidden = 62,
+    .names = gemma_names,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/gpt_oss.hpp ----------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+inline constexpr weight_naming gpt_oss_names[] = {
+    {weight_role::mlp_norm, "post_attention_layernorm", "post_attention_norm"},
+    {weight_role::router, "mlp.router", "ffn_gate_inp"},
+};
+
+/// gpt-oss (OpenAI 2025): a window of 128 in every other layer, a learned sink for each head, YaRN, and four experts of
+/// a token with biases and a clamped gate.
+inline constexpr architecture gpt_oss = {
+    .name = "gpt-oss",
+    .model_type = "gpt_oss",
+    .class_name = "GptOssForCausalLM",
+    .gate = gate_function::clamped_silu,
+    .bias_option = true,
+    .bias_default = true,
+    .sinks = true,
+    .experts = true,
+    .biased_experts = true,
+    .normalized_experts = true,
+    .window_period = 2,
+    .window = 128,
+    .rope_required = true,
+    .yarn_truncates = false,
+    .kv_heads = 8,
+    .head_dim = 64,
+    .max_positions = 131072,
+    .eps = 1e-5,
+    .theta = 150000.0,
+    .expert_count = 128,
+    .experts_used = 4,
+    .names = gpt_oss_names,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/granite.hpp ----------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Granite 3, dense: Llama's blocks with factors of embedding, residual stream, scores and logits (IBM 2024).
+inline constexpr architecture granite = {
+    .name = "granite",
+    .model_type = "granite",
+    .class_name = "GraniteForCausalLM",
+    .bias_option = true,
+    .mlp_bias_option = true,
+    .multipliers = true,
+    .max_positions = 2048,
+    .bos = 1,
+    .eos = 2,
+    .interleaved = true,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/granitehybrid.hpp ----------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+inline constexpr weight_naming granitehybrid_names[] = {
+    {weight_role::mlp_norm, "post_attention_layernorm", "ffn_norm"},
+    {weight_role::gate_up, "shared_mlp.input_linear"},
+    {weight_role::down, "shared_mlp.output_linear", "ffn_down"},
+    {weight_role::mixer_input, "mamba.in_proj", "ssm_in"},
+    {weight_role::mixer_convolution, "mamba.conv1d", "ssm_conv1d"},
+    {weight_role::mixer_time_bias, "mamba.dt_bias", "ssm_dt.bias", true},
+    {weight_role::mixer_decay, "mamba.A_log", "ssm_a", true},
+    {weight_role::mixer_skip, "mamba.D", "ssm_d", true},
+    {weight_role::mixer_norm, "mamba.norm", "ssm_norm"},
+    {weight_role::mixer_output, "mamba.out_proj", "ssm_out"},
+};
+
+/// Granite 4 (IBM 2025), hybrid models with dense MLPs: Mamba-2 in most layers, attention without RoPE in the others.
+inline constexpr architecture granitehybrid = {
+    .name = "granitehybrid",
+    .model_type = "granitemoehybrid",
+    .class_name = "GraniteMoeHybridForCausalLM",
+    .bias_option = true,
+    .multipliers = true,
+    .joined_mlp = true,
+    .mixer = layer_mixer::mamba2,
+    .rope_option = true,
+    .max_positions = 2048,
+    .bos = 1,
+    .eos = 2,
+    .names = granitehybrid_names,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/lfm2.hpp -------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+inline constexpr weight_naming lfm2_names[] = {
+    {weight_role::final_norm, "model.embedding_norm", "token_embd_norm"},
+    {weight_role::attention_norm, "operator_norm", "attn_norm"},
+    {weight_role::query_norm, "self_attn.q_layernorm", "attn_q_norm"},
+    {weight_role::key_norm, "self_attn.k_layernorm", "attn_k_norm"},
+    {weight_role::attention_output, "self_attn.out_proj", "attn_output"},
+    {weight_role::mlp_norm, "ffn_norm", "ffn_norm"},
+    {weight_role::gate, "feed_forward.w1", "ffn_gate"},
+    {weight_role::up, "feed_forward.w3", "ffn_up"},
+    {weight_role::down, "feed_forward.w2", "ffn_down"},
+    {weight_role::mixer_input, "conv.in_proj", "shortconv.in_proj"},
+    {weight_role::mixer_convolution, "conv.conv", "shortconv.conv"},
+    {weight_role::mixer_output, "conv.out_proj", "shortconv.out_proj"},
+};
+
+/// LFM2 (Liquid AI 2025): short convolutions in most layers, grouped-query attention in the others.
+inline constexpr architecture lfm2 = {
+    .name = "lfm2",
+    .model_type = "lfm2",
+    .class_name = "Lfm2ForCausalLM",
+    .qk_norm = head_norm::each,
+    .mixer = layer_mixer::short_convolution,
+    .kv_heads = 8,
+    .max_positions = 128000,
+    .eps = 1e-5,
+    .eps_field = "norm_eps",
+    .theta = 1000000.0,
+    .bos = 1,
+    .eos = 2,
+    .tied_head = true,
+    .names = lfm2_names,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/llama.hpp ------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Llama 1 to 3.1, TinyLlama, SmolLM and SmolLM2 (Touvron et al. 2023). GGUF files of Mistral are of this one.
+inline constexpr architecture llama = {
+    .name = "llama",
+    .model_type = "llama",
+    .class_name = "LlamaForCausalLM",
+    .bias_option = true,
+    .mlp_bias_option = true,
+    .experts = true, // of GGUF files of Mixtral
+    .normalized_experts = true,
+    .max_positions = 2048,
+    .bos = 1,
+    .eos = 2,
+    .interleaved = true,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/mistral.hpp ----------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Mistral 7B and its successors: Llama's blocks, with a window in all layers unless it is off (Jiang et al. 2023).
+inline constexpr architecture mistral = {
+    .name = "mistral",
+    .model_type = "mistral",
+    .class_name = "MistralForCausalLM",
+    .window_period = 1,
+    .window = 4096,
+    .kv_heads = 8,
+    .max_positions = 131072,
+    .bos = 1,
+    .eos = 2,
+    .has_gguf = false,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/mixtral.hpp ----------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Names of Mixtral's experts.
+inline constexpr weight_naming mixtral_names[] = {
+    {weight_role::router, "block_sparse_moe.gate", "ffn_gate_inp"},
+    {weight_role::expert_gate, "block_sparse_moe.experts.*.w1", "ffn_gate_exps"},
+    {weight_role::expert_up, "block_sparse_moe.experts.*.w3", "ffn_up_exps"},
+    {weight_role::expert_down, "block_sparse_moe.experts.*.w2", "ffn_down_exps"},
+};
+
+/// Mixtral: Mistral's blocks with a mixture of experts (Jiang et al. 2024). GGUF files of it name llama.
+inline constexpr architecture mixtral = {
+    .name = "mixtral",
+    .model_type = "mixtral",
+    .class_name = "MixtralForCausalLM",
+    .experts = true,
+    .normalized_experts = true,
+    .window_period = 1,
+    .kv_heads = 8,
+    .max_positions = 131072,
+    .eps = 1e-5,
+    .theta = 1000000.0,
+    .bos = 1,
+    .eos = 2,
+    .expert_count = 8,
+    .experts_used = 2,
+    .has_gguf = false,
+    .names = mixtral_names,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/olmo2.hpp ------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// OLMo 2 (OLMo 2 2024): Llama's blocks with norms of what attention and MLP give instead of what they take, and of all
+/// heads of q and k together.
+inline constexpr architecture olmo2 = {
+    .name = "olmo2",
+    .model_type = "olmo2",
+    .class_name = "Olmo2ForCausalLM",
+    .norms = norm_placement::after,
+    .qk_norm = head_norm::all,
+    .bias_option = true,
+    .max_positions = 2048,
+    .eps = 1e-5,
+    .eos = 50279,
+    .names = gemma_names,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/phi3.hpp -------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Names of the fused matrices of Phi-3.
+inline constexpr weight_naming phi3_names[] = {
+    {weight_role::query_key_value, "self_attn.qkv_proj", "attn_qkv"},
+    {weight_role::gate_up, "mlp.gate_up_proj", "ffn_up"},
+};
+
+/// Phi-3 and Phi-4, dense: Llama's blocks with fused matrices, a window in all layers where the file has one, and
+/// factors of RoPE for long contexts (Abdin et al. 2024).
+inline constexpr architecture phi3 = {
+    .name = "phi3",
+    .model_type = "phi3",
+    .class_name = "Phi3ForCausalLM",
+    .fused = true,
+    .partial_rope = true,
+    .long_rope = true,
+    .window_period = 1,
+    .max_positions = 4096,
+    .eps = 1e-5,
+    .bos = 1,
+    .eos = 32000,
+    .names = phi3_names,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/qwen2.hpp ------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Qwen 1.5 to 2.5: Llama's blocks with biases of q, k and v (Yang et al. 2024).
+inline constexpr architecture qwen2 = {
+    .name = "qwen2",
+    .model_type = "qwen2",
+    .class_name = "Qwen2ForCausalLM",
+    .qkv_bias = true,
+    .window_switch = true,
+    .kv_heads = 32,
+    .max_positions = 32768,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/qwen3.hpp ------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Qwen3, dense: Llama's blocks with normalized heads of q and k (Yang et al. 2025).
+inline constexpr architecture qwen3 = {
+    .name = "qwen3",
+    .model_type = "qwen3",
+    .class_name = "Qwen3ForCausalLM",
+    .qk_norm = head_norm::each,
+    .bias_option = true,
+    .window_switch = true,
+    .kv_heads = 32,
+    .head_dim = 128,
+    .max_positions = 32768,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/qwen35.hpp -----------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+inline constexpr weight_naming qwen35_names[] = {
+    {weight_role::mlp_norm, "post_attention_layernorm", "post_attention_norm"},
+};
+
+/// Qwen3.5 (Qwen 2026), text: Gated DeltaNet in three of four layers, gated attention with a partial rotation in the
+/// others.
+inline constexpr architecture qwen35 = {
+    .name = "qwen35",
+    .model_type = "qwen3_5_text",
+    .class_name = "Qwen3_5ForCausalLM",
+    .qk_norm = head_norm::each,
+    .bias_option = true,
+    .norm_offset = true,
+    .mixer = layer_mixer::gated_delta,
+    .attention_period = 4,
+    .tiled_values = true,
+    .gated_attention = true,
+    .partial_rope = true,
+    .rotary_part = 0.25,
+    .rope_sections = true,
+    .kv_heads = 4,
+    .head_dim = 256,
+    .max_positions = 32768,
+    .names = qwen35_names,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/qwen35moe.hpp --------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Qwen3.5 with a mixture of experts (Qwen 2026), text: Qwen3.5's layers, and a shared expert.
+inline constexpr architecture qwen35moe = [] {
+    architecture made = qwen35;
+    made.name = "qwen35moe";
+    made.model_type = "qwen3_5_moe_text";
+    made.class_name = "Qwen3_5MoeForCausalLM";
+    made.experts = true;
+    made.kv_heads = 2;
+    made.expert_size = 512;
+    made.shared_size = 512;
+    made.expert_count = 256;
+    made.experts_used = 8;
+    return made;
+}();
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/qwen3moe.hpp ---------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Qwen3 with a mixture of experts (Yang et al. 2025): Qwen3's attention.
+inline constexpr architecture qwen3moe = {
+    .name = "qwen3moe",
+    .model_type = "qwen3_moe",
+    .class_name = "Qwen3MoeForCausalLM",
+    .qk_norm = head_norm::each,
+    .bias_option = true,
+    .experts = true,
+    .window_switch = true,
+    .kv_heads = 4,
+    .max_positions = 32768,
+    .expert_count = 128,
+    .experts_used = 8,
+    .expert_size = 768,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/qwen3next.hpp --------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Qwen3-Next (Qwen 2025): Qwen3.5's layers, whose checkpoints store the inputs of Gated DeltaNet by key head, and a
+/// shared expert.
+inline constexpr architecture qwen3next = [] {
+    architecture made = qwen35;
+    made.name = "qwen3next";
+    made.model_type = "qwen3_next";
+    made.class_name = "Qwen3NextForCausalLM";
+    made.experts = true;
+    made.kv_heads = 2;
+    made.expert_size = 512;
+    made.shared_size = 512;
+    made.expert_count = 512;
+    made.experts_used = 10;
+    made.joined_heads = true;
+    made.tiled_values = false;
+    made.rope_sections = false;
+    return made;
+}();
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/smollm3.hpp ----------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// SmolLM3: Llama's blocks, of which every fourth has no RoPE (Hugging Face 2025; Yang et al. 2025, NoPE).
+inline constexpr architecture smollm3 = {
+    .name = "smollm3",
+    .model_type = "smollm3",
+    .class_name = "SmolLM3ForCausalLM",
+    .bias_option = true,
+    .mlp_bias_option = true,
+    .window_switch = true,
+    .unrotated_period = 4,
+    .kv_heads = 4,
+    .max_positions = 32768,
+    .theta = 2000000.0,
+    .bos = 128000,
+    .eos = 128001,
+    .tied_head = true,
+    .interleaved = true,
+};
+
+}}} // namespace kvcache::architectures
+
+// ---- kvcache/model/architectures/all.hpp --------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// All architectures.
+inline constexpr architecture known_architectures[] = {
+    architectures::llama,     architectures::mistral,       architectures::qwen2,   architectures::qwen3,
+    architectures::gemma2,    architectures::gemma3,        architectures::granite, architectures::olmo2,
+    architectures::phi3,      architectures::smollm3,       architectures::mixtral, architectures::qwen3moe,
+    architectures::lfm2,      architectures::qwen35,        architectures::gpt_oss, architectures::qwen35moe,
+    architectures::qwen3next, architectures::granitehybrid,
+};
+
+/// The architecture of this name, or null.
+[[nodiscard]] constexpr const architecture* find_architecture(std::string_view name) noexcept {
+    for (const architecture& one : known_architectures)
+        if (one.name == name)
+            return &one;
+    return nullptr;
+}
+
+/// The names of all architectures in a sentence, by a member: "llama, mistral and qwen2".
+[[nodiscard]] inline std::string list_of_architectures(std::string_view architecture::*name) {
+    std::string all;
+    std::size_t left = std::size(known_architectures);
+    for (const architecture& one : known_architectures) {
+        all += one.*name;
+        all += --left > 1 ? ", " : left == 1 ? " and " : "";
+    }
+    return all;
+}
+
+}} // namespace kvcache
+
+// ---- kvcache/model/weight_names.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Name of a weight in a Hugging Face checkpoint, and its shape.
+struct weight_name {
+    std::string name = {};
+    std::vector<std::size_t> shape = {}; ///< Outermost first; (out, in) for a matrix, (channels, 1, taps).
+    head_layout heads = {};              ///< Where RoPE rotates a part of each head.
+
+    friend bool operator==(const weight_name&, const weight_name&) = default;
+};
+
+/// What a checkpoint of Hugging Face stores for the numbers x of a vector.
+enum class stored_form {
+    plain,
+    less_one,        ///< x - 1
+    log_of_negative, ///< log(-x)
+};
+
+/// Tensors that are stored as one: matrices concatenated for one GEMM, or concatenated vectors.
+struct weight_group {
+    std::vector<weight_name> parts = {};
+    weight_role role = {};
+    bool bias = false; ///< Biases of the group before it.
+    stored_form form = stored_form::plain;
+    std::size_t expert = 0;  ///< Of a role that is an expert's.
+    std::size_t layer = 0;   ///< Of a role that is a layer's.
+    bool ends_layer = false; ///< Last group of a layer.
+};
+
+/// The architecture of a model; Llama's for a name that is not known.
+[[nodiscard]] inline const architecture& architecture_of(const model_config& config) {
+    const architecture* known = find_architecture(config.architecture);
+    return known != nullptr ? *known : known_architectures[0];
+}
+
+inline constexpr std::string_view embedding_name = "model.embed_tokens.weight"; ///< (vocabulary, hidden)
+inline constexpr std::string_view head_name = "lm_head.weight";                 ///< (vocabulary, hidden)
+
+/// Name of a weight of layer `layer`: "model.layers.3.self_attn.q_proj.weight" for "self_attn.q_proj.weight".
+[[nodiscard]] inline std::string layer_weight_name(std::size_t layer, std::string_view part) {
+    return detail::joined({"model.layers.", std::to_string(layer), ".", part});
+}
+
+namespace detail {
+
+/// Lists the groups of a model's weights.
+class weight_lister {
+public:
+    explicit weight_lister(const model_config& config) : config_(config), of_(architecture_of(config)) {}
+
+    [[nodiscard]] std::vector<weight_group> list() && {
+        const std::size_t hidden = config_.hidden_size;
+        global(config_.tied_head ? weight_role::embedding : weight_role::head, weight_role::head);
+        if (!config_.tied_head)
+            global(weight_role::embedding, weight_role::embedding);
+        norm(weight_role::final_norm, text(weight_role::final_norm, ".weight"), hidden);
+        for (layer_ = 0; layer_ < config_.layers; ++layer_)
+            list_layer();
+        return std::move(groups_);
+    }
+
+private:
+    struct sized_role {
+        weight_role role;
+        std::size_t outputs;
+    };
+
+    void list_layer() {
+        const bool before = config_.norms != norm_placement::after, after = config_.norms != norm_placement::before;
+        const std::size_t hidden = config_.hidden_size, inner = config_.intermediate_size;
+        if (before)
+            vector(weight_role::attention_norm, hidden);
+        if (config_.layer(layer_).recurrent)
+            list_mixer();
+        else
+            list_attention();
+        if (after)
+            vector(weight_role::attention_output_norm, hidden);
+        if (before)
+            vector(weight_role::mlp_norm, hidden);
+        if (config_.layer(layer_).experts)
+            list_experts();
+        else if (of_.fused || config_.joined_mlp)
+            product(weight_role::gate_up, {{weight_role::gate_up, 2 * inner}}, hidden, config_.mlp_bias);
+        else
+            product(weight_role::gate_up, {{weight_role::gate, inner}, {weight_role::up, inner}}, hidden,
+                    config_.mlp_bias);
+        if (!config_.layer(layer_).experts)
+            product(weight_role::down, {{weight_role::down, hidden}}, inner, config_.mlp_bias);
+        if (after)
+            vector(weight_role::mlp_output_norm, hidden);
+        groups_.back().ends_layer = true;
+    }
+
+    void list_attention() {
+        const std::size_t hidden = config_.hidden_size;
+        const std::size_t q = config_.heads * config_.head_dim, kv = config_.kv_heads * config_.head_dim;
+        if (of_.fused)
+            product(weight_role::query_key_value, {{weight_role::query_key_value, q + 2 * kv}}, hidden,
+                    config_.qkv_bias);
+        else
+            product(weight_role::query_key_value,
+                    {{weight_role::query, config_.gated_attention ? 2 * q : q},
+                     {weight_role::key, kv},
+                     {weight_role::value, kv}},
+                    hidden, config_.qkv_bias);
+        if (config_.qk_norm != head_norm::none) {
+            const bool all = config_.qk_norm == head_norm::all;
+            vector(weight_role::query_norm, all ? q : config_.head_dim);
+            vector(weight_role::key_norm, all ? kv : config_.head_dim);
+        }
+        if (config_.sinks)
+            add(weight_role::attention_sinks, {{in_layer(weight_role::attention_sinks, ""), {config_.heads}}});
+        product(weight_role::attention_output, {{weight_role::attention_output, hidden}}, q, config_.output_bias);
+    }
+
+    void list_mixer() {
+        const std::size_t hidden = config_.hidden_size, channels = config_.convolved(), out = config_.mixer_outputs();
+        const recurrence_config& of = config_.recurrence;
+        const bool delta = config_.mixer == layer_mixer::gated_delta;
+        std::vector<sized_role> inputs{{weight_role::mixer_input, config_.mixer_inputs()}};
+        if (delta && of.joined_heads)
+            inputs = {{weight_role::mixer_heads, channels + out}};
+        else if (delta)
+            inputs = {{weight_role::mixer_convolved, channels}, {weight_role::mixer_gate, out}};
+        if (delta && of.joined_rates)
+            inputs.push_back({weight_role::mixer_rates, 2 * of.value_heads});
+        else if (delta)
+            for (const weight_role rate : {weight_role::mixer_rate, weight_role::mixer_decay_input})
+                inputs.push_back({rate, of.value_heads});
+        product(weight_role::mixer_input, inputs, hidden, false);
+        add(weight_role::mixer_convolution,
+            {{in_layer(weight_role::mixer_convolution, ".weight"), {channels, 1, of.taps}}});
+        if (of.biased) {
+            add(weight_role::mixer_convolution, {{in_layer(weight_role::mixer_convolution, ".bias"), {channels}}});
+            groups_.back().bias = true;
+        }
+        if (config_.mixer != layer_mixer::short_convolution) {
+            add(weight_role::mixer_time_bias, {{in_layer(weight_role::mixer_time_bias, ""), {of.value_heads}}});
+            add(weight_role::mixer_decay, {{in_layer(weight_role::mixer_decay, ""), {of.value_heads}}});
+            groups_.back().form = stored_form::log_of_negative;
+            if (!delta)
+                add(weight_role::mixer_skip, {{in_layer(weight_role::mixer_skip, ""), {of.value_heads}}});
+            add(weight_role::mixer_norm,
+                {{in_layer(weight_role::mixer_norm, ".weight"), {delta ? of.value_dim : out}}});
+        }
+        product(weight_role::mixer_output, {{weight_role::mixer_output, hidden}}, out, false);
+    }
+
+    void list_experts() {
+        const std::size_t hidden = config_.hidden_size, inner = config_.experts.size;
+        const bool biased = config_.experts.biased;
+        product(weight_role::router, {{weight_role::router, config_.experts.count}}, hidden, biased);
+        for (expert_ = 0; expert_ < config_.experts.count; ++expert_) {
+            product(weight_role::expert_gate_up, {{weight_role::expert_gate, inner}, {weight_role::expert_up, inner}},
+                    hidden, biased);
+            product(weight_role::expert_down, {{weight_role::expert_down, hidden}}, inner, biased);
+        }
+        expert_ = 0;
+        if (const std::size_t shared = config_.experts.shared; shared != 0) {
+            product(weight_role::shared_gate_up, {{weight_role::shared_gate, shared}, {weight_role::shared_up, shared}},
+                    hidden, false);
+            product(weight_role::shared_down, {{weight_role::shared_down, hidden}}, shared, false);
+            product(weight_role::shared_router, {{weight_role::shared_router, 1}}, hidden, false);
+        }
+    }
+
+    // The heads of a weight of which RoPE rotates a part.
+    [[nodiscard]] head_layout heads_of(weight_role role) const {
+        const std::size_t dim = config_.head_dim, q = config_.heads * dim, kv = config_.kv_heads * dim;
+        const bool all = config_.qk_norm == head_norm::all;
+        const std::size_t rows = role == weight_role::query             ? q
+                                 : role == weight_role::key             ? kv
+                                 : role == weight_role::query_key_value ? q + kv
+                                 : role == weight_role::query_norm      ? (all ? q : dim)
+                                 : role == weight_role::key_norm        ? (all ? kv : dim)
+                                                                        : 0;
+        if (config_.gated_attention && role == weight_role::query)
+            return {2 * q, dim, config_.rotated(), {dim, dim}};
+        const recurrence_config& of = config_.recurrence;
+        const std::size_t values = of.key_heads == 0 ? 0 : of.value_heads / of.key_heads; // of a key head
+        if (role == weight_role::mixer_heads)
+            return {config_.convolved() + config_.mixer_outputs(),
+                    of.key_dim,
+                    of.key_dim,
+                    {of.key_dim, of.key_dim, values * of.value_dim, values * of.value_dim}};
+        if (role == weight_role::mixer_rates)
+            return {2 * of.value_heads, values, values, {values, values}};
+        return rows == 0 || config_.rotated() == dim ? head_layout{} : head_layout{rows, dim, config_.rotated()};
+    }
+
+    [[nodiscard]] std::string text(weight_role role, std::string_view suffix) const {
+        return joined({of_.naming(role).huggingface, suffix});
+    }
+    [[nodiscard]] std::string in_layer(weight_role role, std::string_view suffix) const {
+        std::string part = text(role, suffix);
+        if (const std::size_t star = part.find('*'); star != part.npos)
+            part.replace(star, 1, std::to_string(expert_));
+        return layer_weight_name(layer_, part);
+    }
+    void add(weight_role role, std::vector<weight_name> parts) {
+        groups_.push_back({.parts = std::move(parts), .role = role, .expert = expert_, .layer = layer_});
+    }
+    void global(weight_role named, weight_role role) {
+        add(role, {{text(named, ".weight"), {config_.vocabulary, config_.hidden_size}}});
+    }
+    void vector(weight_role role, std::size_t size) { norm(role, in_layer(role, ".weight"), size); }
+    void norm(weight_role role, std::string name, std::size_t size) {
+        add(role, {{std::move(name), {size}, heads_of(role)}});
+        if (of_.norm_offset)
+            groups_.back().form = stored_form::less_one;
+    }
+    void product(weight_role role, const std::vector<sized_role>& of, std::size_t inputs, bool biased) {
+        std::vector<weight_name> matrices, biases;
+        for (const auto& [part, outputs] : of) {
+            matrices.push_back({in_layer(part, ".weight"), {outputs, inputs}, heads_of(part)});
+            biases.push_back({in_layer(part, ".bias"), {outputs}, heads_of(part)});
+        }
+        add(role, std::move(matrices));
+        if (!biased)
+            return;
+        add(role, std::move(biases));
+        groups_.back().bias = true;
+    }
+
+    const model_config& config_;
+    const architecture& of_;
+    std::size_t layer_ = 0, expert_ = 0;
+    std::vector<weight_group> groups_;
+};
+
+} // namespace detail
+
+/// Groups of a model's weights, in the order of its image:
+///
+///     embedding, head (vocabulary, hidden_size); the head alone if it is tied
+///     final_norm, attention_norm, mlp_norm, and those of outputs (hidden_size)
+///     q (heads * head_dim, hidden_size), k and v (kv_heads * head_dim, hidden_size); norms of q and k (head_dim),
+///     or as many as all heads together have; attention_sinks (heads)
+///     attention_output (hidden_size, heads * head_dim)
+///     of a recurrent layer: its input (mixer_inputs, hidden_size), convolution (channels, 1, taps),
+///     time bias, decay and skip (value_heads), norm (value_dim) or of all heads, output (hidden_size, mixer_outputs)
+///     gate, up (intermediate_size, hidden_size), down (hidden_size, intermediate_size)
+///     router (experts, hidden_size), gate, up and down of each expert, and of the shared one with its router
+[[nodiscard]] inline std::vector<weight_group> weight_groups(const model_config& config) {
+    return detail::weight_lister(config).list();
+}
+
+/// All weights of a model, in the order of its image; without lm_head if the head is tied.
+[[nodiscard]] inline std::vector<weight_name> weights_of(const model_config& config) {
+    std::vector<weight_name> weights;
+    for (weight_group& group : weight_groups(config))
+        for (weight_name& part : group.parts)
+            weights.push_back(std::move(part));
+    return weights;
+}
+
+}} // namespace kvcache
+
+// ---- kvcache/model/weight_image.hpp -------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -20651,12 +22585,6 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 template <class S>
 concept weight_source = requires(const S s, std::string_view name, std::initializer_list<std::size_t> shape) {
     { s.tensor(name, shape) } -> std::same_as<result<tensor_view>>;
-};
-
-/// Tensors that are stored as one: matrices concatenated for one GEMM, or concatenated vectors.
-struct weight_group {
-    std::vector<weight_name> parts = {};
-    bool ends_layer = false; ///< Last group of a layer.
 };
 
 /// Location of a group in the image of a model's weights.
@@ -20683,7 +22611,7 @@ public:
                 return views.error();
             weight_place place{.offset = made.bytes_};
             for (const tensor_view& view : *views)
-                place.outputs += view.shape[0];
+                place.outputs += view.shape.size() == 2 ? view.shape[0] : view.size();
             if (views->front().shape.size() == 2) {
                 place.format = packed_format(*views);
                 place.inputs = views->front().shape[1];
@@ -20727,10 +22655,12 @@ public:
     [[nodiscard]] static result<std::vector<tensor_view>> views_of(const weight_group& group, const Source& source) {
         std::vector<tensor_view> views;
         for (const weight_name& part : group.parts) {
-            auto view = part.shape.size() == 1 ? source.tensor(part.name, {part.shape[0]})
-                                               : source.tensor(part.name, {part.shape[0], part.shape[1]});
+            auto view = part.shape.size() == 1   ? source.tensor(part.name, {part.shape[0]})
+                        : part.shape.size() == 2 ? source.tensor(part.name, {part.shape[0], part.shape[1]})
+                                                 : source.tensor(part.name, {part.shape[0], 1, part.shape[2]});
             if (!view)
                 return view.error();
+            view->heads = part.heads;
             views.push_back(std::move(*view));
         }
         return views;
@@ -20741,6 +22671,21 @@ private:
     std::vector<weight_place> places_;
     std::size_t bytes_ = 0;
 };
+
+/// Whether a source has weights in the forms of checkpoints of Hugging Face: see stored_form.
+template <class Source>
+inline constexpr bool has_stored_forms = requires {
+    requires Source::stored_forms;
+};
+
+/// The weights that a checkpoint of Hugging Face stores in a form.
+inline void undo_form(stored_form form, std::span<float> numbers) {
+    for (float& number : numbers)
+        number = form == stored_form::less_one ? number + 1.0F
+                 : form == stored_form::log_of_negative
+                     ? static_cast<float>(-portable_math::exp(std::clamp(static_cast<double>(number), -80.0, 80.0)))
+                     : number;
+}
 
 /// Packs all weights of a layout into `image`: layout.bytes() on a cache line. `packed(group, views)` is called for
 /// each group and its tensors once they are packed, in order. Errors: those of the source. Cost: reads and writes every
@@ -20759,7 +22704,10 @@ template <weight_source Source, class Packed>
             pack_rows(*views, place.format, to, threads);
         } else {
             for (const tensor_view& view : *views) {
-                view.read(0, {reinterpret_cast<float*>(to), view.size()});
+                const std::span<float> numbers(reinterpret_cast<float*>(to), view.size());
+                view.read(0, numbers);
+                if (has_stored_forms<Source>)
+                    undo_form(layout.groups()[i].form, numbers);
                 to += view.size() * sizeof(float);
             }
             // Zero the padding up to the next cache line, so that equal weights give equal images.
@@ -20802,16 +22750,114 @@ private:
     std::shared_ptr<const std::byte> memory_;
 };
 
-/// Packed weights of one block.
+}} // namespace kvcache
+
+// ---- kvcache/model/weights.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Packed weights of one block. Norms that its architecture does not have are empty.
 struct block_weights {
-    std::vector<float> attention_norm; // (hidden)
-    linear qkv;                        // (q + k + v, hidden)
-    std::vector<float> q_norm;         // (head_dim), empty without QK norm
-    std::vector<float> k_norm;         // (head_dim)
-    linear output;                     // (hidden, q)
-    std::vector<float> mlp_norm;       // (hidden)
-    linear gate_up;                    // (2 intermediate, hidden)
-    linear down;                       // (hidden, intermediate)
+    std::vector<float> attention_norm;        // (hidden)
+    linear qkv;                               // (q + k + v, hidden)
+    std::vector<float> q_norm;                // (head_dim) or (q)
+    std::vector<float> k_norm;                // (head_dim) or (k)
+    std::vector<float> sinks;                 // (heads)
+    linear output;                            // (hidden, q)
+    std::vector<float> attention_output_norm; // (hidden)
+    std::vector<float> mlp_norm;              // (hidden)
+    linear gate_up;                           // (2 intermediate, hidden)
+    linear down;                              // (hidden, intermediate)
+    std::vector<float> mlp_output_norm;       // (hidden)
+    linear router;                            // (experts, hidden), of a mixture of experts
+    std::vector<linear> expert_gate_up;       // each (2 expert size, hidden)
+    std::vector<linear> expert_down;          // each (hidden, expert size)
+    linear shared_gate_up;                    // (2 shared size, hidden), of the expert that all tokens use
+    linear shared_down;                       // (hidden, shared size)
+    linear shared_router;                     // (1, hidden)
+    linear mixer_input;                       // (mixer inputs, hidden), of a recurrent layer
+    std::vector<float> convolution;           // (channels, taps), in blocks of channels: (taps, channels of the block)
+    std::vector<float> convolution_bias;      // (channels)
+    std::vector<float> time_bias;             // (value heads)
+    std::vector<float> decay;                 // (value heads), negative
+    std::vector<float> skip;                  // (value heads), of Mamba-2
+    std::vector<float> mixer_norm;            // (value_dim), or of all value heads
+    linear mixer_output;                      // (hidden, mixer outputs)
+
+    /// Calls visit(map) for every linear map of a block, which may be const.
+    template <class Block, class Visit>
+    static void for_each_map(Block& of, Visit visit) {
+        for (auto* each : {&of.qkv, &of.output, &of.gate_up, &of.down, &of.router, &of.shared_gate_up, &of.shared_down,
+                           &of.shared_router, &of.mixer_input, &of.mixer_output})
+            if (each->outputs() > 0)
+                visit(*each);
+        for (auto* experts : {&of.expert_gate_up, &of.expert_down})
+            for (auto& each : *experts)
+                visit(each);
+    }
+
+    /// The vector of a role. Requires: the role is a vector of a layer.
+    [[nodiscard]] std::vector<float>& vector(weight_role role) {
+        switch (role) {
+        case weight_role::attention_norm:
+            return attention_norm;
+        case weight_role::query_norm:
+            return q_norm;
+        case weight_role::key_norm:
+            return k_norm;
+        case weight_role::attention_output_norm:
+            return attention_output_norm;
+        case weight_role::attention_sinks:
+            return sinks;
+        case weight_role::mlp_norm:
+            return mlp_norm;
+        case weight_role::mixer_convolution:
+            return convolution;
+        case weight_role::mixer_time_bias:
+            return time_bias;
+        case weight_role::mixer_decay:
+            return decay;
+        case weight_role::mixer_skip:
+            return skip;
+        case weight_role::mixer_norm:
+            return mixer_norm;
+        default:
+            return mlp_output_norm;
+        }
+    }
+    /// The map of a role, and of an expert where the role is an expert's. Requires: the role is a product of a layer.
+    [[nodiscard]] linear& product(weight_role role, std::size_t expert) {
+        const auto of_expert = [&](std::vector<linear>& all) -> linear& {
+            all.resize(std::max(all.size(), expert + 1));
+            return all[expert];
+        };
+        switch (role) {
+        case weight_role::router:
+            return router;
+        case weight_role::expert_gate_up:
+            return of_expert(expert_gate_up);
+        case weight_role::expert_down:
+            return of_expert(expert_down);
+        case weight_role::query_key_value:
+            return qkv;
+        case weight_role::attention_output:
+            return output;
+        case weight_role::gate_up:
+            return gate_up;
+        case weight_role::shared_gate_up:
+            return shared_gate_up;
+        case weight_role::shared_down:
+            return shared_down;
+        case weight_role::shared_router:
+            return shared_router;
+        case weight_role::mixer_input:
+            return mixer_input;
+        case weight_role::mixer_output:
+            return mixer_output;
+        default:
+            return down;
+        }
+    }
 };
 
 /// Packed weights of a decoder.
@@ -20828,8 +22874,7 @@ struct model_weights {
         if (embedding.outputs() > 0)
             visit(embedding);
         for (block_weights& layer : layers)
-            for (linear* each : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
-                visit(*each);
+            block_weights::for_each_map(layer, visit);
     }
 
     /// Returns a copy with linear::in_int8() of every map, all in one block of memory. Throws: std::bad_alloc.
@@ -20850,101 +22895,58 @@ struct model_weights {
     /// Format of the products, for the identity of pages: that of the head, and whether activations are rounded.
     [[nodiscard]] std::string format() const {
         const auto rounds = [](const linear& map) { return map.has_int8_activations(); };
-        const bool any =
-            rounds(head) || ranges::any_of(layers, [&](const block_weights& layer) {
-                return rounds(layer.qkv) || rounds(layer.output) || rounds(layer.gate_up) || rounds(layer.down);
-            });
+        bool any = rounds(head);
+        for (const block_weights& layer : layers)
+            block_weights::for_each_map(layer, [&](const linear& map) { any = any || rounds(map); });
         return any ? head.format() + ", int8 activations" : head.format();
     }
 };
 
-namespace detail {
-
-/// Calls visit.product(to, names, inputs, biased) and visit.vector(to, name, size) for every member of `weights`, in
-/// the order of an image, and visit.layer_done() after each layer. The names of a product are those of its matrices,
-/// without ".weight".
-template <class Visit>
-void for_each_weight(const model_config& config, model_weights& weights, Visit visit) {
-    const std::size_t hidden = config.hidden_size, inner = config.intermediate_size;
-    const std::size_t q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
-    const std::string embedding = "model.embed_tokens";
-
-    visit.product(weights.head, {{config.tied_head ? embedding : "lm_head", config.vocabulary}}, hidden, false);
-    if (!config.tied_head)
-        visit.product(weights.embedding, {{embedding, config.vocabulary}}, hidden, false);
-    visit.vector(weights.final_norm, std::string(final_norm_name), hidden);
-
-    weights.layers.resize(config.layers);
-    for (std::size_t i = 0; i < config.layers; ++i) {
-        block_weights& layer = weights.layers[i];
-        const auto name = [&](std::string_view part) { return layer_weight_name(i, part); };
-        visit.vector(layer.attention_norm, name("input_layernorm.weight"), hidden);
-        visit.product(layer.qkv,
-                      {{name("self_attn.q_proj"), q}, {name("self_attn.k_proj"), kv}, {name("self_attn.v_proj"), kv}},
-                      hidden, config.qkv_bias);
-        if (config.qk_norm) {
-            visit.vector(layer.q_norm, name("self_attn.q_norm.weight"), config.head_dim);
-            visit.vector(layer.k_norm, name("self_attn.k_norm.weight"), config.head_dim);
-        }
-        visit.product(layer.output, {{name("self_attn.o_proj"), hidden}}, q, config.output_bias);
-        visit.vector(layer.mlp_norm, name("post_attention_layernorm.weight"), hidden);
-        visit.product(layer.gate_up, {{name("mlp.gate_proj"), inner}, {name("mlp.up_proj"), inner}}, hidden,
-                      config.mlp_bias);
-        visit.product(layer.down, {{name("mlp.down_proj"), hidden}}, inner, config.mlp_bias);
-        visit.layer_done();
-    }
-}
-
-using product_names = std::vector<std::pair<std::string, std::size_t>>; // name of a matrix, and its outputs
-
-struct group_lister {
-    std::vector<weight_group>& groups;
-
-    void product(linear&, const product_names& names, std::size_t inputs, bool biased) {
-        weight_group matrices, biases;
-        for (const auto& [name, outputs] : names) {
-            matrices.parts.push_back({name + ".weight", {outputs, inputs}});
-            biases.parts.push_back({name + ".bias", {outputs}});
-        }
-        groups.push_back(std::move(matrices));
-        if (biased)
-            groups.push_back(std::move(biases));
-    }
-    void vector(std::vector<float>&, std::string name, std::size_t size) {
-        weight_group one;
-        one.parts.push_back({std::move(name), {size}});
-        groups.push_back(std::move(one));
-    }
-    void layer_done() { groups.back().ends_layer = true; }
-};
-
-struct image_reader {
-    const weight_image& image;
-    std::size_t next = 0;
-
-    void product(linear& to, const product_names&, std::size_t, bool biased) {
-        to = image.product(next++);
-        if (biased)
-            to.set_bias(image.vector(next++));
-    }
-    void vector(std::vector<float>& to, const std::string&, std::size_t) { to = image.vector(next++); }
-    void layer_done() {}
-};
-
-} // namespace detail
-
-/// Groups of a model's weights, in the order of its image.
-[[nodiscard]] inline std::vector<weight_group> weight_groups(const model_config& config) {
-    std::vector<weight_group> groups;
-    model_weights unused;
-    detail::for_each_weight(config, unused, detail::group_lister{groups});
-    return groups;
+/// The weights of a convolution, (channels, taps), in the order of block_weights.
+[[nodiscard]] inline std::vector<float> in_channel_blocks(std::span<const float> stored, std::size_t taps) {
+    std::vector<float> made;
+    made.reserve(stored.size());
+    constexpr std::size_t most = recurrence_config::block_channels;
+    for (std::size_t first = 0, all = stored.size() / taps; first < all; first += most)
+        for (std::size_t tap = 0; tap < taps; ++tap)
+            for (std::size_t channel = first; channel < std::min(first + most, all); ++channel)
+                made.push_back(stored[channel * taps + tap]);
+    return made;
 }
 
 /// Weights of an image of weight_groups(config): vectors are copied, matrices are viewed in place.
 [[nodiscard]] inline model_weights weights_in(const model_config& config, const weight_image& image) {
     model_weights weights;
-    detail::for_each_weight(config, weights, detail::image_reader{image});
+    weights.layers.resize(config.layers);
+    const std::vector<weight_group> groups = weight_groups(config);
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+        const weight_group& group = groups[i];
+        const bool is_matrix = group.parts.front().shape.size() == 2;
+        switch (group.role) {
+        case weight_role::final_norm:
+            weights.final_norm = image.vector(i);
+            break;
+        case weight_role::head:
+            weights.head = image.product(i);
+            break;
+        case weight_role::embedding:
+            weights.embedding = image.product(i);
+            break;
+        default: {
+            block_weights& layer = weights.layers[group.layer];
+            if (is_matrix)
+                layer.product(group.role, group.expert) = image.product(i);
+            else if (group.bias && group.role != weight_role::mixer_convolution)
+                layer.product(group.role, group.expert).set_bias(image.vector(i));
+            else if (group.role == weight_role::mixer_convolution && group.bias)
+                layer.convolution_bias = image.vector(i);
+            else if (group.role == weight_role::mixer_convolution)
+                layer.convolution = in_channel_blocks(image.vector(i), config.recurrence.taps);
+            else
+                layer.vector(group.role) = image.vector(i);
+        }
+        }
+    }
     return weights;
 }
 
@@ -20998,12 +23000,361 @@ template <weight_source Source, class Progress>
 
 }} // namespace kvcache
 
-// ---- kvcache/model/forward_pass.hpp -------------------------------------------------------------------------------
+// ---- kvcache/model/dense_mlp.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// gate(x) * y by the function of a model, into `to`, which may be `gate`. (columns)
+inline void gated(const model_config& config, std::span<const float> gate, std::span<const float> up,
+                  std::span<float> to) {
+    if (config.gate == gate_function::gelu)
+        gated_gelu(gate, up, to);
+    else if (config.gate == gate_function::clamped_silu)
+        gated_clamped_silu(gate, up, config.gate_alpha, config.gate_limit, to);
+    else
+        gated_silu(gate, up, to);
+}
+
+/// A gated MLP (Shazeer 2020): down(gate(x) * up(x)).
+class dense_mlp {
+public:
+    explicit dense_mlp(const model_config& config) : config_(config), inner_(2 * config.intermediate_size) {}
+
+    /// Ensures memory for `rows` rows. Allocates only if it grows.
+    void make_room(std::size_t rows) { inner_.make_room(rows); }
+
+    /// Computes out = mlp(x) for the first `rows` rows; out may be x. Requires: room for them. (rows, hidden)
+    void run(const block_weights& w, const activations& x, std::size_t rows, activations& out, thread_pool& threads,
+             int8_block_rows& scratch) {
+        const std::size_t size = config_.intermediate_size;
+        w.gate_up.apply(x.in(rows), inner_.out(), threads, scratch);
+        threads.parallel_for(rows, rows * size * 16, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t row = begin; row < end; ++row)
+                gated(config_, inner_.row(row).first(size), inner_.row(row).subspan(size), inner_.row(row).first(size));
+        });
+        w.down.apply(inner_.in(rows), out.out(), threads, scratch);
+    }
+
+private:
+    const model_config& config_;
+    activations inner_; // (rows, 2 intermediate)
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/kernel/recurrence.hpp --------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// One step of a causal convolution of each channel by itself, over the last taps tokens:
+///
+///     out[c] = bias[c] + sum over j of weights[j][c] * x[j][c],  j ascending, x[taps - 1] the new token's
+///
+/// Without biases they are 0. `state` has the inputs of the taps - 1 tokens before, oldest first, and has those after
+/// this one then. `x` may be `out`. weights: (taps, channels), state: (taps - 1, channels). Requires: taps >= 1.
+inline void causal_convolution(std::span<const float> weights, std::span<const float> bias, std::span<float> state,
+                               std::span<const float> x, std::span<float> out) {
+    const std::size_t channels = x.size(), before = state.size() / std::max<std::size_t>(channels, 1);
+    expects(weights.size() == (before + 1) * channels, "a convolution has a weight for each tap and channel");
+    detail::by_sixteen(channels, [&](std::size_t c, std::size_t n) {
+        f32x16 sum = bias.empty() ? f32x16::zero() : f32x16::load_up_to(bias.data() + c, n);
+        const f32x16 now = f32x16::load_up_to(x.data() + c, n);
+        for (std::size_t j = 0; j < before; ++j) {
+            float* const at = state.data() + j * channels + c;
+            sum = fma(f32x16::load_up_to(weights.data() + j * channels + c, n), f32x16::load_up_to(at, n), sum);
+            (j + 1 < before ? f32x16::load_up_to(at + channels, n) : now).store_up_to(at, n);
+        }
+        fma(f32x16::load_up_to(weights.data() + before * channels + c, n), now, sum).store_up_to(out.data() + c, n);
+    });
+}
+
+/// Factors of a step of the gated delta rule.
+struct delta_step {
+    float decay = 1.0F; ///< Of the state.
+    float beta = 1.0F;  ///< How much of the difference is learned.
+};
+
+/// One step of the gated delta rule of a head (Yang et al. 2025, Gated DeltaNet):
+///
+///     S = decay S;  S += k (beta (v - S' k))';  out = S' q
+///
+/// Each number of S and of the sums over keys is computed in ascending order of keys: bits do not depend on the vector
+/// width. state: (keys, values), q, k: (keys), v, out: (values). `out` may be `v`.
+inline void gated_delta_step(std::span<float> state, std::span<const float> q, std::span<const float> k,
+                             std::span<const float> v, const delta_step& by, std::span<float> out) {
+    const std::size_t values = v.size();
+    expects(state.size() == q.size() * values && k.size() == q.size(), "a state has a row of values for each key");
+    const f32x16 keeps = f32x16::broadcast(by.decay), learns = f32x16::broadcast(by.beta);
+    const auto step = [&](auto count, std::size_t c, std::size_t n) { // `count` vectors, the last one of n lanes
+        constexpr std::size_t vectors = decltype(count)::value;
+        const auto lanes = [&](std::size_t i) { return i + 1 < vectors ? std::size_t{16} : n; };
+        f32x16 known[vectors], change[vectors], sum[vectors];
+        KVCACHE_UNROLL for (std::size_t i = 0; i < vectors; ++i) known[i] = sum[i] = f32x16::zero();
+        for (std::size_t r = 0; r < k.size(); ++r) {
+            float* const row = state.data() + r * values + c;
+            const f32x16 key = f32x16::broadcast(k[r]);
+            KVCACHE_UNROLL for (std::size_t i = 0; i < vectors; ++i) {
+                const f32x16 kept = f32x16::load_up_to(row + 16 * i, lanes(i)) * keeps;
+                kept.store_up_to(row + 16 * i, lanes(i));
+                known[i] = fma(key, kept, known[i]);
+            }
+        }
+        KVCACHE_UNROLL for (std::size_t i = 0; i < vectors; ++i) change[i] =
+            (f32x16::load_up_to(v.data() + c + 16 * i, lanes(i)) - known[i]) * learns;
+        for (std::size_t r = 0; r < k.size(); ++r) {
+            float* const row = state.data() + r * values + c;
+            const f32x16 key = f32x16::broadcast(k[r]), query = f32x16::broadcast(q[r]);
+            KVCACHE_UNROLL for (std::size_t i = 0; i < vectors; ++i) {
+                const f32x16 now = fma(key, change[i], f32x16::load_up_to(row + 16 * i, lanes(i)));
+                now.store_up_to(row + 16 * i, lanes(i));
+                sum[i] = fma(query, now, sum[i]);
+            }
+        }
+        KVCACHE_UNROLL for (std::size_t i = 0; i < vectors; ++i) sum[i].store_up_to(out.data() + c + 16 * i, lanes(i));
+    };
+    std::size_t c = 0;
+    for (; c + 64 <= values; c += 64)
+        step(std::integral_constant<std::size_t, 4>(), c, 16);
+    for (; c < values; c += 16)
+        step(std::integral_constant<std::size_t, 1>(), c, std::min<std::size_t>(16, values - c));
+}
+
+/// Factors of a step of a selective state space.
+struct selective_step {
+    float decay = 1.0F; ///< Of the state.
+    float time = 1.0F;  ///< Of what is added to it.
+    float skip = 0.0F;  ///< Of the input in the output.
+};
+
+/// One step of a selective state space of a head (Dao & Gu 2024, Mamba-2):
+///
+///     S = decay S + (time k) x';  out = S' q + skip x
+///
+/// in the order of gated_delta_step. state: (keys, values), q, k: (keys), x, out: (values). `out` may be `x`.
+inline void selective_state_step(std::span<float> state, std::span<const float> q, std::span<const float> k,
+                                 std::span<const float> x, const selective_step& by, std::span<float> out) {
+    const std::size_t values = x.size();
+    expects(state.size() == q.size() * values && k.size() == q.size(), "a state has a row of values for each key");
+    const f32x16 keeps = f32x16::broadcast(by.decay);
+    detail::by_sixteen(values, [&](std::size_t c, std::size_t n) {
+        const f32x16 now = f32x16::load_up_to(x.data() + c, n);
+        f32x16 sum = now * f32x16::broadcast(by.skip);
+        for (std::size_t r = 0; r < k.size(); ++r) {
+            float* const at = state.data() + r * values + c;
+            const f32x16 next = fma(f32x16::broadcast(by.time * k[r]), now, f32x16::load_up_to(at, n) * keeps);
+            next.store_up_to(at, n);
+            sum = fma(f32x16::broadcast(q[r]), next, sum);
+        }
+        sum.store_up_to(out.data() + c, n);
+    });
+}
+
+/// factor * x / sqrt(sum(x^2) + epsilon), into `out`, which may be `x`. The sum is that of rms_norm. (columns)
+inline void l2_norm(std::span<const float> x, float epsilon, float factor, std::span<float> out) {
+    f32x16 squares = f32x16::zero();
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 v = f32x16::load_up_to(x.data() + i, n);
+        squares = fma(v, v, squares);
+    });
+    scale(x, factor / std::sqrt(sum(squares) + epsilon), out);
+}
+
+/// silu of each number, in place. (columns)
+inline void silu(std::span<float> x) {
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        silu(f32x16::load_up_to(x.data() + i, n)).store_up_to(x.data() + i, n);
+    });
+}
+
+/// x * y, into `out`, which may be either. (columns)
+inline void multiply(std::span<const float> x, std::span<const float> y, std::span<float> out) {
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        (f32x16::load_up_to(x.data() + i, n) * f32x16::load_up_to(y.data() + i, n)).store_up_to(out.data() + i, n);
+    });
+}
+
+/// 1 / (1 + e^-x).
+[[nodiscard]] inline float sigmoid(float x) noexcept {
+    return 1.0F / (1.0F + exp_one(-x));
+}
+
+/// log(1 + e^x); x above 20, where the two are the same to within 2e-9.
+[[nodiscard]] inline float softplus(float x) noexcept {
+    return x > 20.0F ? x : static_cast<float>(portable_math::log(1.0 + static_cast<double>(exp_one(x))));
+}
+
+/// x times sigmoid(gate), in place. (columns)
+inline void gate_by_sigmoid(std::span<const float> gate, std::span<float> x) {
+    const f32x16 one = f32x16::broadcast(1.0F);
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 share = one / (one + exp(-f32x16::load_up_to(gate.data() + i, n)));
+        (f32x16::load_up_to(x.data() + i, n) * share).store_up_to(x.data() + i, n);
+    });
+}
+
+}} // namespace kvcache
+
+// ---- kvcache/model/expert_mlp.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// An expert of a token, and its share of the token's output.
+struct expert_share {
+    std::uint32_t expert = 0;
+    float share = 0.0F;
+
+    friend bool operator==(const expert_share&, const expert_share&) = default;
+};
+
+/// Chooses the experts with the highest scores, of equal ones those with the lowest number, into `chosen`, in ascending
+/// order of number. Shares are the softmax of the scores: of the chosen ones if `normalized`, else of all. Scores that
+/// are NaN are never chosen before others. Requires: chosen.size() <= scores.size(). (experts) Cost: O(experts * used).
+inline void choose_experts(std::span<const float> scores, bool normalized, std::span<expert_share> chosen) {
+    std::size_t made = 0;
+    for (expert_share& one : chosen) {
+        std::size_t best = scores.size();
+        for (std::size_t i = 0; i < scores.size(); ++i) {
+            const auto same = [&](const expert_share& other) { return other.expert == i; };
+            if (ranges::any_of(chosen.first(made), same))
+                continue;
+            if (best == scores.size() || scores[i] > scores[best] ||
+                (scores[best] != scores[best] && scores[i] == scores[i]))
+                best = i;
+        }
+        one = {static_cast<std::uint32_t>(best), scores[best]};
+        ++made;
+    }
+    const float most = chosen.front().share;
+    float all = 0.0F; // in ascending order of number
+    ranges::sort(chosen, {}, &expert_share::expert);
+    for (expert_share& one : chosen) {
+        one.share = exp_one(one.share - most);
+        all += one.share;
+    }
+    if (!normalized) {
+        all = 0.0F;
+        for (const float score : scores)
+            all += exp_one(score - most);
+    }
+    for (expert_share& one : chosen)
+        one.share /= all;
+}
+
+/// A mixture of experts over the rows of a batch (Shazeer et al. 2017). Each expert runs once a batch, over the rows
+/// that chose it, and a row adds the outputs of its experts in ascending order of number: its bits do not depend on the
+/// rows that it shares experts with.
+class expert_mlp {
+public:
+    explicit expert_mlp(const model_config& config)
+        : config_(config),
+          scores_(std::max<std::size_t>(config.experts.count, 1)),
+          gathered_(config.hidden_size),
+          inner_(2 * std::max<std::size_t>(config.experts.size, 1)),
+          made_(config.hidden_size),
+          summed_(config.hidden_size),
+          shared_(2 * std::max<std::size_t>(config.experts.shared, 1)),
+          shares_(1) {}
+
+    /// Ensures memory for `rows` rows. Allocates only if it grows.
+    void make_room(std::size_t rows) {
+        if (config_.experts.count == 0)
+            return;
+        for (activations* each : {&scores_, &gathered_, &inner_, &made_, &summed_, &shared_, &shares_})
+            each->make_room(rows);
+        if (chosen_.size() < rows * config_.experts.used)
+            chosen_.resize(rows * config_.experts.used);
+        rows_of_.reserve(rows * config_.experts.used);
+    }
+
+    /// Computes out = mixture(x) for the first `rows` rows; out may be x. Requires: room for them. (rows, hidden)
+    void run(const block_weights& w, activations& x, std::size_t rows, activations& out, thread_pool& threads,
+             int8_block_rows& scratch) {
+        const std::size_t used = config_.experts.used, size = config_.experts.size;
+        w.router.apply(x.in(rows), scores_.out(), threads, scratch);
+        for (std::size_t row = 0; row < rows; ++row) {
+            choose_experts(scores_.row(row), config_.experts.normalized, chosen_of(row));
+            ranges::fill(summed_.row(row), 0.0F);
+        }
+        for (std::uint32_t expert = 0; expert < config_.experts.count; ++expert) {
+            rows_of_.clear();
+            for (std::size_t i = 0; i < rows * used; ++i)
+                if (chosen_[i].expert == expert)
+                    rows_of_.push_back({i / used, chosen_[i].share});
+            if (rows_of_.empty())
+                continue;
+            const std::size_t n = rows_of_.size();
+            for (std::size_t i = 0; i < n; ++i)
+                ranges::copy(x.row(rows_of_[i].row), gathered_.row(i).begin());
+            w.expert_gate_up[expert].apply(gathered_.in(n), inner_.out(), threads, scratch);
+            for (std::size_t i = 0; i < n; ++i)
+                gated(config_, inner_.row(i).first(size), inner_.row(i).subspan(size), inner_.row(i).first(size));
+            w.expert_down[expert].apply(inner_.in(n), made_.out(), threads, scratch);
+            for (std::size_t i = 0; i < n; ++i)
+                add_scaled(summed_.row(rows_of_[i].row), rows_of_[i].share, made_.row(i));
+        }
+        if (config_.experts.shared != 0)
+            add_shared(w, x, rows, threads, scratch);
+        for (std::size_t row = 0; row < rows; ++row)
+            ranges::copy(summed_.row(row), out.row(row).begin());
+    }
+
+private:
+    struct use {
+        std::size_t row = 0;
+        float share = 0.0F;
+    };
+
+    // Adds the expert that all tokens use.
+    void add_shared(const block_weights& w, const activations& x, std::size_t rows, thread_pool& threads,
+                    int8_block_rows& scratch) {
+        const std::size_t size = config_.experts.shared;
+        w.shared_router.apply(x.in(rows), shares_.out(), threads, scratch);
+        w.shared_gate_up.apply(x.in(rows), shared_.out(), threads, scratch);
+        for (std::size_t row = 0; row < rows; ++row)
+            gated(config_, shared_.row(row).first(size), shared_.row(row).subspan(size), shared_.row(row).first(size));
+        w.shared_down.apply(shared_.in(rows), made_.out(), threads, scratch);
+        for (std::size_t row = 0; row < rows; ++row)
+            add_scaled(summed_.row(row), sigmoid(shares_.row(row)[0]), made_.row(row));
+    }
+
+    [[nodiscard]] std::span<expert_share> chosen_of(std::size_t row) {
+        return std::span(chosen_).subspan(row * config_.experts.used, config_.experts.used);
+    }
+
+    const model_config& config_;
+    activations scores_;               // (rows, experts)
+    activations gathered_;             // (rows of an expert, hidden)
+    activations inner_;                // (rows of an expert, 2 expert size)
+    activations made_;                 // (rows of an expert, hidden)
+    activations summed_;               // (rows, hidden)
+    activations shared_;               // (rows, 2 shared size)
+    activations shares_;               // (rows, 1)
+    std::vector<expert_share> chosen_; // (rows, experts used)
+    std::vector<use> rows_of_;         // of an expert
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/model/host_attention.hpp -----------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Which rows of a slice need logits.
 enum class logits_mode { none, last, all };
+
+/// A copy of the states after some rows of a slice.
+struct state_copy {
+    std::size_t rows = 0;
+    std::span<std::byte> to = {};
+};
+
+/// The states of all recurrent layers of a sequence, one layer after the other: before the rows of a slice, after them,
+/// and where else they are wanted, in ascending order of rows. Nothing before stands for zeros.
+struct slice_states {
+    std::span<const std::byte> before = {}; ///< May be `after`.
+    std::span<std::byte> after = {};
+    std::span<const state_copy> copies = {};
+};
 
 /// Rows of one sequence in a batch: tokens at the lease's rows [row, row + tokens.size()), or at `rows`.
 template <class Lease>
@@ -21014,6 +23365,7 @@ struct batch_slice {
     logits_mode wanted = logits_mode::last;
     std::span<const std::size_t> rows = {};   ///< Rows of the lease, ascending, if they are not consecutive.
     std::span<const std::size_t> limits = {}; ///< Last position that each token sees; empty: its own position.
+    slice_states states = {};                 ///< Of a model with recurrent layers; the rows are consecutive.
 
     /// Row of the lease for token `i`.
     [[nodiscard]] std::size_t row_of(std::size_t i) const noexcept { return rows.empty() ? row + i : rows[i]; }
@@ -21028,90 +23380,405 @@ struct batch_slice {
     }
 };
 
-/// Activations of a batch between two steps of a pass. The row stride avoids cache-set conflicts. (rows, columns)
-class activations {
-public:
-    explicit activations(std::size_t columns) : columns_(columns), stride_(row_stride(columns)) {}
-
-    /// Ensures memory for `rows` rows, whose content is undefined. Allocates only if it grows.
-    void make_room(std::size_t rows) {
-        if (numbers_.size() < rows * stride_)
-            numbers_ = aligned_vector<float>(rows * stride_);
-    }
-
-    [[nodiscard]] std::size_t columns() const noexcept { return columns_; }
-    [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
-
-    [[nodiscard]] std::span<float> row(std::size_t i) { return {numbers_.data() + i * stride_, columns_}; }
-
-    /// The first rows, as input or output of a GEMM.
-    [[nodiscard]] rows_in in(std::size_t rows) const { return {numbers_.data(), rows, stride_}; }
-    [[nodiscard]] rows_out out() { return {numbers_.data(), stride_}; }
-
-private:
-    std::size_t columns_;
-    std::size_t stride_;
-    aligned_vector<float> numbers_;
+/// How layers that attend alike do so, and the rows of a batch for them.
+struct attention_kind {
+    attention_shape shape = {};
+    /// Factor of the rotated dimensions of queries and keys: of a RoPE that scales what it rotates, and rotates a part.
+    float rotation_scale = 1.0F;
+    std::size_t group = 0;              ///< The layer group that has their keys and values, in a cache of layer groups.
+    const float* group_sinks = nullptr; ///< Sinks of that group's layers, where shape.sinks are those of all layers.
+    query_rows rows = {};               ///< All rows of the batch together; its position and row count are ignored.
 };
 
-/// Attention of a forward pass on the CPU, planned once for all layers.
+/// A layer of a forward pass: its number where its keys and values are, which is within its group in a cache of layer
+/// groups, and the kind of layers that it attends like.
+struct attended_layer {
+    layer_id layer = {};
+    std::size_t kind = 0;
+    std::size_t group = 0;
+    bool recurrent = false; ///< It does not attend: `layer` counts the recurrent layers.
+};
+
+/// A lease of a cache of layer groups that owns their memory.
+template <class Lease>
+concept grouped_lease = requires(const Lease lease, std::vector<page_entry>& entries) {
+    lease.pages(std::size_t{}, entries);
+};
+
+/// Attention of a forward pass on the CPU, planned once for all layers of a kind.
 template <class Lease>
 class host_attention {
 public:
-    /// Plans the attention of a batch. `rows`: all rows of the batch together; its position and row count are ignored.
-    /// Requires: the leases are of one cache; they and the memory that `rows` points to stay unchanged while it runs.
-    /// Planning again reuses memory.
-    void plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch, const query_rows& rows,
+    /// Plans the attention of a batch, for each kind of layers. Requires: the leases are of one cache; they and the
+    /// memory that the rows point to stay unchanged while it runs. Planning again reuses memory.
+    void plan(std::span<const attention_kind> kinds, std::span<const batch_slice<Lease>> batch,
               const thread_pool& threads) {
         expects(ranges::all_of(
                     batch, [&](const auto& part) { return &part.lease->storage() == &batch.front().lease->storage(); }),
                 "the leases of a batch are of one cache");
-        parts_.clear();
         limits_.clear();
         std::size_t scattered = 0;
         for (const auto& part : batch)
             scattered += part.rows.empty() ? 0 : part.tokens.size();
         limits_.reserve(scattered); // so that pointers into it stay valid
-        query_rows queries = rows;
-        for (const auto& part : batch) {
-            queries.position = part.position(0);
-            queries.rows = part.tokens.size();
-            queries.positions = part.rows.empty() ? nullptr : limits_.data() + limits_.size();
+        for (const auto& part : batch)
             for (std::size_t i = 0; i < part.rows.size(); ++i)
                 limits_.push_back(part.limit(i));
-            parts_.push_back({part.lease->pages(), queries});
-            queries.data += queries.rows * queries.stride;
-            queries.rotations += queries.rows * shape.head_dim;
-            queries.out += queries.rows * queries.out_stride;
-        }
-        attention_.plan(shape, batch.empty() ? source() : source(*batch.front().lease), parts_, threads);
+        kinds_.resize(kinds.size());
+        for (std::size_t i = 0; i < kinds.size(); ++i)
+            kinds_[i].plan(kinds[i], batch, limits_, threads);
     }
 
     /// Writes the keys and values of a lease's row `to`, which is row `row` of the batch. Thread-safe.
-    void write(const Lease& lease, std::size_t to, std::size_t /*row*/, layer_id layer, std::span<const float> keys,
-               std::span<const float> values) const {
-        lease.write(layer, to, keys, values);
+    void write(const Lease& lease, std::size_t to, std::size_t /*row*/, const attended_layer& at,
+               std::span<const float> keys, std::span<const float> values) const {
+        if constexpr (grouped_lease<Lease>)
+            lease.write(at.group, at.layer, to, keys, values);
+        else
+            lease.write(at.layer, to, keys, values);
     }
 
     /// Computes all rows in one layer. Requires: their keys and values are in the leases.
-    void run(layer_id layer, thread_pool& threads) { attention_.run(layer, threads); }
+    void run(const attended_layer& at, thread_pool& threads) { kinds_[at.kind].run(at.layer, threads); }
 
 private:
     template <class Codec, class Storage>
     static batch_attention<Codec, Storage> over(const page_source<Codec, Storage>&);
-    using source = decltype(page_source(std::declval<const Lease&>()));
+    using paged = decltype(over(page_source(std::declval<const Lease&>())));
 
-    std::vector<attention_part> parts_;
+    // The attention over blocks of groups that have no pages of the cache, which are of another type with some codecs.
+    template <class Of>
+    struct blocks_of {
+        using type = paged;
+    };
+    template <grouped_lease Of>
+    struct blocks_of<Of> {
+        using memory = std::remove_cvref_t<decltype(std::declval<const Of&>().block_memory())>;
+        using type = batch_attention<typename memory::codec_type, typename memory::storage_type>;
+    };
+    using blocked = typename blocks_of<Lease>::type;
+
+    class planned {
+    public:
+        void plan(const attention_kind& kind, std::span<const batch_slice<Lease>> batch,
+                  std::span<const std::size_t> limits, const thread_pool& threads) {
+            parts_.clear();
+            entries_.resize(std::max(entries_.size(), batch.size()));
+            query_rows queries = kind.rows;
+            std::size_t scattered = 0;
+            for (std::size_t i = 0; i < batch.size(); ++i) {
+                const auto& part = batch[i];
+                queries.position = part.position(0);
+                queries.rows = part.tokens.size();
+                queries.positions = part.rows.empty() ? nullptr : limits.data() + scattered;
+                scattered += part.rows.size();
+                parts_.push_back({pages_of(*part.lease, kind.group, entries_[i]), queries});
+                queries.data += queries.rows * queries.stride;
+                if (queries.rotations != nullptr)
+                    queries.rotations += queries.rows * kind.shape.head_dim;
+                queries.out += queries.rows * queries.out_stride;
+            }
+            if constexpr (grouped_lease<Lease>) {
+                if (batch.empty())
+                    return paged_.plan(kind.shape, {}, parts_, threads);
+                batch.front().lease->with_source(kind.group, [&](const auto& codec, const auto& storage) {
+                    plan_over(kind.shape, page_source(codec, storage), threads);
+                });
+            } else {
+                using source = decltype(page_source(std::declval<const Lease&>()));
+                paged_.plan(kind.shape, batch.empty() ? source() : source(*batch.front().lease), parts_, threads);
+            }
+        }
+        void run(layer_id layer, thread_pool& threads) {
+            if (over_blocks_)
+                blocked_.run(layer, threads);
+            else
+                paged_.run(layer, threads);
+        }
+
+    private:
+        [[nodiscard]] static sequence_pages pages_of(const Lease& lease, std::size_t group,
+                                                     std::vector<page_entry>& entries) {
+            if constexpr (grouped_lease<Lease>)
+                return lease.pages(group, entries);
+            else
+                return lease.pages();
+        }
+        template <class Source>
+        void plan_over(const attention_shape& shape, const Source& source, const thread_pool& threads) {
+            over_blocks_ = !requires {
+                paged_.plan(shape, source, parts_, threads);
+            };
+            if constexpr (requires { paged_.plan(shape, source, parts_, threads); })
+                paged_.plan(shape, source, parts_, threads);
+            else
+                blocked_.plan(shape, source, parts_, threads);
+        }
+
+        std::vector<attention_part> parts_;
+        std::vector<std::vector<page_entry>> entries_; // by part: the blocks of a group
+        paged paged_;
+        blocked blocked_;
+        bool over_blocks_ = false;
+    };
+
+    std::vector<planned> kinds_;
     std::vector<std::size_t> limits_; // last visible positions, for slices whose rows are not consecutive
-    decltype(over(std::declval<source>())) attention_;
 };
+
+}} // namespace kvcache
+
+// ---- kvcache/model/model_parts.hpp --------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Parts of a model that a forward pass reads.
 struct model_parts {
     const model_config& config;
     const model_weights& weights;
-    attention_shape attention;
+    std::span<const attention_kind> kinds;  ///< Of layers that attend alike; without rows.
+    std::span<const attended_layer> layers; ///< By layer: its place in a cache of layer groups.
 };
+
+}} // namespace kvcache
+
+// ---- kvcache/model/recurrent_mixer.hpp ----------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Rows of one sequence in a batch, and its states.
+struct recurrent_rows {
+    std::size_t first = 0, count = 0;
+    slice_states states = {};
+};
+
+/// Layers that keep a state of all tokens so far. A state depends on the tokens alone: it advances token by token, in
+/// one order of operations, whatever is computed with it in a batch.
+///
+///     short_convolution (LFM2, Liquid AI 2025):  B, C, x = input(h);  output(C * convolution(B * x))
+///     gated_delta (Yang et al. 2025, as in Qwen3.5):  q, k, v = silu(convolution(q, k, v of input(h))), heads of q and
+///         k of length 1, q / sqrt(key_dim); of each head of v  o = gated_delta_step(q, k, v, decay, beta),
+///         decay = exp(-exp(A) softplus(a + time bias)), beta = sigmoid(b);  output(norm(o) * silu(z))
+///     mamba2 (Dao & Gu 2024, as in Granite 4):  x, B, C = silu(convolution(x, B, C of input(h))); of each head
+///         o = selective_state_step(C, t B, x, exp(-exp(A) t), skip), t = softplus(time + time bias);
+///         output(norm(o * silu(z))), the norm over the heads of a group
+class recurrent_mixer {
+public:
+    explicit recurrent_mixer(const model_config& config)
+        : config_(config),
+          of_(config.recurrence),
+          in_(std::max<std::size_t>(config.mixer_inputs(), 1)),
+          made_(std::max<std::size_t>(config.mixer_outputs(), 1)) {}
+
+    /// Ensures memory for `rows` rows. Allocates only if it grows.
+    void make_room(std::size_t rows) {
+        if (config_.mixer_inputs() == 0)
+            return;
+        in_.make_room(rows);
+        made_.make_room(rows);
+    }
+
+    /// A recurrent layer: its weights, and its number among those.
+    struct layer {
+        const block_weights& weights;
+        std::size_t index = 0;
+    };
+
+    /// Computes out = mixer(x) of a layer for the first `rows` rows, which are those of `parts`;
+    /// out may be x. Advances the states. Requires: room for them. (rows, hidden)
+    void run(const layer& of, const activations& x, std::span<const recurrent_rows> parts, activations& out,
+             thread_pool& threads, int8_block_rows& scratch) {
+        const block_weights& w = of.weights;
+        const std::size_t rows = parts.empty() ? 0 : parts.back().first + parts.back().count;
+        w.mixer_input.apply(x.in(rows), in_.out(), threads, scratch);
+        layer_ = of.index * config_.state_floats();
+        for (const recurrent_rows& part : parts)
+            require(part.states.after.size() >= (layer_ + config_.state_floats()) * sizeof(float),
+                    "rows of a model with recurrent layers come with memory for their states");
+        for (const recurrent_rows& part : parts)
+            if (config_.mixer == layer_mixer::short_convolution)
+                convolve(w, part, threads);
+            else if (config_.mixer == layer_mixer::gated_delta)
+                recur(w, part, threads);
+            else
+                select(w, part, threads);
+        w.mixer_output.apply(made_.in(rows), out.out(), threads, scratch);
+    }
+
+private:
+    // The floats [at, at + count) of this layer's state, in a slice's memory.
+    [[nodiscard]] std::span<float> part_of(std::span<std::byte> states, std::size_t at, std::size_t count) const {
+        return {reinterpret_cast<float*>(states.data()) + layer_ + at, count};
+    }
+    // Begins with the state before a slice: copied to where that after it will be.
+    [[nodiscard]] std::span<float> begin(const slice_states& of, std::size_t at, std::size_t count) const {
+        const auto to = part_of(of.after, at, count);
+        const std::size_t from = (layer_ + at) * sizeof(float);
+        if (of.before.empty())
+            std::fill(to.begin(), to.end(), 0.0F);
+        else if (of.before.data() != of.after.data())
+            std::memcpy(to.data(), of.before.data() + from, to.size() * sizeof(float));
+        return to;
+    }
+    // Runs body(row, state) for the rows of a slice with a part of its state, and copies the state where it is wanted.
+    template <class Body>
+    void advance(const recurrent_rows& part, std::size_t at, std::size_t count, Body body) const {
+        const auto state = begin(part.states, at, count);
+        auto copy = part.states.copies.begin();
+        for (std::size_t i = 0; i < part.count; ++i) {
+            body(part.first + i, state);
+            for (; copy != part.states.copies.end() && copy->rows == i + 1; ++copy)
+                std::memcpy(part_of(copy->to, at, count).data(), state.data(), count * sizeof(float));
+        }
+    }
+
+    // The convolution of a slice, whose channels are dealt to the threads in blocks, as states and weights have them.
+    // `before(row, first channel, count)` gives its input, which the output replaces, and `after` has that too.
+    template <class Before, class After>
+    void convolve_channels(const block_weights& w, const recurrent_rows& part, std::size_t channels,
+                           thread_pool& threads, Before before, After after) {
+        const std::size_t taps = of_.taps, blocks = (channels + block_channels - 1) / block_channels;
+        threads.parallel_for(
+            blocks, part.count * channels * (taps + 8), [&](std::size_t begin_block, std::size_t end_block) {
+                for (std::size_t b = begin_block; b < end_block; ++b) {
+                    const std::size_t c = b * block_channels, n = std::min(block_channels, channels - c);
+                    const auto weights = std::span(w.convolution).subspan(c * taps, n * taps);
+                    const auto bias = w.convolution_bias.empty() ? std::span<const float>()
+                                                                 : std::span(w.convolution_bias).subspan(c, n);
+                    advance(part, c * (taps - 1), n * (taps - 1), [&](std::size_t row, std::span<float> state) {
+                        const auto x = before(row, c, n);
+                        causal_convolution(weights, bias, state, x, x);
+                        after(row, c, n, x);
+                    });
+                }
+            });
+    }
+
+    void convolve(const block_weights& w, const recurrent_rows& part, thread_pool& threads) {
+        const std::size_t hidden = config_.hidden_size;
+        const auto third = [&](std::size_t row, std::size_t which, std::size_t c, std::size_t n) {
+            return in_.row(row).subspan(which * hidden + c, n);
+        };
+        convolve_channels(
+            w, part, hidden, threads,
+            [&](std::size_t row, std::size_t c, std::size_t n) {
+                const auto x = third(row, 2, c, n);
+                multiply(third(row, 0, c, n), x, x);
+                return x;
+            },
+            [&](std::size_t row, std::size_t c, std::size_t n, std::span<const float> x) {
+                multiply(third(row, 1, c, n), x, made_.row(row).subspan(c, n));
+            });
+    }
+
+    void recur(const block_weights& w, const recurrent_rows& part, thread_pool& threads) {
+        const std::size_t keys = of_.key_heads * of_.key_dim, values = of_.value_heads * of_.value_dim;
+        const std::size_t channels = 2 * keys + values, convolved = channels * (of_.taps - 1);
+        convolve_channels(
+            w, part, channels, threads,
+            [&](std::size_t row, std::size_t c, std::size_t n) { return in_.row(row).subspan(c, n); },
+            [&](std::size_t, std::size_t, std::size_t, std::span<float> x) { silu(x); });
+        const float shrink = 1.0F / std::sqrt(static_cast<float>(of_.key_dim));
+        each_row(part, threads, 4 * channels, [&](std::span<float> row, std::size_t) {
+            for (std::size_t head = 0; head < 2 * of_.key_heads; ++head) {
+                const auto each = row.subspan(head * of_.key_dim, of_.key_dim);
+                l2_norm(each, length_epsilon, head < of_.key_heads ? shrink : 1.0F, each);
+            }
+            for (std::size_t head = 0; head < of_.value_heads; ++head) {
+                float& beta = row[channels + values + head];
+                float& decay = row[channels + values + of_.value_heads + head];
+                beta = sigmoid(beta);
+                decay = exp_one(w.decay[head] * softplus(decay + w.time_bias[head]));
+            }
+        });
+        const std::size_t size = of_.key_dim * of_.value_dim;
+        threads.parallel_for(
+            of_.value_heads, part.count * of_.value_heads * 4 * size, [&](std::size_t from, std::size_t end) {
+                for (std::size_t head = from; head < end; ++head)
+                    advance(part, convolved + head * size, size, [&](std::size_t at, std::span<float> state) {
+                        const auto row = in_.row(at);
+                        const std::size_t key = key_head_of(head) * of_.key_dim;
+                        gated_delta_step(
+                            state, row.subspan(key, of_.key_dim), row.subspan(keys + key, of_.key_dim),
+                            row.subspan(2 * keys + head * of_.value_dim, of_.value_dim),
+                            {row[channels + values + of_.value_heads + head], row[channels + values + head]},
+                            made_.row(at).subspan(head * of_.value_dim, of_.value_dim));
+                    });
+            });
+        each_row(part, threads, 8 * values, [&](std::span<float> row, std::size_t at) {
+            for (std::size_t head = 0; head < of_.value_heads; ++head) {
+                const auto each = made_.row(at).subspan(head * of_.value_dim, of_.value_dim);
+                rms_norm(each, w.mixer_norm, config_.rms_norm_eps, each);
+                gated_silu(row.subspan(channels + head * of_.value_dim, of_.value_dim), each, each);
+            }
+        });
+    }
+
+    void select(const block_weights& w, const recurrent_rows& part, thread_pool& threads) {
+        const std::size_t keys = of_.key_heads * of_.key_dim, values = of_.value_heads * of_.value_dim;
+        const std::size_t channels = 2 * keys + values, convolved = channels * (of_.taps - 1),
+                          steps = values + channels;
+        convolve_channels(
+            w, part, channels, threads,
+            [&](std::size_t row, std::size_t c, std::size_t n) { return in_.row(row).subspan(values + c, n); },
+            [&](std::size_t, std::size_t, std::size_t, std::span<float> x) { silu(x); });
+        each_row(part, threads, 32 * of_.value_heads, [&](std::span<float> row, std::size_t) {
+            for (std::size_t head = 0; head < of_.value_heads; ++head)
+                row[steps + head] = softplus(row[steps + head] + w.time_bias[head]);
+        });
+        const std::size_t size = of_.key_dim * of_.value_dim;
+        threads.parallel_for(
+            of_.value_heads, part.count * of_.value_heads * 3 * size, [&](std::size_t from, std::size_t end) {
+                for (std::size_t head = from; head < end; ++head)
+                    advance(part, convolved + head * size, size, [&](std::size_t at, std::span<float> state) {
+                        const auto row = in_.row(at);
+                        const std::size_t group = 2 * values + key_head_of(head) * of_.key_dim;
+                        const float step = row[steps + head];
+                        const selective_step with{exp_one(w.decay[head] * step), step, w.skip[head]};
+                        selective_state_step(state, row.subspan(group + keys, of_.key_dim),
+                                             row.subspan(group, of_.key_dim),
+                                             row.subspan(values + head * of_.value_dim, of_.value_dim), with,
+                                             made_.row(at).subspan(head * of_.value_dim, of_.value_dim));
+                    });
+            });
+        each_row(part, threads, 8 * values, [&](std::span<float> row, std::size_t at) {
+            gated_silu(row.first(values), made_.row(at), made_.row(at));
+            const std::size_t of_group = values / of_.key_heads;
+            for (std::size_t first = 0; first < values; first += of_group) {
+                const auto each = made_.row(at).subspan(first, of_group);
+                rms_norm(each, std::span(w.mixer_norm).subspan(first, of_group), config_.rms_norm_eps, each);
+            }
+        });
+    }
+
+    // Runs body(input row, number of the row) for the rows of a slice.
+    template <class Body>
+    void each_row(const recurrent_rows& part, thread_pool& threads, std::size_t cost, Body body) {
+        threads.parallel_for(part.count, part.count * cost, [&](std::size_t from, std::size_t end) {
+            for (std::size_t row = part.first + from; row < part.first + end; ++row)
+                body(in_.row(row), row);
+        });
+    }
+
+    [[nodiscard]] std::size_t key_head_of(std::size_t value_head) const {
+        return of_.tiled ? value_head % of_.key_heads : value_head / (of_.value_heads / of_.key_heads);
+    }
+
+    static constexpr std::size_t block_channels = recurrence_config::block_channels;
+    static constexpr float length_epsilon = 1e-6F; // of transformers' l2norm
+
+    const model_config& config_;
+    const recurrence_config& of_;
+    std::size_t layer_ = 0; // where the layer's state begins, in floats
+    activations in_;        // (rows, mixer inputs)
+    activations made_;      // (rows, mixer outputs)
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/model/forward_pass.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Attention that can fail and reports a status.
 template <class Attention>
@@ -21131,71 +23798,87 @@ public:
           threads_(threads),
           q_(model.config.heads * model.config.head_dim),
           kv_(model.config.kv_heads * model.config.head_dim),
+          keys_at_(model.config.gated_attention ? 2 * q_ : q_),
           attention_(std::move(attention)),
           x_(model.config.hidden_size),
           normed_(model.config.hidden_size),
-          qkv_(q_ + 2 * kv_),
+          qkv_(keys_at_ + 2 * kv_),
           attended_(q_),
-          inner_(2 * model.config.intermediate_size) {}
+          mlp_(model.config),
+          experts_(model.config),
+          mixer_(model.config),
+          rotations_(model.kinds.size()) {}
 
     /// Embeds the tokens of a batch. Requires: the memory that the slices point to stays unchanged until the logits are
     /// computed.
     void begin(std::span<const batch_slice<Lease>> batch) {
         batch_.assign(batch.begin(), batch.end());
         rows_.clear();
-        for (std::size_t p = 0; p < batch_.size(); ++p)
+        recurrent_.clear();
+        for (std::size_t p = 0; p < batch_.size(); ++p) {
+            recurrent_.push_back({rows_.size(), batch_[p].tokens.size(), batch_[p].states});
             for (std::size_t i = 0; i < batch_[p].tokens.size(); ++i)
                 rows_.push_back({p, i});
-        for (activations* each : {&x_, &normed_, &qkv_, &attended_, &inner_})
+        }
+        for (activations* each : {&x_, &normed_, &qkv_, &attended_})
             each->make_room(rows_.size());
-        if (rotations_.size() < rows_.size() * model_.config.head_dim)
-            rotations_ = aligned_vector<float>(rows_.size() * model_.config.head_dim);
+        mlp_.make_room(rows_.size());
+        experts_.make_room(rows_.size());
+        mixer_.make_room(rows_.size());
+        kinds_.clear();
+        for (std::size_t kind = 0; kind < model_.kinds.size(); ++kind) {
+            if (rotates(kind) && rotations_[kind].size() < rows_.size() * model_.config.head_dim)
+                rotations_[kind] = aligned_vector<float>(rows_.size() * model_.config.head_dim);
+            kinds_.push_back(model_.kinds[kind]);
+            if constexpr (grouped_lease<Lease>)
+                kinds_.back().shape.sinks = kinds_.back().group_sinks;
+            kinds_.back().rows = {.data = qkv_.row(0).data(),
+                                  .rotations = rotates(kind) ? rotations_[kind].data() : nullptr,
+                                  .out = attended_.row(0).data(),
+                                  .stride = qkv_.stride(),
+                                  .out_stride = attended_.stride()};
+        }
         embed();
-        attention_.plan(model_.attention, batch_,
-                        {.data = qkv_.row(0).data(),
-                         .rotations = rotations_.data(),
-                         .out = attended_.row(0).data(),
-                         .stride = qkv_.stride(),
-                         .out_stride = attended_.stride()},
-                        threads_);
+        attention_.plan(kinds_, batch_, threads_);
     }
 
     /// Computes queries, keys and values of one block without storing them. Afterwards no other block can run.
     void project(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
-        for_rows(x_.columns(), [&](std::size_t row) { norm(row, w.attention_norm); });
-        w.qkv.apply(normed_.in(rows_.size()), qkv_.out(), threads_, scratch_);
-        if (model_.config.qk_norm)
+        w.qkv.apply(entering(w).in(rows_.size()), qkv_.out(), threads_, scratch_);
+        if (!w.q_norm.empty())
             for_rows(qkv_.columns(), [&](std::size_t row) {
                 norm_heads(qkv_.row(row).first(q_), w.q_norm);
-                norm_heads(qkv_.row(row).subspan(q_, kv_), w.k_norm);
+                norm_heads(keys(row), w.k_norm);
             });
     }
 
     /// Keys and values that `project` computed for a row of the batch, before RoPE. (kv_heads, head_dim)
-    [[nodiscard]] std::span<const float> keys(std::size_t row) { return qkv_.row(row).subspan(q_, kv_); }
-    [[nodiscard]] std::span<const float> values(std::size_t row) { return qkv_.row(row).subspan(q_ + kv_); }
+    [[nodiscard]] std::span<float> keys(std::size_t row) { return qkv_.row(row).subspan(keys_at_, kv_); }
+    [[nodiscard]] std::span<float> values(std::size_t row) { return qkv_.row(row).subspan(keys_at_ + kv_); }
 
-    /// Runs one block: writes its keys and values into the leases, and attends to them and all earlier ones. Keys and
-    /// values of a row that its lease already holds are not written; the row only attends.
+    /// Runs one block: writes its keys and values into the leases, and attends to them and all earlier ones; or
+    /// advances its states. Keys and values of a row that its lease already holds are not written; the row only
+    /// attends.
     void forward(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
-        const std::size_t rows = rows_.size(), inner = model_.config.intermediate_size;
-        project(layer);
-        for_rows(qkv_.columns(), [&](std::size_t row) { place(layer, row); });
-        attention_.run(layer, threads_);
-        w.output.apply(attended_.in(rows), normed_.out(), threads_, scratch_);
+        const std::size_t rows = rows_.size();
+        const attended_layer at = place_of(layer);
+        if (at.recurrent)
+            mixer_.run({w, index_of(at.layer)}, entering(w), recurrent_, normed_, threads_, scratch_);
+        else
+            attend(w, layer, at);
         for_rows(2 * x_.columns(), [&](std::size_t row) {
-            add_to(x_.row(row), normed_.row(row));
-            norm(row, w.mlp_norm);
+            add(row, w.attention_output_norm);
+            if (!w.mlp_norm.empty())
+                norm(x_.row(row), w.mlp_norm, normed_.row(row));
         });
-        w.gate_up.apply(normed_.in(rows), inner_.out(), threads_, scratch_);
-        for_rows(4 * inner, [&](std::size_t row) {
-            const auto gate = inner_.row(row).first(inner);
-            gated_silu(gate, inner_.row(row).subspan(inner), gate);
-        });
-        w.down.apply(inner_.in(rows), normed_.out(), threads_, scratch_);
-        for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
+        activations& in = w.mlp_norm.empty() ? x_ : normed_;
+        if (!w.expert_down.empty())
+            experts_.run(w, in, rows, normed_, threads_, scratch_);
+        else
+            mlp_.run(w, in, rows, normed_, threads_, scratch_);
+        for_rows(x_.columns(), [&](std::size_t row) { add(row, w.mlp_output_norm); });
     }
 
     /// Returns whether the current batch has succeeded so far, where attention may fail. On an error its rows must not
@@ -21218,9 +23901,17 @@ public:
         for (const auto& part : batch_) {
             behind += part.tokens.size();
             for (std::size_t row = behind - part.wanted_rows(); row < behind; ++row)
-                rms_norm(x_.row(row), model_.weights.final_norm, model_.config.rms_norm_eps, normed_.row(to++));
+                norm(x_.row(row), model_.weights.final_norm, normed_.row(to++));
         }
-        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), model_.config.vocabulary}, threads_, scratch_);
+        const model_config& config = model_.config;
+        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), config.vocabulary}, threads_, scratch_);
+        if (config.logit_scale != 1.0F || config.logit_cap != 0.0F)
+            threads_.parallel_for(out.size(), out.size() * operations, [&](std::size_t begin, std::size_t end) {
+                const auto some = out.subspan(begin, end - begin);
+                scale(some, config.logit_scale, some);
+                if (config.logit_cap != 0.0F)
+                    soft_cap(some, config.logit_cap);
+            });
     }
 
 private:
@@ -21250,67 +23941,149 @@ private:
         for_rows(8 * x_.columns(), [&](std::size_t row) {
             const origin& from = rows_[row];
             table.row(static_cast<std::size_t>(index_of(token(from))), x_.row(row));
-            model_.attention.rotation->fill(static_cast<std::int64_t>(batch_[from.part].position(from.row)),
-                                            rotation(row));
+            if (model_.config.embedding_scale != 1.0F)
+                scale(x_.row(row), model_.config.embedding_scale, x_.row(row));
+            for (std::size_t kind = 0; kind < kinds_.size(); ++kind)
+                if (rotates(kind))
+                    rotate(kind, row, batch_[from.part].position(from.row));
         });
     }
 
-    void norm(std::size_t row, std::span<const float> weight) {
-        rms_norm(x_.row(row), weight, model_.config.rms_norm_eps, normed_.row(row));
+    // Fills the rotation of a row for layers of a kind.
+    void rotate(std::size_t kind, std::size_t row, std::size_t position) {
+        const auto made = rotation(kind, row);
+        kinds_[kind].shape.rotation->fill(static_cast<std::int64_t>(position), made);
+        const float factor = kinds_[kind].rotation_scale;
+        if (factor == 1.0F)
+            return;
+        const std::size_t half = made.size() / 2, turned = model_.config.rotated() / 2;
+        for (const std::size_t begin : {std::size_t{0}, half})
+            scale(made.subspan(begin, turned), factor, made.subspan(begin, turned));
+    }
+
+    // What enters attention: the stream, normalized where the block does so.
+    [[nodiscard]] activations& entering(const block_weights& w) {
+        if (w.attention_norm.empty())
+            return x_;
+        for_rows(x_.columns(), [&](std::size_t row) { norm(x_.row(row), w.attention_norm, normed_.row(row)); });
+        return normed_;
+    }
+
+    void attend(const block_weights& w, layer_id layer, const attended_layer& at) {
+        project(layer);
+        for_rows(qkv_.columns(), [&](std::size_t row) { place(at, row); });
+        attention_.run(at, threads_);
+        if (model_.config.gated_attention)
+            for_rows(4 * q_,
+                     [&](std::size_t row) { gate_by_sigmoid(qkv_.row(row).subspan(q_, q_), attended_.row(row)); });
+        w.output.apply(attended_.in(rows_.size()), normed_.out(), threads_, scratch_);
+    }
+
+    void norm(std::span<const float> from, std::span<const float> weight, std::span<float> to) const {
+        rms_norm(from, weight, model_.config.rms_norm_eps, to);
+    }
+
+    // Adds the output of attention or MLP to the stream, normalized where the block does so.
+    void add(std::size_t row, std::span<const float> output_norm) {
+        const auto output = normed_.row(row);
+        if (!output_norm.empty())
+            norm(output, output_norm, output);
+        if (model_.config.residual_scale != 1.0F)
+            scale(output, model_.config.residual_scale, output);
+        add_to(x_.row(row), output);
     }
 
     // Applies RoPE to the keys, and writes keys and values into the pages.
-    void place(layer_id layer, std::size_t row) {
+    void place(const attended_layer& at, std::size_t row) {
         const std::size_t dim = model_.config.head_dim;
         const auto& part = batch_[rows_[row].part];
         const std::size_t to = part.row_of(rows_[row].row);
         if (part.lease->opened().keeps(to))
             return;
-        const auto keys = qkv_.row(row).subspan(q_, kv_), values = qkv_.row(row).subspan(q_ + kv_);
-        for (std::size_t at = 0; at < kv_; at += dim)
-            rotate_head(keys.subspan(at, dim), rotation(row), keys.subspan(at, dim));
-        attention_.write(*part.lease, to, row, layer, keys, values);
+        for (std::size_t head = 0; rotates(at.kind) && head < kv_; head += dim)
+            rotate_head(keys(row).subspan(head, dim), rotation(at.kind, row), keys(row).subspan(head, dim));
+        attention_.write(*part.lease, to, row, at, keys(row), values(row));
+    }
+
+    // Where a layer's keys and values are: in a cache without layer groups all layers are in the pages.
+    [[nodiscard]] attended_layer place_of(layer_id layer) const {
+        attended_layer at = model_.layers[index_of(layer)];
+        if constexpr (!grouped_lease<Lease>)
+            at.layer = layer;
+        return at;
     }
 
     void norm_heads(std::span<float> heads, std::span<const float> weight) const {
         for (std::size_t at = 0; at < heads.size(); at += weight.size()) {
             const auto head = heads.subspan(at, weight.size());
-            rms_norm(head, weight, model_.config.rms_norm_eps, head);
+            norm(head, weight, head);
         }
     }
 
     [[nodiscard]] token_id token(const origin& from) const { return batch_[from.part].tokens[from.row]; }
-    [[nodiscard]] std::span<float> rotation(std::size_t row) {
-        return {rotations_.data() + row * model_.config.head_dim, model_.config.head_dim};
+    [[nodiscard]] bool rotates(std::size_t kind) const { return model_.kinds[kind].shape.rotation != nullptr; }
+    [[nodiscard]] std::span<float> rotation(std::size_t kind, std::size_t row) {
+        return {rotations_[kind].data() + row * model_.config.head_dim, model_.config.head_dim};
     }
 
     model_parts model_;
     thread_pool& threads_;
     std::size_t q_;
     std::size_t kv_;
+    std::size_t keys_at_; // in a row of qkv_: after the queries, and their gates
     std::vector<batch_slice<Lease>> batch_;
     std::vector<origin> rows_;
     Attention attention_;
-    activations x_;                   // (rows, hidden): the residual stream
-    activations normed_;              // (rows, hidden)
-    activations qkv_;                 // (rows, q + 2 kv)
-    activations attended_;            // (rows, q)
-    activations inner_;               // (rows, 2 intermediate)
-    int8_block_rows scratch_;         // (rows, GEMM inputs): quantized rows
-    aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
+    activations x_;        // (rows, hidden): the residual stream
+    activations normed_;   // (rows, hidden)
+    activations qkv_;      // (rows, q + gates + 2 kv)
+    activations attended_; // (rows, q)
+    dense_mlp mlp_;
+    expert_mlp experts_;
+    recurrent_mixer mixer_;
+    std::vector<recurrent_rows> recurrent_;
+    int8_block_rows scratch_;                      // (rows, GEMM inputs): quantized rows
+    std::vector<aligned_vector<float>> rotations_; // by kind of layer: (rows, 2, head_dim / 2)
+    std::vector<attention_kind> kinds_;
 };
 
 }} // namespace kvcache
 
-// ---- kvcache/model/transformer.hpp --------------------------------------------------------------------------------
+// ---- kvcache/model/make_rope.hpp ----------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Returns the RoPE of a configuration, with its scaling applied to the frequencies (formulas at rope_config).
-/// Requires: the configuration is checked.
-[[nodiscard]] inline rope make_rope(const rope_config& config, std::size_t head_dim) {
+namespace detail {
+
+// The part of each pair's frequency that YaRN scales by the factor, in [0, 1]. (head_dim / 2)
+[[nodiscard]] inline std::vector<double> yarn_ramp(const rope_config& config, std::size_t head_dim) {
     constexpr double two_pi = 6.283185307179586;
-    std::vector<double> frequencies = rope::standard_frequencies(head_dim, config.theta);
+    const auto dimension = [&](double turns) {
+        return static_cast<double>(head_dim) * portable_math::log(config.original_max_positions / (turns * two_pi)) /
+               (2.0 * portable_math::log(config.theta));
+    };
+    double low = dimension(config.beta_fast), high = dimension(config.beta_slow);
+    if (config.truncate) {
+        low = std::floor(low);
+        high = std::ceil(high);
+    }
+    low = std::max(low, 0.0);
+    high = std::min(high, static_cast<double>(head_dim - 1));
+    std::vector<double> ramp(head_dim / 2);
+    for (std::size_t i = 0; i < ramp.size(); ++i)
+        ramp[i] = std::clamp((static_cast<double>(i) - low) / (high == low ? 0.001 : high - low), 0.0, 1.0);
+    return ramp;
+}
+
+} // namespace detail
+
+/// Returns the RoPE of a configuration, with its scaling applied to the frequencies (formulas at rope_config), for
+/// heads of which the first `rotated` dimensions are rotated. Requires: the configuration is checked.
+[[nodiscard]] inline rope make_rope(const rope_config& config, std::size_t head_dim, std::size_t rotated) {
+    constexpr double two_pi = 6.283185307179586;
+    std::vector<double> frequencies = rope::standard_frequencies(rotated, config.theta), ramp;
+    if (config.scaling == rope_config::kind::yarn)
+        ramp = detail::yarn_ramp(config, rotated);
     for (std::size_t i = 0; i < frequencies.size(); ++i) {
         double& f = frequencies[i];
         switch (config.scaling) {
@@ -21333,19 +24106,38 @@ namespace kvcache { inline namespace KVCACHE_ABI {
         case rope_config::kind::factors:
             f /= static_cast<double>(config.factors[i]);
             break;
+        case rope_config::kind::yarn:
+            f = std::fma(1.0 - ramp[i], f, ramp[i] * (f / config.factor));
+            break;
         }
     }
+    frequencies.resize(head_dim / 2); // those of dimensions that are not rotated are 0
     return rope(std::move(frequencies));
 }
 
-/// Reference transformer: a Llama-family decoder in which every reduction has one fixed order (the numeric contract),
+/// The same for heads that are rotated whole.
+[[nodiscard]] inline rope make_rope(const rope_config& config, std::size_t head_dim) {
+    return make_rope(config, head_dim, head_dim);
+}
+
+}} // namespace kvcache
+
+// ---- kvcache/model/transformer.hpp --------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Reference transformer: a decoder in which every reduction has one fixed order (the numeric contract),
 /// so that a token's logits depend only on its own past. Immutable; any number of forward passes may share it.
 class transformer {
 public:
     transformer(model_config config, model_weights weights)
-        : config_(std::move(config)), weights_(std::move(weights)), rope_(make_rope(config_.rope, config_.head_dim)) {
-        for (std::size_t i = 0; i < config_.layers; ++i)
+        : config_(std::move(config)), weights_(std::move(weights)), ropes_(ropes_of(config_)) {
+        for (std::size_t i = 0; i < config_.layers; ++i) {
             layers_.push_back(layer_id{static_cast<std::uint32_t>(i)});
+            places_.push_back(place_of(config_.layer(i)));
+        }
+        if (config_.sinks)
+            place_sinks();
     }
 
     [[nodiscard]] const model_config& config() const noexcept { return config_; }
@@ -21361,28 +24153,44 @@ public:
                 static_cast<std::uint32_t>(config_.head_dim), tokens};
     }
 
-    /// Returns whether keys rotated for one position can be moved to another, which needs RoPE to be a pure rotation.
-    /// Errors: unsupported, with the reason.
-    [[nodiscard]] result<void> keys_can_move() const {
-        switch (config_.rope.scaling) {
-        case rope_config::kind::none:
-        case rope_config::kind::linear:
-        case rope_config::kind::llama3:
-        case rope_config::kind::factors:
-            return {};
-        }
-        return error{error_code::unsupported, "rope.scaling",
-                     "this scaling of RoPE is not known to be a pure rotation"};
-    }
-    /// RoPE of its queries and keys.
-    [[nodiscard]] const rope& rotation() const noexcept { return rope_; }
+    /// Layout of a cache of layer groups for this model, whose pages have `tokens` positions each: layers without a
+    /// window, those of each window, and those with a state.
+    [[nodiscard]] cache_layout layout(std::uint32_t tokens) const { return {tokens, groups_}; }
 
-    /// Bytes of the weights that every token reads: all matrices but the embedding.
+    /// The layer group of recurrent layers; nullopt if there are none.
+    [[nodiscard]] std::optional<std::size_t> state_group() const noexcept {
+        for (std::size_t group = 0; group < groups_.size(); ++group)
+            if (groups_[group].kind() == group_kind::state)
+                return group;
+        return std::nullopt;
+    }
+
+    /// Returns whether keys rotated for one position can be moved to another, which needs RoPE to be a pure rotation:
+    /// all kinds here are. Errors: unsupported, for recurrent layers, whose states are of all tokens before.
+    [[nodiscard]] result<void> keys_can_move() const {
+        if (state_group())
+            return error{error_code::unsupported, "layers", "a state cannot be moved after other tokens"};
+        return {};
+    }
+    /// RoPE of a layer's queries and keys; null if it has none.
+    [[nodiscard]] const rope* rotation(layer_id layer) const noexcept {
+        if (places_[index_of(layer)].recurrent)
+            return nullptr;
+        return kinds_[places_[index_of(layer)].kind].shape.rotation;
+    }
+
+    /// Bytes of the weights that every token reads: all matrices but the embedding, and of experts as many as it uses.
     [[nodiscard]] std::size_t weight_bytes() const {
         std::size_t bytes = weights_.head.bytes();
-        for (const block_weights& layer : weights_.layers)
-            for (const linear* map : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
-                bytes += map->bytes();
+        for (const block_weights& layer : weights_.layers) {
+            for (const linear* map :
+                 {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router, &layer.shared_gate_up,
+                  &layer.shared_down, &layer.mixer_input, &layer.mixer_output})
+                bytes += map->outputs() > 0 ? map->bytes() : 0;
+            for (const auto* experts : {&layer.expert_gate_up, &layer.expert_down})
+                if (!experts->empty()) // those that a token uses
+                    bytes += config_.experts.used * experts->front().bytes();
+        }
         return bytes;
     }
 
@@ -21402,22 +24210,87 @@ public:
     /// Returns forward passes over rows in leases of this type. Requires: this and the threads outlive it.
     template <class Lease>
     [[nodiscard]] forward_pass<Lease> make_forward_pass(thread_pool& threads) const {
-        return forward_pass<Lease>({config_, weights_, attention()}, threads);
+        return forward_pass<Lease>({config_, weights_, kinds_, places_}, threads);
     }
 
     /// The same with a custom attention.
     template <class Lease, class Attention>
     [[nodiscard]] forward_pass<Lease, Attention> make_forward_pass(thread_pool& threads, Attention attended) const {
-        return {{config_, weights_, attention()}, threads, std::move(attended)};
+        return {{config_, weights_, kinds_, places_}, threads, std::move(attended)};
     }
 
 private:
-    [[nodiscard]] attention_shape attention() const {
-        return {.heads = static_cast<std::uint32_t>(config_.heads),
-                .kv_heads = static_cast<std::uint32_t>(config_.kv_heads),
-                .head_dim = static_cast<std::uint32_t>(config_.head_dim),
-                .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
-                .rotation = &rope_};
+    [[nodiscard]] static std::shared_ptr<const std::vector<rope>> ropes_of(const model_config& config) {
+        std::vector<rope> all{make_rope(config.rope, config.head_dim, config.rotated())};
+        if (config.window_rope)
+            all.push_back(make_rope(*config.window_rope, config.head_dim, config.rotated()));
+        return std::make_shared<const std::vector<rope>>(std::move(all));
+    }
+
+    // Adds a layer to its group, which is added if it is the first.
+    [[nodiscard]] attended_layer place_of(const layer_config& layer) {
+        std::size_t group = 0;
+        if (layer.recurrent) {
+            group = state_group().value_or(groups_.size());
+            if (group == groups_.size())
+                groups_.push_back({});
+            groups_[group].state_bytes += config_.state_floats() * sizeof(float);
+            return {.layer = layer_id{groups_[group].layers++}, .group = group, .recurrent = true};
+        }
+        while (group < groups_.size() &&
+               (groups_[group].window != layer.window || groups_[group].kind() == group_kind::state))
+            ++group;
+        if (group == groups_.size())
+            groups_.push_back({.kv_heads = static_cast<std::uint32_t>(config_.kv_heads),
+                               .head_dim = static_cast<std::uint32_t>(config_.head_dim),
+                               .window = static_cast<std::uint32_t>(layer.window)});
+        return {.layer = layer_id{groups_[group].layers++}, .kind = kind_of(layer, group), .group = group};
+    }
+
+    // The kind of layers that attend like this one, likewise.
+    [[nodiscard]] std::size_t kind_of(const layer_config& layer, std::size_t group) {
+        const bool local = layer.window > 0 && config_.window_rope;
+        const float scale =
+            config_.score_scale != 0.0F ? config_.score_scale : 1.0F / std::sqrt(static_cast<float>(config_.head_dim));
+        const rope* rotation = layer.rotates ? &(*ropes_)[local ? 1 : 0] : nullptr;
+        for (std::size_t kind = 0; kind < kinds_.size(); ++kind)
+            if (kinds_[kind].shape.window == layer.window && kinds_[kind].shape.rotation == rotation)
+                return kind;
+        // A factor of the rotated dimensions is one of the scores where all are rotated.
+        const float factor = rotation_scale(local ? *config_.window_rope : config_.rope);
+        const bool part = config_.rotated() < config_.head_dim;
+        kinds_.push_back({.shape = {.heads = static_cast<std::uint32_t>(config_.heads),
+                                    .kv_heads = static_cast<std::uint32_t>(config_.kv_heads),
+                                    .head_dim = static_cast<std::uint32_t>(config_.head_dim),
+                                    .scale = (part ? 1.0F : factor * factor) * scale,
+                                    .rotation = rotation,
+                                    .window = static_cast<std::uint32_t>(layer.window),
+                                    .soft_cap = config_.score_cap},
+                          .rotation_scale = part ? factor : 1.0F,
+                          .group = group});
+        return kinds_.size() - 1;
+    }
+
+    // The sinks of all layers, and of those of each group, in the order in which attention counts them.
+    void place_sinks() {
+        std::vector<std::vector<float>> all(1 + groups_.size());
+        for (std::size_t i = 0; i < config_.layers; ++i)
+            for (std::vector<float>* to : {&all[0], &all[1 + places_[i].group]}) {
+                to->insert(to->end(), weights_.layers[i].sinks.begin(), weights_.layers[i].sinks.end());
+                if (places_[i].recurrent && to == &all[0])
+                    to->resize(to->size() + config_.heads);
+            }
+        sinks_ = std::make_shared<const std::vector<std::vector<float>>>(std::move(all));
+        for (attention_kind& kind : kinds_) {
+            kind.shape.sinks = sinks_->front().data();
+            kind.group_sinks = (*sinks_)[1 + kind.group].data();
+        }
+    }
+
+    // The factor of queries and of keys that belongs to a rotation.
+    [[nodiscard]] static float rotation_scale(const rope_config& of) noexcept {
+        const bool has = of.scaling == rope_config::kind::yarn || of.scaling == rope_config::kind::factors;
+        return has ? static_cast<float>(of.attention_factor) : 1.0F;
     }
 
     [[nodiscard]] std::string canonical_config() const {
@@ -21425,26 +24298,80 @@ private:
         for (const std::size_t extent : {config_.hidden_size, config_.intermediate_size, config_.layers, config_.heads,
                                          config_.kv_heads, config_.head_dim, config_.vocabulary})
             text += ' ' + std::to_string(extent);
-        for (const bool flag :
-             {config_.tied_head, config_.qkv_bias, config_.output_bias, config_.mlp_bias, config_.qk_norm})
+        for (const bool flag : {config_.tied_head, config_.qkv_bias, config_.output_bias, config_.mlp_bias,
+                                config_.qk_norm != head_norm::none})
             text += flag ? " 1" : " 0";
-        return text + ' ' + std::to_string(bit_cast<std::uint32_t>(config_.rms_norm_eps));
+        return text + ' ' + std::to_string(bit_cast<std::uint32_t>(config_.rms_norm_eps)) + canonical_blocks();
+    }
+
+    // What differs from Llama's blocks.
+    [[nodiscard]] std::string canonical_blocks() const {
+        std::string text;
+        const auto add = [&](const char* name, float value, float usual) {
+            if (value != usual)
+                text += detail::joined({", ", name, " ", shortest_text(static_cast<double>(value))});
+        };
+        add("norms", static_cast<float>(config_.norms), 0.0F);
+        add("gate", static_cast<float>(config_.gate), 0.0F);
+        add("norm of all heads", config_.qk_norm == head_norm::all ? 1.0F : 0.0F, 0.0F);
+        add("experts", static_cast<float>(config_.experts.count), 0.0F);
+        add("used", static_cast<float>(config_.experts.used), 0.0F);
+        add("expert size", static_cast<float>(config_.experts.size), 0.0F);
+        add("shares of", config_.experts.normalized ? 1.0F : 0.0F, 0.0F);
+        add("shared expert", static_cast<float>(config_.experts.shared), 0.0F);
+        add("rotated", static_cast<float>(config_.rotary_dim), 0.0F);
+        add("embedding scale", config_.embedding_scale, 1.0F);
+        add("score scale", config_.score_scale, 0.0F);
+        add("score cap", config_.score_cap, 0.0F);
+        add("residual scale", config_.residual_scale, 1.0F);
+        add("logit scale", config_.logit_scale, 1.0F);
+        add("logit cap", config_.logit_cap, 0.0F);
+        add("sinks", config_.sinks ? 1.0F : 0.0F, 0.0F);
+        if (config_.gate == gate_function::clamped_silu)
+            text += detail::joined({", clamped ", shortest_text(static_cast<double>(config_.gate_alpha)), " ",
+                                    shortest_text(static_cast<double>(config_.gate_limit))});
+        add("gated attention", config_.gated_attention ? 1.0F : 0.0F, 0.0F);
+        add("mixer", static_cast<float>(config_.mixer), 0.0F);
+        if (const recurrence_config& of = config_.recurrence; config_.mixer != layer_mixer::attention)
+            for (const std::size_t size :
+                 {of.taps, of.key_heads, of.value_heads, of.key_dim, of.value_dim, std::size_t{of.tiled},
+                  recurrence_config::block_channels}) // with the order of a state's numbers
+                text += detail::joined({" ", std::to_string(size)});
+        for (std::size_t i = 0; i < config_.each_layer.size(); ++i) {
+            const layer_config layer = config_.layer(i);
+            text += detail::joined({i == 0 ? ", windows " : " ", std::to_string(layer.window), layer.rotates ? "" : "n",
+                                    layer.experts ? "e" : "", layer.recurrent ? "r" : ""});
+        }
+        return text;
+    }
+
+    [[nodiscard]] std::string canonical_rope() const {
+        std::string text = canonical_rope(config_.rope, ropes_->front());
+        if (config_.window_rope)
+            text += "; with a window: " + canonical_rope(*config_.window_rope, ropes_->back());
+        return text;
     }
 
     // The words are for people; the digest of the frequencies is decisive.
-    [[nodiscard]] std::string canonical_rope() const {
-        static constexpr const char* kinds[] = {"none", "linear", "llama3", "factors"};
+    [[nodiscard]] static std::string canonical_rope(const rope_config& of, const rope& made) {
+        static constexpr const char* kinds[] = {"none", "linear", "llama3", "factors", "yarn"};
         digest_builder numbers;
-        for (const double f : rope_.frequencies())
+        for (const double f : made.frequencies())
             numbers.number(bit_cast<std::uint64_t>(f));
-        return "theta " + shortest_text(config_.rope.theta) + ", scaling " +
-               kinds[static_cast<std::size_t>(config_.rope.scaling)] + ", frequencies " + to_string(numbers.finish());
+        const float factor = rotation_scale(of) * rotation_scale(of);
+        return "theta " + shortest_text(of.theta) + ", scaling " + kinds[static_cast<std::size_t>(of.scaling)] +
+               ", frequencies " + to_string(numbers.finish()) +
+               (factor == 1.0f ? "" : ", scores times " + shortest_text(static_cast<double>(factor)));
     }
 
     model_config config_;
     model_weights weights_;
-    rope rope_;
+    std::shared_ptr<const std::vector<rope>> ropes_; // of all layers, and of those with a window if it is another
+    std::shared_ptr<const std::vector<std::vector<float>>> sinks_; // of all layers, and of each group's
     std::vector<layer_id> layers_;
+    std::vector<attention_kind> kinds_;  // of layers that attend alike
+    std::vector<layer_group> groups_;    // of layers that keep equally many tokens
+    std::vector<attended_layer> places_; // by layer
 };
 
 }} // namespace kvcache
@@ -22520,6 +25447,85 @@ private:
 
 }} // namespace kvcache
 
+// ---- kvcache/session/layer_states.hpp -----------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The states of a model's recurrent layers in the leases of a pipeline: where each slice of a batch begins, and which
+/// states stay as snapshots.
+template <class Cache, class Model>
+class layer_states {
+public:
+    layer_states(const Cache& cache, const Model& model, const snapshot_places& places)
+        : page_tokens_(cache.shape().tokens), places_(places) {
+        if constexpr (requires { model.state_group(); })
+            group_ = model.state_group();
+    }
+
+    /// Whether the cache can hold the states. Errors: unsupported.
+    [[nodiscard]] result<void> check() const {
+        if (group_ && !owns)
+            return error{error_code::unsupported, "layers",
+                         "the model has recurrent layers: its cache needs layers::grouped"};
+        return {};
+    }
+    /// Whether the states after a sequence's last token are known.
+    [[nodiscard]] bool known(const typename Cache::sequence& sequence) const {
+        if constexpr (owns)
+            return !group_ || sequence.size() == 0 || !sequence.state_of(*group_).empty();
+        return true;
+    }
+
+    /// The rows of a prompt follow, of which so much was found.
+    void begin_prompt(const lookup_result& found) {
+        if (group_)
+            wanted_ = places_.of(found, page_tokens_);
+    }
+    /// Rows after prompts follow.
+    void end_prompt() noexcept { wanted_.reset(); }
+    /// A batch begins.
+    void clear() noexcept { used_ = 0; }
+
+    /// The states of the rows [row, row + count) of a lease, whose rows before have run. Valid until `clear`.
+    template <class Lease>
+    [[nodiscard]] slice_states of(const Lease& lease, std::size_t row, std::size_t count) {
+        slice_states made;
+        if constexpr (owns)
+            if (group_) {
+                made.after = lease.state_after(*group_);
+                made.before = row == 0 ? lease.state_before(*group_) : made.after;
+                if (used_ == copies_.size())
+                    copies_.emplace_back();
+                take_snapshots(lease, lease.first() + row, count, copies_[used_]);
+                made.copies = copies_[used_++];
+            }
+        return made;
+    }
+
+private:
+    static constexpr bool owns = Cache::core_type::owns_blocks;
+
+    // Where there is no room for a snapshot, there is none.
+    template <class Lease>
+    void take_snapshots(const Lease& lease, std::size_t first, std::size_t count, std::vector<state_copy>& made) const {
+        made.clear();
+        for (std::size_t at = (first / page_tokens_ + 1) * page_tokens_; at <= first + count; at += page_tokens_)
+            if (wanted_ ? std::binary_search(wanted_->begin(), wanted_->end(), at)
+                        : places_.after_prompt(at, lease.first(), lease.first() + lease.rows(), page_tokens_))
+                if (auto block = lease.snapshot(*group_, at))
+                    made.push_back({at - first, lease.state_of(*group_, *block)});
+    }
+
+    std::size_t page_tokens_;
+    snapshot_places places_;
+    std::optional<std::size_t> group_;
+    std::optional<std::vector<std::size_t>> wanted_; // of the prompt that is computed
+    std::vector<std::vector<state_copy>> copies_;    // of the slices of a batch, and memory for more
+    std::size_t used_ = 0;
+};
+
+}} // namespace kvcache
+
 // ---- kvcache/session/pipeline.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
@@ -22574,39 +25580,54 @@ public:
 
     /// At most `max_batch_tokens` rows run in one forward pass. Scratch memory grows with it; results do not depend on
     /// it.
-    pipeline(Cache& cache, const Model& model, thread_pool& threads, std::size_t max_batch_tokens = 256)
+    /// `snapshots`: where the states of recurrent layers stay cached, if the model has any.
+    pipeline(Cache& cache, const Model& model, thread_pool& threads, std::size_t max_batch_tokens = 256,
+             snapshot_places snapshots = {})
         : cache_(cache),
           model_(model),
           max_batch_tokens_(max_batch_tokens),
           threads_(threads),
+          states_(cache, model, snapshots),
           pass_(model.template make_forward_pass<lease>(threads)) {
         expects(max_batch_tokens > 0, "a forward pass has at least one row");
     }
 
     /// Runs a prompt: reuses its cached prefix, computes the rest.
     /// Errors: out_of_range for an empty prompt, a token outside the vocabulary, or more tokens than the model has
-    /// positions; out_of_memory. Nothing has changed then.
+    /// positions; out_of_memory. Nothing has changed then; with layer groups, the parts of the prompt that were
+    /// computed before stay cached.
     [[nodiscard]] result<prefill_result<Cache>> prefill(std::span<const token_id> tokens,
                                                         logits_mode wanted = logits_mode::last, const tenant& of = {}) {
         if (auto valid = check(0, tokens); !valid)
             return valid.error();
         // The index finds the cached prefix, the recompute policy chooses what to compute, eviction makes space.
-        auto got = cache_.acquire(tokens, {.tenant = of, .max_batch_tokens = max_batch_tokens_});
+        // With layer groups a lease has window blocks for all its rows: a prompt is computed in parts.
+        acquire_options how{.tenant = of, .max_batch_tokens = max_batch_tokens_};
+        if constexpr (Cache::core_type::grouped)
+            how.rows = max_batch_tokens_;
+        auto got = cache_.acquire(tokens, how);
         if (!got)
             return got.error();
+        states_.begin_prompt(got->found);
         const std::size_t reused = got->lease.first();
-        const lease_guard at_the_end{leases_};
-        leases_.push_back(std::move(got->lease));
-        const batch_entry<Cache> rest{&got->sequence, tokens.subspan(reused), wanted};
-        matrix logits;
-        if (auto ran = compute(std::span(&rest, 1), logits); !ran)
-            return ran.error();
-        return prefill_result<Cache>{std::move(got->sequence), std::move(logits), reused, tokens.size() - reused,
-                                     got->found};
+        prefill_result<Cache> made{std::move(got->sequence), {}, reused, tokens.size() - reused, got->found};
+        {
+            const lease_guard at_the_end{leases_};
+            const auto some = tokens.subspan(reused, got->lease.rows());
+            leases_.push_back(std::move(got->lease));
+            const batch_entry<Cache> first{&made.sequence, some, wanted_of(wanted, reused + some.size(), tokens)};
+            if (auto ran = compute(std::span(&first, 1), made.logits); !ran)
+                return ran.error();
+        }
+        if (made.sequence.size() < tokens.size())
+            if (auto ran = prefill_rest(tokens, wanted, made); !ran)
+                return ran.error();
+        return result<prefill_result<Cache>>(std::move(made)); // nvcc copies what is named
     }
 
     /// Runs tokens after those of a sequence. Returns the logits that `wanted` selects, (rows, vocabulary).
-    /// Errors: as prefill, and io where attention runs on a device; the sequence is as before.
+    /// Errors: as prefill, and io where attention runs on a device; the sequence is as before, or ends at a snapshot
+    /// of a recurrent model's states if those after its last token were not known.
     [[nodiscard]] result<matrix> extend(typename Cache::sequence& sequence, std::span<const token_id> tokens,
                                         logits_mode wanted = logits_mode::last) {
         matrix logits;
@@ -22618,19 +25639,22 @@ public:
 
     /// Runs tokens after those of several different sequences in shared forward passes. `logits` is resized to
     /// (rows wanted, vocabulary), in the order of the batch; decoding into the same matrix allocates nothing as long as
-    /// the sequences have room. Tokens may be those of the sequences themselves. Errors, and what is thrown: as above;
-    /// every sequence is as before.
+    /// the sequences have room. Tokens may be those of the sequences themselves. Errors, and what is thrown: as above,
+    /// for every sequence.
     [[nodiscard]] result<void> extend(std::span<const batch_entry<Cache>> batch, matrix& logits) {
-        const lease_guard at_the_end{leases_};
-        if (auto reserved = reserve(batch); !reserved)
-            return reserved;
-        return compute(batch, logits);
+        for (const batch_entry<Cache>& one : batch)
+            if (auto ready = restore(*one.sequence); !ready)
+                return ready;
+        states_.end_prompt();
+        return extend_known(batch, logits);
     }
 
     /// Checks that tokens can run after `before` others. Errors: out_of_range.
     [[nodiscard]] result<void> check(std::size_t before, std::span<const token_id> tokens) const {
         if (auto valid = detail::check_tokens(tokens, model_.vocabulary(), "tokens"); !valid)
             return valid;
+        if (auto fits = states_.check(); !fits)
+            return fits;
         if (tokens.size() > max_positions() - std::min(before, max_positions()))
             return error{error_code::out_of_range, "max_positions",
                          std::to_string(before + tokens.size()) + " tokens are past the model's " +
@@ -22644,6 +25668,47 @@ public:
     [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
 
 private:
+    // The logits of a part of a prompt that ends at `end`.
+    [[nodiscard]] static logits_mode wanted_of(logits_mode all, std::size_t end, std::span<const token_id> tokens) {
+        return all == logits_mode::last && end < tokens.size() ? logits_mode::none : all;
+    }
+    // Computes a prompt after its first part. Errors: as extend.
+    [[nodiscard]] result<void> prefill_rest(std::span<const token_id> tokens, logits_mode wanted,
+                                            prefill_result<Cache>& made) {
+        matrix part;
+        while (made.sequence.size() < tokens.size()) {
+            const std::size_t at = made.sequence.size();
+            const auto some = tokens.subspan(at, std::min(tokens.size() - at, max_batch_tokens_));
+            const batch_entry<Cache> one{&made.sequence, some, wanted_of(wanted, at + some.size(), tokens)};
+            if (auto ran = extend_known(std::span(&one, 1), part); !ran)
+                return ran;
+            const Eigen::Index before = made.logits.rows();
+            made.logits.conservativeResize(before + part.rows(), part.cols());
+            made.logits.bottomRows(part.rows()) = part;
+        }
+        return {};
+    }
+
+    // The same where the states of recurrent layers are known.
+    [[nodiscard]] result<void> extend_known(std::span<const batch_entry<Cache>> batch, matrix& logits) {
+        const lease_guard at_the_end{leases_};
+        if (auto reserved = reserve(batch); !reserved)
+            return reserved;
+        return compute(batch, logits);
+    }
+
+    // Computes tokens of a sequence again from its last snapshot, if the states after them are not known. Errors: as
+    // extend; the sequence ends at the snapshot then.
+    [[nodiscard]] result<void> restore(typename Cache::sequence& sequence) {
+        if (states_.known(sequence))
+            return {};
+        const std::vector<token_id> all(sequence.tokens().begin(), sequence.tokens().end());
+        sequence.truncate(all.size() - 1);
+        const auto some = std::span(all).subspan(sequence.size());
+        auto ran = extend(sequence, some, logits_mode::none);
+        return ran ? result<void>() : result<void>(ran.error());
+    }
+
     // Rolls back the leases that a call did not commit, however it ends.
     struct lease_guard {
         std::vector<lease>& leases;
@@ -22686,6 +25751,7 @@ private:
         float* to = logits.data();
         parts_.clear();
         std::size_t rows = 0, own = 0;
+        states_.clear();
         for (const auto& one : batch) {
             const lease* const of = one.open != nullptr ? one.open : &leases_[own++];
             for (std::size_t row = 0; row < one.tokens.size();) {
@@ -22694,6 +25760,7 @@ private:
                 const logits_mode which = one.wanted == logits_mode::last && !last ? logits_mode::none : one.wanted;
                 const auto some = one.rows.empty() ? one.rows : one.rows.subspan(row, n);
                 parts_.push_back({of, some.empty() ? row : some.front(), one.tokens.subspan(row, n), which, some});
+                parts_.back().states = states_.of(*of, row, n);
                 row += n;
                 rows += n;
                 if (rows == max_batch_tokens_) {
@@ -22733,6 +25800,7 @@ private:
     const Model& model_;
     std::size_t max_batch_tokens_;
     thread_pool& threads_;
+    layer_states<Cache, Model> states_;
     decltype(std::declval<const Model&>().template make_forward_pass<lease>(std::declval<thread_pool&>())) pass_;
     std::vector<lease> leases_; // of the call that runs
     std::vector<batch_slice<lease>> parts_;
@@ -23059,6 +26127,7 @@ enum class record_kind : std::uint32_t {
     page = 1,     ///< One full page of a chain.
     sequence = 2, ///< A whole sequence, from its first token.
     chunk = 3,    ///< Where a chunk lies: all tokens up to its end, and the rows after their last full page.
+    block = 4,    ///< The block that a layer group has of one full page of a chain.
 };
 
 /// The kinds of parts of a record.
@@ -23066,7 +26135,19 @@ enum class part_kind : std::uint32_t {
     page = 1,             ///< A page as its codec keeps it; rows after those in use are zero.
     exact = 2,            ///< The exact rows of that page, as the plain codec keeps them.
     generation_state = 3, ///< How an answer was being said (session/snapshot.hpp).
+    block = 16, ///< The block of layer group 0 for that page: keys and values, or a state. Group g has kind 16 + g.
 };
+inline constexpr std::uint32_t most_part_groups = 64; ///< Layer groups whose blocks have part kinds.
+
+/// The kind of a part with the block of a layer group.
+[[nodiscard]] constexpr part_kind group_part(std::size_t group) noexcept {
+    return static_cast<part_kind>(static_cast<std::uint32_t>(part_kind::block) + static_cast<std::uint32_t>(group));
+}
+/// The name of a part's kind, for errors.
+[[nodiscard]] constexpr const char* name_of(part_kind kind) noexcept {
+    constexpr const char* names[] = {"part", "page", "exact", "speaking"};
+    return kind >= part_kind::block ? "block" : names[static_cast<std::uint32_t>(kind)];
+}
 
 /// The offsets of a record's fields (docs/format.md). A record has exactly one valid form. Every offset follows from
 /// the counts, but is stored too, so that a reader can find a part without computing the layout.
@@ -23143,6 +26224,7 @@ using identity_text = std::vector<std::pair<std::string, std::string>>;
 ///     tenant's key = HMAC(secret, "kvcache tenant" | tenant)
 ///     name         = HMAC(tenant's key, name before, the identity at first | tokens | run)
 ///     chunk's name = HMAC(tenant's key, "kvcache chunk" | identity | place | tokens | first tokens of the chunk)
+///     block's name = HMAC(tenant's key, "kvcache block" | name of its page | layer group)
 ///
 /// Texts and runs are preceded by their length. Integers have 8 bytes, tokens 4, in little-endian order.
 class record_names {
@@ -23187,6 +26269,12 @@ public:
     [[nodiscard]] sha256_digest chunk(std::size_t place, std::span<const token_id> begin) const noexcept {
         hmac_builder more = run_;
         return finish(more.text("kvcache chunk").nested(root_).number(place), begin);
+    }
+
+    /// Returns the name of the block that a layer group has of a page. Cost: about 1 us.
+    [[nodiscard]] sha256_digest block(const sha256_digest& page, std::size_t group) const noexcept {
+        hmac_builder more = run_;
+        return more.text("kvcache block").nested(page).number(group).finish();
     }
 
 private:
@@ -23273,10 +26361,9 @@ public:
     /// malformed.
     [[nodiscard]] static result<void> sound(const record_part& part, std::span<const std::byte> copy,
                                             const record_authenticator& auth) {
-        static constexpr const char* names[] = {"part", "page", "exact", "speaking"};
         if (copy.size() == part.bytes.size() && same_in_constant_time(auth.of(copy), part.checksum))
             return {};
-        return refused(error_code::malformed, names[static_cast<std::uint32_t>(part.kind)],
+        return refused(error_code::malformed, name_of(part.kind),
                        "the bytes of page " + std::to_string(part.index) + " are not those that were written");
     }
 
@@ -23328,7 +26415,7 @@ inline result<void> record::take_fixed(std::span<const std::byte> bytes, const r
                        "the record is of format " + std::to_string(format) + ", and this build reads format " +
                            std::to_string(record_format_revision));
     const auto kind = load_little<std::uint32_t>(bytes, at::kind);
-    if (kind < static_cast<std::uint32_t>(record_kind::page) || kind > static_cast<std::uint32_t>(record_kind::chunk))
+    if (kind < static_cast<std::uint32_t>(record_kind::page) || kind > static_cast<std::uint32_t>(record_kind::block))
         return refused(error_code::malformed, "kind", std::to_string(kind) + " is no kind of record");
     kind_ = static_cast<record_kind>(kind);
     const auto sealed = load_little<std::uint32_t>(bytes, at::checksum_kind);
@@ -23413,8 +26500,10 @@ inline result<void> record::take_parts(std::span<const std::byte> bytes, const r
             return refused(error_code::malformed, "parts", "part " + std::to_string(i) + " " + what);
         };
         const auto kind = load_little<std::uint32_t>(bytes, entry + at::part_kind);
-        if (kind < static_cast<std::uint32_t>(part_kind::page) ||
-            kind > static_cast<std::uint32_t>(part_kind::generation_state))
+        const auto in = [kind](part_kind first, std::uint32_t count) {
+            return kind >= static_cast<std::uint32_t>(first) && kind - static_cast<std::uint32_t>(first) < count;
+        };
+        if (!in(part_kind::page, 3) && !in(part_kind::block, most_part_groups))
             return wrong("is of no known kind");
         record_part part{.kind = static_cast<part_kind>(kind),
                          .index = load_little<std::uint32_t>(bytes, entry + at::part_index),
@@ -23692,13 +26781,12 @@ private:
     std::vector<aligned_vector<std::byte>> copies_;
 };
 
-namespace detail {
-
-// Copies a part to its destination, and verifies the copy.
+/// Copies a part of a record to its destination, and verifies the copy. Errors: malformed, mismatched, with the name of
+/// the part's kind.
 [[nodiscard]] inline result<void> place_part(const record& from, part_kind kind, std::uint32_t index,
                                              std::uint32_t rows, std::span<std::byte> to,
                                              const record_authenticator& auth) {
-    const char* const field = kind == part_kind::page ? "page" : "exact";
+    const char* const field = name_of(kind);
     const record_part* part = from.part(kind, index);
     if (part == nullptr)
         return error{error_code::malformed, field,
@@ -23712,7 +26800,24 @@ namespace detail {
     return record::sound(*part, to, auth);
 }
 
-} // namespace detail
+/// Checks that a record is the one that was asked for: of this kind and name, for this page. Errors: mismatched, with
+/// the field.
+[[nodiscard]] inline result<void> is_record_of(const record& read, record_kind kind, const sha256_digest& name,
+                                               const prompt_page& page) {
+    const struct {
+        const char* field;
+        bool holds;
+    } facts[] = {{"kind", read.kind() == kind},
+                 {"name", read.name() == name},
+                 {"before", read.before() == page.before},
+                 {"first_token", read.first() == page.first()},
+                 {"tokens", ranges::equal(read.tokens(), page.tokens)}};
+    for (const auto& [field, holds] : facts)
+        if (!holds)
+            return error{error_code::mismatched, field,
+                         std::string(field) + ": the record is not the one that was asked for"};
+    return {};
+}
 
 /// Returns whether a page of a lease, with `rows` rows, needs parts of a kind.
 template <class Codec, class Lease>
@@ -23732,7 +26837,7 @@ template <class Codec, class Lease>
         if (!places<Codec>(kind, lease, page, rows))
             continue;
         const auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
-        if (auto placed = detail::place_part(from, kind, index, rows, to, auth); !placed)
+        if (auto placed = place_part(from, kind, index, rows, to, auth); !placed)
             return placed;
     }
     return {};
@@ -24706,9 +27811,9 @@ public:
     }
 
 private:
-    [[nodiscard]] const rope* rotation() const noexcept {
-        if constexpr (requires { model_.rotation(); })
-            return &model_.rotation();
+    [[nodiscard]] const rope* rotation(std::size_t layer) const noexcept {
+        if constexpr (requires { model_.rotation(layer_id{}); })
+            return layer < model_.layers().size() ? model_.rotation(model_.layers()[layer]) : nullptr;
         else
             return nullptr;
     }
@@ -24727,8 +27832,8 @@ private:
                 return lease.error();
             if (known.empty())
                 known.assign(lease->opened().spliced().begin(), lease->opened().spliced().end());
-            return deviations(*lease, tokens.subspan(lease->first()), known, policy.check_layer() + deeper,
-                              policy.compared(), rotation());
+            const std::size_t layer = policy.check_layer() + deeper;
+            return deviations(*lease, tokens.subspan(lease->first()), known, layer, policy.compared(), rotation(layer));
         };
         auto off = judge(0); // with every reused token kept, for now
         if (!off)
@@ -29020,18 +32125,8 @@ private:
             return read.error();
         if (auto own = read->made_under(names); !own)
             return own;
-        const struct {
-            const char* field;
-            bool holds;
-        } facts[] = {{"kind", read->kind() == record_kind::page},
-                     {"name", read->name() == page.name},
-                     {"before", read->before() == page.before},
-                     {"first_token", read->first() == page.first()},
-                     {"tokens", ranges::equal(read->tokens(), page.tokens)}};
-        for (const auto& [field, holds] : facts)
-            if (!holds)
-                return error{error_code::mismatched, field,
-                             std::string(field) + ": the record is not the one that was asked for"};
+        if (auto right = is_record_of(*read, record_kind::page, page.name, page); !right)
+            return right;
         return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(page.tokens.size()), auth_);
     }
 
@@ -29041,6 +32136,10 @@ private:
     mutable movable_mutex lock_;                       // guards names_
     std::vector<std::unique_ptr<record_names>> names_; // by tenant
 };
+
+/// The blocks of layer groups as records of a tier: cache/block_records.hpp, which <kvcache/tier.hpp> includes.
+template <class Core, tier_state Tier>
+class block_records;
 
 /// The tier operations of a core. After a commit, full pages are handed over. If a prompt is not wholly in memory,
 /// records are copied into a lease, verified there and committed. A failure is counted, and is a miss. A refused record
@@ -29078,9 +32177,11 @@ public:
     template <class Core>
     [[nodiscard]] typename Core::match find(Core& core, std::uint32_t tenant, std::span<const token_id> tokens,
                                             bool plans) {
-        auto known = core.match_in_memory(tenant, tokens, {.emits = false});
-        if (complete(core, known.found.cached_tokens, tokens.size())) {
-            core.complete(known, plans);
+        // Layer groups continue where the plan begins, or earlier: what is found depends on it.
+        const bool planned = plans && Core::grouped;
+        auto known = core.match_in_memory(tenant, tokens, {.plans = planned, .emits = false});
+        if (complete(core, known.found.cached_tokens, tokens.size() - (planned && !tokens.empty() ? 1 : 0))) {
+            core.complete(known, plans && !planned);
             return known;
         }
         const std::size_t loaded = load_after(core, std::move(known.sequence), tenant, tokens);
@@ -29099,7 +32200,7 @@ public:
     /// Hands over the pages that a sequence has published since the last call, which are full and exact, unless the
     /// tier has them. If memory runs out, the rest waits for a later call.
     template <class Core>
-    void store(const Core& core, sequence_state& state) noexcept {
+    void store(Core& core, sequence_state& state) noexcept {
         if (state.offloaded.pages < state.published_pages && !is_null(tier()))
             hand_over(core, state);
     }
@@ -29127,15 +32228,21 @@ private:
     }
 
     template <class Core>
-    void hand_over(const Core& core, sequence_state& state) noexcept {
+    void hand_over(Core& core, sequence_state& state) noexcept {
         const record_names& names = records_.names_of(state.tenant);
         const std::size_t page_tokens = core.shape().tokens;
+        [[maybe_unused]] std::vector<sha256_digest> chain; // names of the prefixes before the pages, and of the last
         const bool done = detail::completes<std::bad_alloc>([&] {
             for (; state.offloaded.pages < state.published_pages; ++state.offloaded.pages) {
                 prompt_page page{.index = state.offloaded.pages};
                 page.tokens = std::span<const token_id>(state.tokens).subspan(page.index * page_tokens, page_tokens);
                 page.before = page.index == 0 ? names.root() : state.offloaded.record;
                 page.name = names.chain(page.before, page.tokens);
+                if constexpr (Core::grouped) {
+                    if (chain.empty())
+                        chain.push_back(page.before);
+                    chain.push_back(page.name);
+                }
                 if (!tier().contains(page.name)) {
                     const auto taken =
                         records_.hand_over(core, state.table[page.index], state.tokens.size(), page, names);
@@ -29146,6 +32253,14 @@ private:
                 }
                 state.offloaded.record = page.name;
             }
+            if constexpr (Core::grouped)
+                block_records<Core, Tier>(core, records_, names)
+                    .hand_over(state, chain, [&](const result<void>& taken) {
+                        if (!taken)
+                            fail(taken.error());
+                        else
+                            note([](tier_stats& s) { ++s.handed_over; });
+                    });
         });
         if (!done)
             note([](tier_stats& s) { ++s.failed; });
@@ -29155,6 +32270,15 @@ private:
     template <class Core>
     [[nodiscard]] static bool complete(const Core& core, std::size_t known, std::size_t tokens) {
         return known / core.shape().tokens == tokens / core.shape().tokens;
+    }
+
+    // The tokens of a prompt whose pages are of use: a state after the last one is not, since that token is computed.
+    template <class Core>
+    [[nodiscard]] static std::size_t loadable(const Core& core, std::size_t tokens) {
+        if constexpr (Core::grouped)
+            return tokens - (core.pages().blocks().has_states() && tokens > 0 ? 1 : 0);
+        else
+            return tokens;
     }
 
     template <class Core>
@@ -29171,7 +32295,7 @@ private:
     [[nodiscard]] std::size_t load(Core& core, typename Core::sequence& after, std::uint32_t tenant,
                                    std::span<const token_id> tokens) {
         const std::size_t page_tokens = core.shape().tokens;
-        const std::size_t first = after.size() / page_tokens, most = tokens.size() / page_tokens;
+        const std::size_t first = after.size() / page_tokens, most = loadable(core, tokens.size()) / page_tokens;
         if (first >= most)
             return 0;
         note([](tier_stats& s) { ++s.asked; });
@@ -29195,22 +32319,33 @@ private:
             note([](tier_stats& s) { ++s.slower; });
             return 0;
         }
+        const auto blocks = block_records_of(core, names);
+        if constexpr (Core::grouped)
+            blocks->look(first, chain, pages);
         while (pages > 0) {
+            if constexpr (Core::grouped)
+                if ((pages = blocks->longest(pages)) == 0)
+                    break;
             const auto run = tokens.subspan(first * page_tokens, pages * page_tokens);
+            const page_run wanted{first, page_tokens, run, chain};
             const auto began = std::chrono::steady_clock::now();
-            auto lease = core.reserve(after.state_in(core), run.size(), {.max_batch_tokens = 1});
+            auto lease = core.reserve(after.state_in(core), run.size(), {.max_batch_tokens = 1, .whole = true});
             if (!lease) {
                 note([](tier_stats& s) { ++s.no_room; });
                 pages /= 2;
                 continue;
             }
-            const std::size_t placed =
-                record_results(records_.place(lease->opened(), names, {first, page_tokens, run, chain}),
-                               std::span<const sha256_digest>(chain).subspan(first + 1, pages));
+            const std::size_t placed = record_results(records_.place(lease->opened(), names, wanted),
+                                                      std::span<const sha256_digest>(chain).subspan(first + 1, pages));
             if (placed < pages) {
                 pages = placed; // the residual rows of a shorter run differ, so it is read again
                 continue;
             }
+            if constexpr (Core::grouped)
+                if (!blocks->place(
+                        lease->opened(), wanted, [&](const auto& name, const error& why) { refuse(name, why); },
+                        [&](const error& why) { fail(why); }))
+                    continue;
             lease->opened().commit_in_place(run);
             const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
             if constexpr (requires { tier().took(pages, took.count()); })
@@ -29219,6 +32354,15 @@ private:
             return pages;
         }
         return 0;
+    }
+
+    // The records of blocks, where there are layer groups.
+    template <class Core>
+    [[nodiscard]] auto block_records_of(Core& core, const record_names& names) {
+        if constexpr (Core::grouped)
+            return std::make_unique<block_records<Core, Tier>>(core, records_, names);
+        else
+            return nullptr;
     }
 
     // Counts refused and failed records, and erases the first refused one and those after it. `names` are the records
@@ -29251,6 +32395,178 @@ private:
     tier_records<Tier> records_;
     mutable movable_mutex lock_; // guards stats_
     tier_stats stats_;
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/cache/block_records.hpp ------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The blocks of layer groups as records of a tier, one a block. Of a window group the tier gets the blocks that the
+/// query after the last full page reads, of a state group all snapshots. A block that the tier lacks makes a match
+/// shorter, never wrong.
+template <class Core, tier_state Tier>
+class block_records {
+public:
+    block_records(Core& core, tier_records<Tier>& records, const record_names& names)
+        : core_(core), records_(records), names_(names), blocks_(core.pages().blocks()) {
+        static_assert(std::remove_cvref_t<decltype(blocks_.layout())>::most_groups <= most_part_groups);
+    }
+
+    /// Hands over the blocks of pages that a sequence has just handed over, the last ones of those. `chain`: the names
+    /// of the prefixes before these pages, and of the last. Calls `report` with the result of each hand-over. Throws:
+    /// bad_alloc; the tier then lacks some of them.
+    template <class Report>
+    void hand_over(sequence_state& state, std::span<const sha256_digest> chain, const Report& report) {
+        if (chain.size() < 2)
+            return;
+        const std::size_t end = state.offloaded.pages, first = end - (chain.size() - 1);
+        const std::size_t used = state.snapshots.size();
+        core_.groups([&](auto& groups) { groups.pin(state, first, end); });
+        const detail::scope_guard unpin([&] { core_.groups([&](auto& groups) { groups.unpin(state, used); }); });
+        for (std::size_t i = used; i < state.snapshots.size(); ++i) {
+            const auto [pool, entry] = state.snapshots[i];
+            const std::size_t group = blocks_.group(pool), page_tokens = core_.shape().tokens;
+            const sha256_digest name = names_.block(chain[entry - first + 1], group);
+            if (records_.tier().contains(name))
+                continue;
+            const prompt_page page{
+                .index = entry,
+                .tokens = std::span<const token_id>(state.tokens).subspan(entry * page_tokens, page_tokens)};
+            const part_source part{
+                .kind = group_part(group), .rows = rows_of(pool), .bytes = bytes(state, pool, entry)};
+            const record_writer made(
+                {record_kind::block, page.first(), page.tokens, chain[entry - first], name, {&part, 1}}, names_,
+                records_.auth());
+            report(records_.tier().put({.name = name,
+                                        .cost = core_.prefill_seconds(page.first(), page.tokens.size()),
+                                        .depth = static_cast<std::uint32_t>(entry)},
+                                       made.pieces()));
+        }
+    }
+
+    /// Asks the tier for the blocks of `pages` pages of a prompt from page `first` on. `chain`: the name of the prefix
+    /// before each page of the prompt, and of the whole. Throws: bad_alloc.
+    void look(std::size_t first, std::span<const sha256_digest> chain, std::size_t pages) {
+        first_ = first;
+        chain_ = chain;
+        pages_ = pages;
+        std::vector<sha256_digest> wanted;
+        for (std::size_t pool = 0; pool < blocks_.size(); ++pool)
+            for (std::size_t i = 0; i < pages; ++i)
+                wanted.push_back(name_of(pool, i));
+        there_.clear();
+        if (!wanted.empty())
+            there_ = tier::present(records_.tier(), wanted);
+    }
+    /// The longest run of at most `pages` of these pages that every group can continue. Cost: O(pages * blocks of a
+    /// window).
+    [[nodiscard]] std::size_t longest(std::size_t pages) const {
+        while (pages > 0 && !has_all(pages))
+            --pages;
+        return pages;
+    }
+    /// Copies the blocks of the first `run.pages()` pages into a lease, which is whole. Returns false if that is not
+    /// possible: one of them is not there, or not sound, or there is no room for a state. Calls `refuse` with the name
+    /// of a record that is not sound, and why, and `fail` with an error of the tier. Throws: bad_alloc.
+    template <class Refuse, class Fail>
+    [[nodiscard]] bool place(const open_lease<Core>& lease, const page_run& run, const Refuse& refuse,
+                             const Fail& fail) {
+        std::vector<place_in_lease> places;
+        std::vector<sha256_digest> wanted;
+        for (std::size_t pool = 0; pool < blocks_.size(); ++pool) {
+            const std::size_t end = run.pages();
+            for (std::size_t i = first_wanted(pool, end); i < end; ++i) {
+                places.push_back({pool, i});
+                wanted.push_back(name_of(pool, i));
+            }
+        }
+        if (places.empty())
+            return true;
+        result<void> sound;
+        std::size_t placed = 0;
+        const auto read =
+            tier::read_run(records_.tier(), wanted, [&](std::size_t i, std::span<const std::byte> record) {
+                sound = put_in_place(lease.state, places[i], record, run.page(places[i].page), wanted[i]);
+                placed += sound.has_value();
+                return sound.has_value();
+            });
+        if (placed == places.size())
+            return true;
+        if (!read)
+            fail(read.error());
+        if (!sound && sound.error().code != error_code::out_of_memory)
+            refuse(wanted[placed], sound.error());
+        return lacks(places[placed].pool, places[placed].page);
+    }
+
+private:
+    // A block of a page of the run.
+    struct place_in_lease {
+        std::size_t pool = 0, page = 0;
+    };
+
+    [[nodiscard]] sha256_digest name_of(std::size_t pool, std::size_t page) const {
+        return names_.block(chain_[first_ + page + 1], blocks_.group(pool));
+    }
+    [[nodiscard]] std::uint32_t rows_of(std::size_t pool) const {
+        return blocks_.is_state(pool) ? 0 : core_.shape().tokens;
+    }
+    [[nodiscard]] std::span<std::byte> bytes(const sequence_state& state, std::size_t pool, std::size_t entry) const {
+        return blocks_.memory().bytes(pool, blocks_.block(pool, state.table[entry].page));
+    }
+    // The first page of a run of `pages` whose block is needed. Those before the run are in memory.
+    [[nodiscard]] std::size_t first_wanted(std::size_t pool, std::size_t pages) const {
+        if (blocks_.is_state(pool))
+            return pages - 1;
+        const std::size_t entry = blocks_.first_entry(pool, (first_ + pages) * core_.shape().tokens);
+        return entry - std::min(entry, first_);
+    }
+    [[nodiscard]] bool has_all(std::size_t pages) const {
+        for (std::size_t pool = 0; pool < blocks_.size(); ++pool)
+            for (std::size_t i = first_wanted(pool, pages); i < pages; ++i)
+                if (!there_[pool * pages_ + i])
+                    return false;
+        return true;
+    }
+    bool lacks(std::size_t pool, std::size_t page) {
+        there_[pool * pages_ + page] = false;
+        return false;
+    }
+    [[nodiscard]] result<void> put_in_place(sequence_state& state, const place_in_lease& at,
+                                            std::span<const std::byte> from, const prompt_page& page,
+                                            const sha256_digest& name) {
+        const auto read = record::parse(from, records_.auth());
+        if (!read)
+            return read.error();
+        if (auto own = read->made_under(names_); !own)
+            return own;
+        if (auto right = is_record_of(*read, record_kind::block, name, page); !right)
+            return right;
+        const std::size_t group = blocks_.group(at.pool);
+        if (blocks_.is_state(at.pool)) {
+            const record_part* const part = read->part(group_part(group), 0);
+            if (part == nullptr || part->bytes.empty())
+                return error{error_code::malformed, "block", "block: the record lacks its bytes"};
+            const std::size_t size = blocks_.description(at.pool).opaque ? part->bytes.size() : 0;
+            const auto made = core_.groups([&](auto& groups) {
+                return groups.snapshot(state, group, (page.index + 1) * core_.shape().tokens, size);
+            });
+            if (!made)
+                return made.error();
+        }
+        return place_part(*read, group_part(group), 0, rows_of(at.pool), bytes(state, at.pool, page.index),
+                          records_.auth());
+    }
+
+    Core& core_;
+    tier_records<Tier>& records_;
+    const record_names& names_;
+    const typename Core::layers_type& blocks_;
+    std::size_t first_ = 0, pages_ = 0;
+    std::span<const sha256_digest> chain_ = {};
+    std::vector<bool> there_; // (pools, pages)
 };
 
 }} // namespace kvcache

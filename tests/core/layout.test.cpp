@@ -44,7 +44,7 @@ TEST_CASE("a window keeps the pages that the next query reads") {
 TEST_CASE("a layout describes what models need") {
     const kv::cache_layout llama{64, {full(32, 8, 128)}}, gemma{64, {full(3, 1, 256), window(15, 1, 256, 512)}},
         oss{64, {full(12, 8, 64), window(12, 8, 64, 128)}},
-        hybrid{64, {full(8, 2, 256), {.layers = 24, .state_bytes = std::size_t{48} << 20}}},
+        hybrid{64, {full(8, 4, 256), {.layers = 24, .state_bytes = 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)}}},
         shared{64, {full(10, 4, 256), {.layers = 20, .alias_of = 0}}};
     const auto last = [](const kv::cache_layout& of) {
         const std::string all = of.describe();
@@ -55,7 +55,7 @@ TEST_CASE("a layout describes what models need") {
     CHECK(last(llama) == "all: 1024.0 MiB at 8K, 16384.0 MiB at 128K\n");
     CHECK(last(gemma) == "all: 31.5 MiB at 8K, 391.5 MiB at 128K\n");
     CHECK(last(oss) == "all: 195.0 MiB at 8K, 3075.0 MiB at 128K\n");
-    CHECK(last(hybrid) == "all: 176.0 MiB at 8K, 2096.0 MiB at 128K\n");
+    CHECK(last(hybrid) == "all: 305.1 MiB at 8K, 4145.1 MiB at 128K\n");
     CHECK(shared.bytes(1, 8192, 2) == 0);
     CHECK(gemma.describe() == "pages of 64 tokens\n"
                               "full: 3 layers, a hit needs all pages, 24.0 MiB at 8K, 384.0 MiB at 128K\n"
@@ -63,7 +63,7 @@ TEST_CASE("a layout describes what models need") {
                               "128K\n"
                               "all: 31.5 MiB at 8K, 391.5 MiB at 128K\n");
     CHECK(gemma.name() == "3 layers of 1 x 256; 15 layers of 1 x 256, window of 512");
-    CHECK(hybrid.name() == "8 layers of 2 x 256; 24 layers, state of 50331648 bytes");
+    CHECK(hybrid.name() == "8 layers of 4 x 256; 24 layers, state of 51511296 bytes");
     CHECK(shared.name() == "10 layers of 4 x 256; 20 layers, as group 0");
     CHECK(shared.name_of(1) == "alias of full");
     CHECK(kv::cache_layout::of({2, 3, 4, 16}) == kv::cache_layout{16, {full(2, 3, 4)}});

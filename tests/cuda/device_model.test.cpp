@@ -22,15 +22,16 @@ namespace {
 template <class Lease>
 class referee {
 public:
-    void plan(const kv::attention_shape& shape, std::span<const kv::batch_slice<Lease>>, const kv::query_rows& rows,
+    void plan(std::span<const kv::attention_kind> kinds, std::span<const kv::batch_slice<Lease>>,
               const kv::thread_pool&) {
-        shape_ = shape;
+        REQUIRE(kinds.size() == 1);
+        shape_ = kinds[0].shape;
         shape_.rotation = nullptr; // keys arrive rotated, and queries are rotated here
-        rotation_ = shape.rotation;
-        asked_ = rows;
+        rotation_ = kinds[0].shape.rotation;
+        asked_ = kinds[0].rows;
         keys_.clear();
     }
-    void write(const Lease& lease, std::size_t to, std::size_t, kv::layer_id, std::span<const float> keys,
+    void write(const Lease& lease, std::size_t to, std::size_t, const kv::attended_layer&, std::span<const float> keys,
                std::span<const float> values) {
         lease.declare_written(); // it keeps the rows itself
         const std::size_t side = keys.size();
@@ -41,7 +42,7 @@ public:
         std::ranges::copy(keys, keys_.begin() + static_cast<std::ptrdiff_t>(to * side));
         std::ranges::copy(values, values_.begin() + static_cast<std::ptrdiff_t>(to * side));
     }
-    void run(kv::layer_id, kv::thread_pool&) {
+    void run(const kv::attended_layer&, kv::thread_pool&) {
         const std::size_t width = std::size_t{shape_.heads} * shape_.head_dim;
         const std::size_t rows = keys_.size() / (std::size_t{shape_.kv_heads} * shape_.head_dim);
         std::vector<float> queries, turned(shape_.head_dim), rotation(shape_.head_dim);
@@ -264,7 +265,8 @@ TEST_CASE("windows, soft caps and sinks are refused on a device, typed") {
          {kv::attention_shape{.heads = 6, .kv_heads = 2, .head_dim = 16, .window = 8},
           kv::attention_shape{.heads = 6, .kv_heads = 2, .head_dim = 16, .soft_cap = 30.0f},
           kv::attention_shape{.heads = 6, .kv_heads = 2, .head_dim = 16, .sinks = sinks}}) {
-        attention.plan(shape, {&row, 1}, {}, one);
+        const kv::attention_kind kind{.shape = shape};
+        attention.plan({&kind, 1}, {&row, 1}, one);
         REQUIRE_FALSE(attention.status().has_value());
         CHECK(attention.status().error().code == kv::error_code::unsupported);
     }

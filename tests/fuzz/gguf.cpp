@@ -58,7 +58,7 @@ void read_model(const std::string& path) {
     const auto config = kvcache::read_model_config(*file);
     if (!opened(config) || !opened(file->holds(*config)))
         return;
-    for (const auto& [name, shape] : kvcache::weights_of(*config)) {
+    for (const auto& [name, shape, heads] : kvcache::weights_of(*config)) {
         const auto tensor = file->tensor(name, shape);
         if (!opened(tensor))
             std::abort(); // holds() has seen it

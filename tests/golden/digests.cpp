@@ -212,7 +212,8 @@ int main() {
                             .kv_heads = 2,
                             .head_dim = 24,
                             .vocabulary = 333};
-    narrow.qk_norm = narrow.tied_head = true;
+    narrow.qk_norm = kv::head_norm::each;
+    narrow.tied_head = true;
     const auto biased = model(wide, kv::dtype::f32), normed = model(narrow, kv::dtype::bf16);
 
     const kv::rope_config llama{.theta = 500000.0, .scaling = kv::rope_config::kind::llama3, .factor = 8.0};

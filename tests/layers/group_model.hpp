@@ -57,6 +57,21 @@ public:
             row(group, static_cast<std::int32_t>(block), i) = poison;
     }
 
+    // As for every host: rows and states by their names. `Cache`, `Lease`: of this host.
+
+    template <class Cache>
+    [[nodiscard]] std::uint64_t read(const Cache&, std::size_t group, std::int32_t block, std::size_t at) {
+        return row(group, block, at);
+    }
+    template <class Lease>
+    void write(const Lease& lease, std::size_t group, std::size_t at, std::int32_t block, std::uint64_t name) {
+        row(group, block, (lease.first() + at) % layout_.tokens) = name;
+    }
+    template <class Cache, class Lease>
+    void write_state(Cache&, const Lease&, std::size_t group, std::uint32_t block, std::uint64_t name) {
+        row(group, static_cast<std::int32_t>(block), 0) = name;
+    }
+
     std::size_t fails_next = 0; ///< The copy from now on that fails; 0 for none.
 
 private:
@@ -80,45 +95,45 @@ inline kv::layers::grouped groups_of(group_host& host, bool keep = true) {
             .on_evict = [&host](std::size_t group, std::uint32_t block) { host.free(group, block); }};
 }
 
-/// Writes the rows of a lease for tokens that end with those of the lease. `blocks(group)` is the lease's table.
-template <class Lease>
-void write_groups(group_host& host, const Lease& lease, const past& tokens) {
+/// Writes the rows of a lease for tokens that end with those of the lease.
+template <class Host, class Lease>
+void write_groups(Host& host, const Lease& lease, const past& tokens) {
     const std::size_t size = host.layout().tokens;
     for (std::size_t group = 0; group < host.layout().groups.size(); ++group) {
         if (!host.layout().groups[group].has_rows())
             continue;
         const auto table = lease.blocks(group);
-        for (std::size_t at = lease.first(); at < lease.first() + lease.rows(); ++at) {
+        for (std::size_t row = 0; row < lease.rows(); ++row) {
+            const std::size_t at = lease.first() + row;
             if (table[at / size] < 0)
                 FAIL("group " << group << " has no block for the row at " << at);
-            host.row(group, table[at / size], at % size) = tokens.names[at];
+            host.write(lease, group, row, table[at / size], tokens.names[at]);
         }
     }
 }
 
 /// Checks all that the next query of a sequence with these tokens reads.
-template <class Sequence>
-void read_groups(group_host& host, const Sequence& sequence, const past& tokens, bool state_is_live) {
+template <class Host, class Cache>
+void read_groups(Host& host, const Cache& cache, const typename Cache::sequence& sequence, const past& tokens,
+                 bool state_is_live) {
     const std::size_t size = host.layout().tokens, n = tokens.size();
     REQUIRE(sequence.size() == n);
     for (std::size_t group = 0; group < host.layout().groups.size(); ++group) {
-        const kv::layer_group& of =
-            host.layout().groups[host.layout().groups[group].alias_of.value_or(static_cast<std::uint32_t>(group))];
+        const std::size_t keeper = host.layout().groups[group].alias_of.value_or(static_cast<std::uint32_t>(group));
+        const kv::layer_group& of = host.layout().groups[keeper];
         const auto table = sequence.blocks(group);
         INFO("group " << group << " of " << n << " tokens");
         if (of.kind() == kv::group_kind::state) {
             if (n > 0 && !state_is_live) {
                 REQUIRE(n % size == 0);
                 REQUIRE(table[n / size - 1] >= 0);
-                REQUIRE(host.row(group, table[n / size - 1], 0) == tokens.names.back());
+                REQUIRE(host.read(cache, group, table[n / size - 1], 0) == tokens.names.back());
             }
             continue;
         }
-        for (std::size_t at = of.window == 0 || n < of.window ? 0 : n + 1 - of.window; at < n; ++at) {
-            const std::size_t keeper = host.layout().groups[group].alias_of.value_or(static_cast<std::uint32_t>(group));
-            if (table[at / size] < 0 || host.row(keeper, table[at / size], at % size) != tokens.names[at])
+        for (std::size_t at = of.window == 0 || n < of.window ? 0 : n + 1 - of.window; at < n; ++at)
+            if (table[at / size] < 0 || host.read(cache, keeper, table[at / size], at % size) != tokens.names[at])
                 FAIL("the row at " << at << " is wrong, of block " << table[at / size]);
-        }
     }
 }
 
@@ -144,7 +159,10 @@ inline kv::cache_layout layout_of(seeded& random) {
             made.groups.push_back(window(static_cast<std::uint32_t>(1 + random(40))));
             break;
         case 2:
-            made.groups.push_back(state(100 + 100 * random(10)));
+            if (random(3) == 0)
+                made.groups.push_back({.layers = 3, .opaque = true});
+            else
+                made.groups.push_back(state(100 + 100 * random(10)));
             break;
         default:
             if (group > 0 && made.groups[0].has_rows())
@@ -155,8 +173,13 @@ inline kv::cache_layout layout_of(seeded& random) {
     return made;
 }
 
+/// What a campaign met.
+struct outcome {
+    std::size_t hits = 0, refused = 0;
+};
+
 /// A cache, its host, and sequences with the tokens that they must have.
-template <class Cache>
+template <class Cache, class Host = group_host>
 struct campaign {
     struct live {
         typename Cache::sequence sequence;
@@ -164,7 +187,7 @@ struct campaign {
         bool state_is_live = true; // the host has the state after the last token
     };
     seeded& random;
-    group_host& host;
+    Host& host;
     Cache& cache;
     std::size_t most;
     std::vector<live> sequences = {};
@@ -209,6 +232,9 @@ struct campaign {
         return made;
     }
 
+    // The bytes of the next snapshot of a group, if it is opaque.
+    std::size_t blob_bytes(std::size_t group) { return host.layout().groups[group].opaque ? 8 + random(1500) : 0; }
+
     // The longest prefix that every group can continue, where nothing is evicted.
     std::size_t longest(const past& all) {
         std::size_t n = 0;
@@ -236,9 +262,10 @@ struct campaign {
             if (host.layout().groups[group].kind() == kv::group_kind::state)
                 for (std::size_t at = lease.first() / size * size + size; at <= all.size(); at += size)
                     if (random(2) == 0)
-                        if (const auto block = with_faults([&] { return lease.snapshot(group, at); });
+                        if (const auto block =
+                                with_faults([&] { return lease.snapshot(group, at, blob_bytes(group)); });
                             block && *block) {
-                            host.row(group, static_cast<std::int32_t>(**block), 0) = all.names[at - 1];
+                            host.write_state(cache, lease, group, **block, all.names[at - 1]);
                             made.emplace_back(group, at);
                         }
         const std::size_t rows = lease.rows();
@@ -272,7 +299,7 @@ struct campaign {
         hits += tokens.size();
         if (!evicts)
             REQUIRE(tokens.size() == longest(all));
-        read_groups(host, got->sequence, tokens, false);
+        read_groups(host, cache, got->sequence, tokens, false);
         compute(got->lease, all, tokens);
         const bool computed = tokens.size() > got->lease.first();
         seen.push_back(tokens.size() > 0 ? tokens : all);
@@ -364,20 +391,25 @@ struct campaign {
         std::size_t bytes = 0;
         for (const kv::layer_group_stats& of : cache.group_stats()) {
             REQUIRE(of.in_use + of.evictable <= of.blocks);
-            bytes += of.bytes();
+            bytes += of.bytes;
         }
         const auto now = cache.stats();
         if (!cache.core().pages().blocks().paged()) // then pages hold next to nothing, and belong to no group
             bytes += (now.pages - now.free) * now.page_bytes;
         REQUIRE(bytes == cache.core().pages().blocks().used());
         for (const live& one : sequences)
-            read_groups(host, one.sequence, one.tokens, one.state_is_live);
+            read_groups(host, cache, one.sequence, one.tokens, one.state_is_live);
     }
-};
 
-/// What a campaign met.
-struct outcome {
-    std::size_t hits = 0, refused = 0;
+    outcome play(std::size_t rounds) {
+        for (std::size_t i = 0; i < rounds; ++i)
+            round();
+        sequences.clear();
+        REQUIRE(cache.check().has_value());
+        REQUIRE(cache.clear_all());
+        REQUIRE(cache.check().has_value());
+        return {hits, refused};
+    }
 };
 
 template <class Eviction>
@@ -398,13 +430,7 @@ outcome play(std::uint64_t seed, std::size_t rounds, Eviction eviction, bool evi
     campaign<std::remove_reference_t<decltype(*cache)>> all{random, host, *cache, 20 + random(100)};
     all.evicts = evicts;
     all.fails_at = fails_at;
-    for (std::size_t i = 0; i < rounds; ++i)
-        all.round();
-    all.sequences.clear();
-    REQUIRE(cache->check().has_value());
-    REQUIRE(cache->clear_all());
-    REQUIRE(cache->check().has_value());
-    return {all.hits, all.refused};
+    return all.play(rounds);
 }
 
 } // namespace kvcache_test

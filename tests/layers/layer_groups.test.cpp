@@ -63,14 +63,14 @@ TEST_CASE("lengths around the window, in tokens and in pages, are found whole") 
                 fixture all({size, {full(), window(of)}}, true, false);
                 const past tokens = counting(0, n);
                 const auto first = all.run(tokens);
-                read_groups(all.host, first, tokens, true);
+                read_groups(all.host, all.cache, first, tokens, true);
                 past longer = tokens;
                 longer.push(kv::token_id{-1});
                 CHECK(all.cache.lookup(longer.tokens).cached_tokens == n);
                 auto again = all.cache.acquire(longer.tokens);
                 REQUIRE(again.has_value());
                 CHECK(again->lease.first() == n);
-                read_groups(all.host, again->sequence, tokens, true);
+                read_groups(all.host, all.cache, again->sequence, tokens, true);
                 all.sound();
             }
 }
@@ -86,6 +86,28 @@ TEST_CASE("a window drops nothing of a full layer") {
     CHECK(all.cache.lookup(counting(0, 50).tokens).limiting_group == 1u); // its blocks are gone
     CHECK(all.cache.lookup(counting(0, 50).tokens).other_groups_tokens == 50);
     CHECK(all.cache.lookup(tokens.tokens).cached_tokens == 100);
+}
+
+TEST_CASE("the last window of a sequence that has ended is found, whether released blocks are kept or not") {
+    for (const bool keeps : {true, false}) {
+        fixture all({4, {full(), window(8)}}, true, keeps);
+        const past tokens = counting(0, 100);
+        for (std::size_t n : {50u, 100u}) {
+            static_cast<void>(all.run(tokens.first(n)));
+            all.sound();
+            const auto of = all.cache.group_stats()[1];
+            CHECK(of.in_use == 0);
+            if (!keeps)
+                CHECK(of.evictable == (n == 50 ? 3 : 2)); // the entries from 10 to 12, and 23 and 24
+        }
+        past longer = tokens;
+        longer.push(kv::token_id{-1});
+        const auto got = all.cache.acquire(longer.tokens);
+        REQUIRE(got.has_value());
+        CHECK(got->lease.first() == 100);
+        read_groups(all.host, all.cache, got->sequence, tokens, true);
+        CHECK(all.cache.lookup(counting(0, 60).tokens).cached_tokens == (keeps ? 60 : 0));
+    }
 }
 
 TEST_CASE("a hit on a whole prompt runs its last token once, also for a state") {
@@ -128,14 +150,14 @@ TEST_CASE("of two prompts computed at once the blocks of either serve the next")
         all.sound();
         b->lease.commit(tokens.tokens);
         all.sound();
-        read_groups(all.host, a->sequence, tokens, true);
-        read_groups(all.host, b->sequence, tokens, true);
+        read_groups(all.host, all.cache, a->sequence, tokens, true);
+        read_groups(all.host, all.cache, b->sequence, tokens, true);
         { const auto ended = std::move(b->sequence); }
         all.sound();
-        read_groups(all.host, a->sequence, tokens, true);
+        read_groups(all.host, all.cache, a->sequence, tokens, true);
         const auto next = all.cache.acquire(tokens.tokens);
         CHECK(next->lease.first() == 40);
-        read_groups(all.host, next->sequence, tokens.first(40), false);
+        read_groups(all.host, all.cache, next->sequence, tokens.first(40), false);
         all.sound();
     }
 }
@@ -144,7 +166,7 @@ TEST_CASE("a block that two pages share is copied before a row of it is written"
     fixture all({4, {full(), window(2)}}, false, false);
     const past tokens = counting(0, 16);
     auto b = all.cache.acquire(tokens.tokens);
-    static_cast<void>(all.run(tokens)); // ends, and its window blocks are freed
+    static_cast<void>(all.run(counting(0, 24))); // the window blocks of these tokens are freed
     write_groups(all.host, b->lease, tokens);
     b->lease.commit(tokens.tokens); // the known pages get the blocks of these
     b->sequence.truncate(14);
@@ -155,11 +177,11 @@ TEST_CASE("a block that two pages share is copied before a row of it is written"
     REQUIRE(lease.has_value());
     write_groups(all.host, *lease, other);
     lease->commit(std::span(other.tokens).subspan(14));
-    read_groups(all.host, b->sequence, other, true);
+    read_groups(all.host, all.cache, b->sequence, other, true);
     past longer = tokens;
     longer.push(kv::token_id{-3});
     const auto got = all.cache.acquire(longer.tokens);
-    read_groups(all.host, got->sequence, tokens.first(got->lease.first()), true); // none, or what they were
+    read_groups(all.host, all.cache, got->sequence, tokens.first(got->lease.first()), true); // none, or what they were
     all.sound();
 }
 
@@ -180,7 +202,7 @@ TEST_CASE("drafted tokens that are rejected leave windows and states as they wer
         all.host.row(2, static_cast<std::int32_t>(*block), 0) = draft.names[at - 1];
         lease->commit(std::span(draft.tokens).subspan(tokens.size(), accepted));
         tokens = draft.first(tokens.size() + accepted);
-        read_groups(all.host, sequence, tokens, true);
+        read_groups(all.host, all.cache, sequence, tokens, true);
         all.sound();
         past longer = tokens;
         longer.push(kv::token_id{-1});
@@ -214,7 +236,7 @@ TEST_CASE("blocks that no query reads are evicted before a page in use is refuse
     const auto held = all.run(tokens);
     CHECK(all.cache.core().pages().blocks().idle() > 0);
     const auto other = all.run(counting(1000, 60));
-    read_groups(all.host, held, tokens, true);
+    read_groups(all.host, all.cache, held, tokens, true);
     all.sound();
 }
 
@@ -240,13 +262,13 @@ TEST_CASE("the occupancy of a layer group says what sequences use and what stays
     const auto groups = all.cache.group_stats();
     CHECK(groups[1].name == "window of 8");
     CHECK(groups[1].kind == kv::group_kind::window);
-    CHECK(groups[1].bytes() == 25 * groups[1].block_bytes);
+    CHECK(groups[1].bytes == 25 * groups[1].block_bytes);
     std::size_t bytes = 0;
     for (const kv::layer_group_stats& of : groups)
-        bytes += of.bytes();
+        bytes += of.bytes;
     CHECK(bytes == all.cache.core().pages().blocks().used());
     const std::string words =
-        "; window of 8: 0 blocks of " + std::to_string(groups[1].block_bytes) + " bytes in use, 25 evictable";
+        "; window of 8: 0 blocks in use, 25 evictable, " + std::to_string(groups[1].bytes) + " bytes in all";
     CHECK(describe(all.cache).find(words) != std::string::npos);
     CHECK(describe(groups[3]) == groups[3].name + ": the blocks of another group");
 }

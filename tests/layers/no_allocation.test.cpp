@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/codec/row_major.hpp>
 #include <kvcache/layers/grouped.hpp>
 
 #include <cstdint>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "layers/group_model.hpp"
+#include "layers/owned_model.hpp"
 #include "support/counted_new.hpp"
 #include <catch2/catch.hpp>
 
@@ -17,6 +19,14 @@ TEST_CASE("allocations and copies that fail leave sequences of layer groups as t
     for (std::uint64_t seed = 1; seed <= 100; ++seed)
         refused += play(seed, 100, kv::eviction::lru{}, true, &counted_new::fails_at).refused;
     CHECK(refused > 1000);
+}
+
+TEST_CASE("allocations that fail leave groups in the cache's memory as they were, and in a tier") {
+    std::size_t refused = 0, loaded = 0;
+    for (std::uint64_t seed = 1; seed <= 60; ++seed)
+        refused += play_owned(seed, kv::codec::nhd_f32{}, kv::tier::memory{}, &loaded, &counted_new::fails_at).refused;
+    CHECK(refused > 100);
+    CHECK(loaded > 500);
 }
 
 TEST_CASE("a host with three layer groups causes no allocation once the cache is warm") {

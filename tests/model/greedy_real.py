@@ -1,32 +1,32 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Greedy answers on a GGUF file of the llama architecture, beside llama.cpp on the same weights in F32.
+"""Greedy answers on a GGUF file of the architectures llama and gemma3, beside llama.cpp on the same weights in F32.
 
     greedy_real.py GENERATE MODEL TEXTS [--quick]
 
-GENERATE is the example program `generate`, TEXTS a folder of English texts. 64 tokens follow 20 chat prompts, and 4 longer prompts
-of up to 2,000 tokens; llama.cpp is the package llama-cpp-python. Where two answers differ, the float64 reference of gguf_real.py
-decides. Exit status 1 if it sides with llama.cpp. Needs: numpy, gguf, llama-cpp-python.
+GENERATE is the example program `generate`, TEXTS a folder of English texts. 64 tokens follow 20 questions, as chats
+where the file has a template, and 4 longer prompts of up to 2,000 tokens; llama.cpp is the package xllamacpp. Where two answers differ, the float64 reference of gguf_reference.py
+decides. Exit status 1 if it sides with llama.cpp. Needs: numpy, gguf, xllamacpp.
 """
 
 import argparse
-import ctypes
 import json
 import pathlib
 import random
 import subprocess
 import sys
 import tempfile
+import urllib.request
 
 try:
     import gguf
-    import llama_cpp as cpp
     import numpy as np
+    import xllamacpp
 except ImportError as missing:
-    print(f"SKIPPED: {missing}; pip install numpy gguf llama-cpp-python")
+    print(f"SKIPPED: {missing}; pip install numpy gguf xllamacpp")
     sys.exit(0)
 
-from gguf_real import reference_logits
+from gguf_reference import reference_logits
 
 QUESTIONS = ["What is the capital of France?", "Write a haiku about autumn.", "Why is the sky blue?", "How do I boil an egg?",
              "List three prime numbers.", "Translate 'good morning' to Spanish.", "What is 17 plus 25?", "Tell me a joke.",
@@ -56,37 +56,27 @@ class Peer:
     """llama.cpp with F32 pages and without flash attention."""
 
     def __init__(self, path, context):
-        self.quiet = cpp.llama_log_callback(lambda level, text, data: None)
-        cpp.llama_log_set(self.quiet, ctypes.c_void_p(0))
-        cpp.llama_backend_init()
-        self.model = cpp.llama_model_load_from_file(str(path).encode(), cpp.llama_model_default_params())
-        options = cpp.llama_context_default_params()
-        options.n_ctx = options.n_batch = context
-        options.n_threads = options.n_threads_batch = 2
-        options.type_k = options.type_v = 0  # F32
-        if hasattr(options, "flash_attn_type"):
-            options.flash_attn_type = 0
-        self.context = cpp.llama_init_from_model(self.model, options)
-        self.vocabulary = cpp.llama_vocab_n_tokens(cpp.llama_model_get_vocab(self.model))
+        options = xllamacpp.CommonParams()
+        options.model.path = str(path)
+        options.n_ctx = options.n_batch = options.n_ubatch = context
+        options.n_parallel, options.warmup, options.verbosity = 1, False, 0
+        options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 2
+        options.cache_type_k = options.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        options.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self.server = xllamacpp.Server(options)
+
+    def ask(self, where, body):
+        request = urllib.request.Request(f"{self.server.listening_address}/{where}", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
 
     def greedy(self, ids, count):
-        made, step = [], list(ids)
-        cpp.llama_memory_clear(cpp.llama_get_memory(self.context), True)
-        while len(made) < count:
-            held = (cpp.llama_token * len(step))(*step)  # the batch points to it
-            if cpp.llama_decode(self.context, cpp.llama_batch_get_one(held, len(step))) != 0:
-                raise RuntimeError("llama_decode failed")
-            row = np.ctypeslib.as_array(cpp.llama_get_logits_ith(self.context, -1), shape=(self.vocabulary,))
-            made.append(int(row.argmax()))
-            step = [made[-1]]
-        return made
+        return self.ask("completion", {"prompt": ids, "n_predict": count, "temperature": 0, "top_k": 1, "return_tokens": True,
+                                       "cache_prompt": False, "ignore_eos": True})["tokens"]
 
     def tokenize(self, text, special):
-        data = text.encode()
-        room = (cpp.llama_token * (len(data) + 8))()
-        vocab = cpp.llama_model_get_vocab(self.model)
-        count = cpp.llama_tokenize(vocab, data, len(data), room, len(room), False, special)
-        return list(room[:count])
+        return self.ask("tokenize", {"content": text, "add_special": special, "parse_special": special})["tokens"]
 
 
 class Ours:
@@ -106,7 +96,7 @@ def compare_answers(name, model, mine, theirs, prompt):
     at = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), None)
     if at is None:
         return True
-    row = reference_logits(model, gguf, [[*prompt, *mine[:at]]])[0][-1]
+    row = reference_logits(model, gguf, [[*prompt, *mine[:at]]], 1)[0][-1]
     ours = row[mine[at]] > row[theirs[at]]
     print(f"{name}: token {at + 1} differs, {mine[at]} and {theirs[at]}; the reference has {row[mine[at]]:.6f} and "
           f"{row[theirs[at]]:.6f}, {'as ours' if ours else 'NOT as ours'}")
@@ -131,8 +121,11 @@ def main():
             at = dice.randrange(len(text) - 12 * tokens)
             return peer.tokenize(text[at:at + 12 * tokens], False)[:tokens]
 
-        chats = [peer.tokenize(f"<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n{question}"
-                               "<|im_end|>\n<|im_start|>assistant\n", True) for question in QUESTIONS[:3 if f.quick else 20]]
+        chat = gguf.GGUFReader(f.model).get_field("tokenizer.chat_template") is not None
+        asked = QUESTIONS[:3 if f.quick else 20]
+        chats = [peer.tokenize(question + "\n", True) for question in asked] if not chat else [
+            peer.tokenize(f"<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n{question}"
+                               "<|im_end|>\n<|im_start|>assistant\n", True) for question in asked]
         longer = [] if f.quick else [passage(n) for n in (500, 1000, 1500, 2000)]
         agree = equal = 0
         for i, prompt in enumerate([*chats, *longer]):

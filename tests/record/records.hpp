@@ -27,7 +27,7 @@ inline kv::identity golden_identity() {
             .page_tokens = 16,
             .weight_format = "bf16",
             .numeric_contract = 1,
-            .format = 1,
+            .format = 2,
             .tenant = "alice"};
 }
 
@@ -62,6 +62,18 @@ inline bytes page_record(const std::string& secret, const kv::identity& id = gol
     const kv::sha256_digest first = names.chain(names.root(), run);
     return joined(
         kv::record_writer({kv::record_kind::page, 16, run, first, names.chain(first, run), parts}, names, auth));
+}
+
+/// The state of layer group 2 after the second page of a chain.
+inline bytes block_record(const std::string& secret, const kv::identity& id = golden_identity()) {
+    const kv::record_names names(id, secret);
+    const kv::record_authenticator auth(secret);
+    const auto run = golden_run();
+    const bytes state = golden_page();
+    const kv::part_source parts[] = {{kv::group_part(2), 0, 0, state}};
+    const kv::sha256_digest first = names.chain(names.root(), run);
+    return joined(kv::record_writer(
+        {kv::record_kind::block, 16, run, first, names.block(names.chain(first, run), 2), parts}, names, auth));
 }
 
 /// A sequence of seventeen tokens, with the parts of page codecs and of generation states.

@@ -392,3 +392,37 @@ TEST_CASE("settings that do not fit the model are refused by their name") {
     CHECK(names(crowded.error(), "maximum context length is 320 tokens"));
     check_sound(*least);
 }
+
+TEST_CASE("a chat over layer groups says what a chat over all tokens says, and takes less memory") {
+    // A llama whose layers have no window but one group; and the same with windows in all layers but one.
+    const auto words = kv::tokenizer::open(worlds);
+    const auto form = kv::chat_template::open(*words, "default");
+    REQUIRE(words);
+    REQUIRE(form);
+    for (const bool windows : {false, true}) {
+        CAPTURE(windows);
+        kv::model_config config = *kv::read_model_config(worlds);
+        if (windows) {
+            config.each_layer.resize(config.layers);
+            for (std::size_t i = 1; i < config.layers; ++i)
+                config.each_layer[i].window = 40;
+        }
+        const auto weights = kv::load_weights(config, *kv::checkpoint::open(worlds), [](std::size_t, std::size_t) {});
+        REQUIRE(weights);
+        const auto loaded = [&] { return kv::loaded_model{kv::transformer(config, *weights), {}}; };
+        kv::chat_settings<> settings = brief();
+        settings.page_tokens = 16;
+        auto all = kv::open_chat(loaded(), *words, *form, settings);
+        auto grouped = kv::open_chat(loaded(), *words, *form, settings, kv::layers::grouped{});
+        REQUIRE((grouped ? std::string() : grouped.error().message) == "");
+        REQUIRE(all);
+        for (const std::string& question : questions) {
+            const auto a = all->say(question), b = grouped->say(question);
+            REQUIRE(a);
+            REQUIRE(b);
+            CHECK(a->text == b->text);
+            check_sound(*grouped);
+        }
+        CHECK(grouped->cache().group_stats().size() == (windows ? 2 : 1));
+    }
+}

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Promise 1 on real weights: SmolLM2-135M-Instruct in blocks of Q4_1, if build/models has it (tools/fetch_model.py).
+// Promise 1 on real weights, where build/models has them (tools/fetch_model.py): SmolLM2-135M-Instruct in Q4_1, and
+// Gemma 3 270M in Q4_K_M, whose layers have windows.
 #include <kvcache/core/digest.hpp>
+#include <kvcache/layer_groups.hpp>
 #include <kvcache/model/load.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/snapshot.hpp>
+#include <kvcache/tier/lmdb.hpp>
 #include <kvcache/tier/memory.hpp>
 
 #include <algorithm>
@@ -18,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/huggingface/files.hpp"
 #include "promise_fixture.hpp"
 #include <catch2/catch.hpp>
 
@@ -25,21 +29,28 @@ using namespace promise;
 
 namespace {
 
-const kv::transformer* real_model() {
-    static const std::optional<kv::transformer> model = []() -> std::optional<kv::transformer> {
-        const auto file =
-            std::filesystem::path(KVCACHE_SOURCE_DIR) / "build" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf";
-        if (!std::filesystem::exists(file))
-            return std::nullopt;
-        auto loaded = kv::load_model(file);
-        REQUIRE((loaded ? std::string() : loaded.error().message) == "");
-        return std::move(loaded->model);
-    }();
-    if (!model) {
-        std::cout << "SKIPPED: no build/models/SmolLM2-135M-Instruct.Q4_1.gguf; tools/fetch_model.py downloads it\n";
-        return nullptr;
+struct real_model {
+    const char* file;
+    const char* named;              // by tools/fetch_model.py
+    const char* digest;             // of the logits after 70 tokens, the same on every machine
+    std::vector<std::size_t> sizes; // of long prompts
+};
+
+const real_model models[] = {
+    {"SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2", "5d6c4377ab7cee6b110364ae1f11910e", {333, 1100}},
+    {"gemma-3-270m-q4_k_m.gguf", "gemma", "06b518cb2bd06d7ea2226a6234438b26", {333, 700}}};
+
+// The model, if build/models has it.
+std::optional<kv::transformer> open(const real_model& which) {
+    const auto file = std::filesystem::path(KVCACHE_SOURCE_DIR) / "build" / "models" / which.file;
+    if (!std::filesystem::exists(file)) {
+        std::cout << "SKIPPED: no build/models/" << which.file << "; tools/fetch_model.py " << which.named
+                  << " downloads it\n";
+        return std::nullopt;
     }
-    return &*model;
+    auto loaded = kv::load_model(file);
+    REQUIRE((loaded ? std::string() : loaded.error().message) == "");
+    return std::move(loaded->model);
 }
 
 tokens first_of(const tokens& all, std::size_t n) {
@@ -103,30 +114,68 @@ void come_and_go(const kv::transformer& model, const tokens& prompt, const kv::m
     CHECK(kv::tier_stats_of(store).loaded_tokens > 0);
 }
 
+// The same in caches of layer groups, with records on a disk that a second cache opens.
+void in_groups(const kv::transformer& model, const tokens& prompt, const kv::matrix& want) {
+    const std::size_t known = prompt.size() / 2 + 3, bytes = (prompt.size() / 16 + 8) * host::bytes(model, 16);
+    const testing_files::temporary_directory directory;
+    const kv::tier::lmdb<> disk{.directory = directory.path() / "pages"};
+    for (int opened = 0; opened < 2; ++opened) {
+        auto cache = kv::make_cache({.limit = {.bytes = bytes}, .id = model.id({1, 2})},
+                                    kv::layers::grouped{.layout = model.layout(16)}, disk);
+        for (const std::size_t split : {7u, 64u}) {
+            CAPTURE(opened, split);
+            kv::thread_pool threads(1 + split % 2);
+            kv::pipeline pipeline(cache, model, threads, split);
+            REQUIRE(pipeline.prefill(first_of(prompt, known), kv::logits_mode::last));
+            auto warm = pipeline.prefill(prompt, kv::logits_mode::all);
+            REQUIRE(warm);
+            CHECK(warm->reused > 0);
+            CHECK(same_bits(warm->logits, want));
+            const std::size_t half = prompt.size() - 7;
+            auto branch = warm->sequence.fork(half);
+            const auto rest = pipeline.extend(branch, std::span(prompt).subspan(branch.size()), kv::logits_mode::all);
+            REQUIRE(rest);
+            CHECK(same_bits(*rest, want));
+        }
+        CHECK((kv::tier_stats_of(cache).loaded_tokens > 0) == (opened > 0));
+        REQUIRE(cache.tier().flush());
+        const auto sound = cache.check();
+        CHECK((sound ? std::string() : sound.error().message) == "");
+    }
+}
+
 } // namespace
 
 TEST_CASE("real weights: a hit equals a miss, and every build has the same bits") {
-    const kv::transformer* model = real_model();
-    if (model == nullptr)
-        return;
-    const tokens prompt = some_tokens(*model, 70, 1);
-    const kv::matrix want = cold(*model, prompt);
-    kv::digest_builder builder; // of the last row; the same on a machine of any byte order
-    for (const float x : kv::row_of(want, prompt.size() - 1))
-        builder.number(std::bit_cast<std::uint32_t>(x));
-    CHECK(kv::to_string(builder.finish()) == "5d6c4377ab7cee6b110364ae1f11910e");
-    combine(*model, prompt, want, {7, 64}, {16, 64});
-    come_and_go(*model, prompt, want);
+    for (const real_model& which : models) {
+        const auto model = open(which);
+        if (!model)
+            continue;
+        CAPTURE(which.file);
+        const tokens prompt = some_tokens(*model, 70, 1);
+        const kv::matrix want = cold(*model, prompt);
+        kv::digest_builder builder; // of the last row; the same on a machine of any byte order
+        for (const float x : kv::row_of(want, prompt.size() - 1))
+            builder.number(std::bit_cast<std::uint32_t>(x));
+        CHECK(kv::to_string(builder.finish()) == which.digest);
+        combine(*model, prompt, want, {7, 64}, {16, 64});
+        come_and_go(*model, prompt, want);
+        in_groups(*model, prompt, want);
+    }
 }
 
 TEST_CASE("real weights: any split, page size and number of threads", "[.long]") {
-    const kv::transformer* model = real_model();
-    if (model == nullptr)
-        return;
-    for (const std::size_t size : {333u, 1100u}) {
-        const tokens prompt = some_tokens(*model, size, 2);
-        const kv::matrix want = cold(*model, prompt);
-        combine(*model, prompt, want, {1, 2, 3, 7, 16, 17, 64, 1000}, {16, 32, 64, 256});
-        come_and_go(*model, prompt, want);
+    for (const real_model& which : models) {
+        const auto model = open(which);
+        if (!model)
+            continue;
+        for (const std::size_t size : which.sizes) {
+            CAPTURE(which.file, size);
+            const tokens prompt = some_tokens(*model, size, 2);
+            const kv::matrix want = cold(*model, prompt);
+            combine(*model, prompt, want, {1, 2, 3, 7, 16, 17, 64, 1000}, {16, 32, 64, 256});
+            come_and_go(*model, prompt, want);
+            in_groups(*model, prompt, want);
+        }
     }
 }

@@ -76,6 +76,12 @@ public:
             body += encoded(std::string_view(value));
         return raw(key, kvcache::gguf_type::array, array_head(kvcache::gguf_type::string, values.size()) + body);
     }
+    gguf_builder& flags(std::string_view key, const std::vector<bool>& values) {
+        std::string body;
+        for (const bool value : values)
+            body += value ? '\1' : '\0';
+        return raw(key, kvcache::gguf_type::array, array_head(kvcache::gguf_type::boolean, values.size()) + body);
+    }
     [[nodiscard]] static std::string array_head(kvcache::gguf_type element, std::uint64_t count) {
         return encoded(static_cast<std::uint32_t>(element)) + encoded(count);
     }

@@ -22,7 +22,8 @@ kv::model_config small() {
                             .kv_heads = 2,
                             .head_dim = 12,
                             .vocabulary = 300};
-    config.qkv_bias = config.qk_norm = true;
+    config.qkv_bias = true;
+    config.qk_norm = kv::head_norm::each;
     return config;
 }
 
@@ -46,7 +47,7 @@ TEST_CASE("random weights are complete: every weight of the configuration, in it
         auto config = small();
         config.tied_head = tied;
         const kv::random_weights weights(config, 1, kv::dtype::f32);
-        for (const auto& [name, shape] : kv::weights_of(config)) {
+        for (const auto& [name, shape, heads] : kv::weights_of(config)) {
             const auto view =
                 shape.size() == 1 ? weights.tensor(name, {shape[0]}) : weights.tensor(name, {shape[0], shape[1]});
             INFO(name);

@@ -118,6 +118,18 @@ TEST_CASE("byte-level BPE of a GGUF file splits as its pre says and merges by ra
     CHECK(pieces(opened(gpt2("llama-bpe")), "a", {.add_special_tokens = false}) == "a");
 }
 
+TEST_CASE("every name of a split is read, and gives back the text") {
+    for (const kv::text::gguf_split& split : kv::text::gguf_splits) {
+        CAPTURE(split.name);
+        const auto words = opened(gpt2(std::string(split.name)));
+        const kv::encode_options bare{.add_special_tokens = false};
+        CHECK(words.decode(encode(words, "abc 12ab  a", bare), {}) == "abc 12ab  a");
+    }
+    const auto unknown = parse(gpt2("no-such-words"));
+    REQUIRE_FALSE(unknown);
+    CHECK(unknown.error().message.find("deepseek-coder") != std::string::npos);
+}
+
 TEST_CASE("control tokens of a GGUF file come from templates only, user-defined ones from any text") {
     const auto words = opened(gpt2("gpt-2"));
     CHECK(pieces(words, "a<|end|>b<x>") == "a|<|end|>|b|<x>");

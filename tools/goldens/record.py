@@ -7,6 +7,7 @@ from pathlib import Path
 
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"
 SECRET = b"a secret"
+FORMAT = 2
 
 
 def number(n: int) -> bytes:
@@ -24,12 +25,12 @@ def mac(key: bytes, message: bytes) -> bytes:
 FIELDS = {
     "weights": "00000000000000020000000000000001", "adapter": "", "tokenizer": "00000000000000040000000000000003",
     "config": "llama", "rope": "theta 10000", "codec": "float32", "layout": "tiles", "page_tokens": "16",
-    "weight_format": "bf16", "numeric_contract": "1", "backend": "cpu", "lineage": "exact", "format": "1",
+    "weight_format": "bf16", "numeric_contract": "1", "backend": "cpu", "lineage": "exact", "format": str(FORMAT),
     "tenant": mac(SECRET, text(b"kvcache salt") + text(b"alice")).hex()}
 
 
 def identity() -> bytes:
-    message = text(b"kvcache identity") + number(1)
+    message = text(b"kvcache identity") + number(FORMAT)
     for name, value in FIELDS.items():
         message += text(name.encode()) + text(value.encode())
     return mac(SECRET, message)
@@ -43,6 +44,11 @@ def chain(before: bytes, tokens: list[int]) -> bytes:
 def chunk(place: int, begin: list[int]) -> bytes:
     key = mac(SECRET, text(b"kvcache tenant") + text(b"alice"))
     return mac(key, text(b"kvcache chunk") + identity() + number(place) + number(len(begin)) + struct.pack(f"<{len(begin)}i", *begin))
+
+
+def block(page: bytes, group: int) -> bytes:
+    key = mac(SECRET, text(b"kvcache tenant") + text(b"alice"))
+    return mac(key, text(b"kvcache block") + page + number(group))
 
 
 def aligned(data: bytes, to: int) -> bytes:
@@ -63,7 +69,7 @@ def record(kind: int, first: int, tokens: list[int], before: bytes, name: bytes,
         payload = aligned(payload, 64)
         table += struct.pack("<IIQQII", what, index, header_bytes + len(payload), len(content), rows, 0) + mac(seal, content)
         payload += content
-    fixed = b"\x89kvc\r\n\x1a\n" + struct.pack("<IIIIQQQQQQQQQ", 1, kind, 2, len(parts), header_bytes, header_bytes + len(payload),
+    fixed = b"\x89kvc\r\n\x1a\n" + struct.pack("<IIIIQQQQQQQQQ", FORMAT, kind, 2, len(parts), header_bytes, header_bytes + len(payload),
                                                 first, len(tokens), tokens_at, identity_at, len(fields), 256, 0)
     fixed += identity() + before + name + bytes(32)
     behind = aligned(aligned(table + fields, 8) + struct.pack(f"<{len(tokens)}i", *tokens), 64)
@@ -81,3 +87,5 @@ if __name__ == "__main__":
                [(1, 0, 16, page), (1, 1, 1, page[::-1]), (2, 1, 1, page[:100]), (3, 2, 0, b"speaking")]))
     GOLDEN.joinpath("chunk.record").write_bytes(
         record(3, 9, run + [5], chain(identity(), run), chunk(1, (run + [5])[9:17]), [(1, 0, 1, page[::-1])]))
+    GOLDEN.joinpath("block.record").write_bytes(
+        record(4, 16, run, chain(identity(), run), block(second, 2), [(16 + 2, 0, 0, page)]))

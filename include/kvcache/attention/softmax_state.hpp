@@ -181,13 +181,9 @@ inline void softmax_tile(tile_weights& weights, std::size_t query, std::size_t t
 
 /// Soft-caps the scores of `count` queries with `tiles` tiles: cap * tanh(score / cap), in place.
 inline void soft_cap_scores(tile_weights& weights, std::size_t count, std::size_t tiles, float cap) noexcept {
-    const f32x16 one = f32x16::broadcast(1.0f), two = f32x16::broadcast(2.0f);
     for (std::size_t i = 0; i < count; ++i)
-        for (std::size_t t = 0; t < tiles; ++t) {
-            const f32x16 twice = f32x16::load(weights.lanes[i][t]) * f32x16::broadcast(2.0f / cap);
-            const f32x16 tangent = two / (one + exp(-max(f32x16::broadcast(-88.0f), twice))) - one;
-            (tangent * f32x16::broadcast(cap)).store(weights.lanes[i][t]);
-        }
+        for (std::size_t t = 0; t < tiles; ++t)
+            soft_cap(f32x16::load(weights.lanes[i][t]), cap).store(weights.lanes[i][t]);
 }
 
 } // namespace detail

@@ -49,7 +49,7 @@ public:
     using recompute_type = opened<decltype(Policies::recompute), page_shape>;
     using tier_type = opened<decltype(Policies::tier)>;
     using locking_type = typename decltype(Policies::locking)::state;
-    using layers_type = opened<decltype(Policies::layers), layers_capacity>;
+    using layers_type = decltype(detail::open_layers(std::declval<const Policies&>(), layers_capacity{}));
     using page_manager_type = page_manager<storage_type, opened<decltype(Policies::hash), identity>, index_type,
                                            opened<decltype(Policies::eviction), eviction_capacity>,
                                            opened<decltype(Policies::observer)>, page_writer<codec_type>, layers_type>;
@@ -59,16 +59,20 @@ public:
     static constexpr bool has_tier = !std::same_as<tier_type, tier::none::state>;
     static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
     static constexpr bool grouped = layers_type::several;
+    static constexpr bool owns_blocks = grouped && host_storage_state<storage_type>;
     static_assert(
         requires { sizeof(tier_client<tier_type>); }, "a cache with a tier needs <kvcache/tier.hpp>");
     static_assert(device_codec_state<codec_type> == device_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
     static_assert(
-        !grouped || requires(const storage_type memory) { memory.follows_moves(); },
-        "layer groups are in external memory: storage::external");
-    static_assert(!grouped || !(has_tier || chunk_index_state<index_type>),
-                  "layer groups go with neither a tier nor chunks");
+        !grouped || host_storage_state<storage_type> || requires(const storage_type memory) { memory.follows_moves(); },
+        "layer groups are in memory that the host can read, or in storage::external");
+    static_assert(
+        detail::writes_blocks_by_row<layers_type>,
+        "the blocks of layer groups have a codec that writes row by row: f32 or row_major, or codec::by_group "
+        "with one of them for blocks");
+    static_assert(!grouped || !chunk_index_state<index_type>, "layer groups do not go with chunks");
     static_assert(
         !grouped || requires { sizeof(group_leases<page_manager_type>); },
         "layer groups need <kvcache/layer_groups.hpp>");
@@ -78,7 +82,7 @@ public:
     cache_core(cache_config config, Policies policies)
         : shape_(checked(detail::shape_of(config.shape, policies.layers))),
           codec_(policies.codec.open(shape_)),
-          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_, policies.layers)),
+          identity_(detail::complete_identity(checked(std::move(config.id)), codec_, shape_, policies)),
           pages_(detail::open_pages<page_manager_type>(config, policies, codec_, shape_, identity_)),
           hash_(std::move(policies.hash)),
           sequences_(pages_, shape_.tokens, residual_window_of(codec_)),
@@ -151,9 +155,11 @@ public:
         known->tokens.assign(tokens.first(found.tokens));
         known->add_pages(found.pages, found.tokens, shape_.tokens);
         std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
-        if constexpr (grouped)
+        if constexpr (grouped) {
+            sequences_.groups().note(found);
             kept = made.limit(
                 sequences_.groups().limit(found.pages, options.plans ? first_computed(kept, tokens.size()) : kept));
+        }
         known->tokens.truncate(kept);
         known->drop_entries(known->cut(kept));
         made.cached_tokens = kept;
@@ -351,15 +357,11 @@ public:
 
     // Layer groups.
 
-    [[nodiscard]] std::vector<std::int32_t> blocks(const sequence_state& state, std::size_t group,
-                                                   std::int32_t null) const requires grouped {
+    /// Calls `f` with the blocks that sequences use.
+    template <class F>
+    auto groups(F&& f) requires grouped {
         const lock_guard guard(lock_);
-        return sequences_.groups().table(state, group, null);
-    }
-    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group,
-                                                 std::size_t tokens) requires grouped {
-        const lock_guard guard(lock_);
-        return sequences_.groups().snapshot(state, group, tokens);
+        return f(sequences_.groups());
     }
 
     // The whole cache.
@@ -457,7 +459,7 @@ private:
                                     " tokens are being computed, and ", std::to_string(known), " are cached"})};
             }
         }
-        const auto rest = tokens.subspan(known);
+        const auto rest = tokens.subspan(known, std::min(tokens.size() - known, options.rows));
         state.lease.prompt.reserve(rest.size());
         if (auto reserved = sequences_.reserve(state, codec_, rest.size(), {options.max_batch_tokens}); !reserved)
             return reserved.error();

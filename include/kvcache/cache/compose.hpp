@@ -371,8 +371,8 @@ template <class Wanted, class... Given>
 template <class Cache, class Codec, class Storage, class Layers>
 [[nodiscard]] result<void> check_config(const cache_config& config, const Codec& codec,
                                         [[maybe_unused]] const Storage& storage, const Layers& layers) {
-    if constexpr (requires { layers.check(config.limit); })
-        if (auto right = layers.check(config.limit); !right)
+    if constexpr (requires { layers.layout; })
+        if (auto right = check_layers<typename Cache::core_type>(layers, config.limit); !right)
             return right;
     const page_shape shape = shape_of(config.shape, layers);
     if (!has_pages_of<typename Cache::codec_type>(shape))

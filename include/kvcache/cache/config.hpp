@@ -186,6 +186,9 @@ struct reserve_options {
     /// Rows that are written and attended at a time, at most, in ascending order. A codec that encodes whole pages
     /// keeps no more of them in full precision.
     std::size_t max_batch_tokens = std::numeric_limits<std::size_t>::max();
+    /// Whether all rows are committed, or none: they come from elsewhere. Layer groups then have blocks only for those
+    /// that the next query reads.
+    bool whole = false;
 };
 
 /// How a prompt is acquired.
@@ -194,6 +197,9 @@ struct acquire_options {
     pending_prefix pending = pending_prefix::compute;
     std::size_t max_batch_tokens = reserve_options{}.max_batch_tokens; ///< See reserve_options.
     bool load = true; ///< Whether pages that only the tier has are loaded.
+    /// Rows that the lease reserves at most, the first to compute. With layer groups a lease has the window blocks of
+    /// all its rows, so that a long prompt takes less memory in parts: this one, and reserved ones after it.
+    std::size_t rows = std::numeric_limits<std::size_t>::max();
 };
 
 /// Rows to reserve for a sequence.
@@ -257,9 +263,10 @@ private:
 namespace detail {
 
 // A host's identity with the fields that the cache itself decides: codec, layout, page size, device backend.
-template <class Codec, class Layers = layers::uniform>
+// `policies`: those of the cache.
+template <class Codec, class Policies>
 [[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape,
-                                         [[maybe_unused]] const Layers& layers = {}) {
+                                         [[maybe_unused]] const Policies& policies) {
     id.codec = codec.name();
     id.layout = "key tiles of 16, value rows";
     if constexpr (requires { codec.layout_name(); })
@@ -269,8 +276,10 @@ template <class Codec, class Layers = layers::uniform>
     else
         id.layout += joined({"; ", std::to_string(shape.layers), " layers, ", std::to_string(shape.kv_heads),
                              " KV heads of ", std::to_string(shape.head_dim)});
-    if constexpr (requires { layers.layout.name(); })
-        id.layout += "; groups: " + layers.layout.name();
+    if constexpr (requires { policies.layers.layout.name(); })
+        id.layout += "; groups: " + policies.layers.layout.name();
+    if constexpr (requires { policies.codec.blocks; })
+        id.layout += "; blocks in " + policies.codec.blocks.open(shape).name();
     id.page_tokens = shape.tokens;
     return id;
 }

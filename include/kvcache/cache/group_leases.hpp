@@ -7,6 +7,7 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/layout.hpp>
+#include <kvcache/index/concept.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -49,6 +50,12 @@ public:
         return limit(tokens, [&](std::size_t entry) { return state.table[entry].page; }).tokens;
     }
 
+    /// Notes where a prompt ends or parts from a cached one: later prompts that do so need the windows there.
+    void note(const index_match& found) noexcept {
+        if (found.end != match_end::unknown && !found.pages.empty())
+            pages_.note_branch(found.pages.back());
+    }
+
     /// Makes room for what a sequence notes. Throws: bad_alloc.
     void prepare(sequence_state& state) const {
         state.group_first.assign(blocks().size(), 0);
@@ -62,6 +69,7 @@ public:
     }
     /// The same after the sequence was shortened.
     void begin_again(sequence_state& state) noexcept {
+        state.running.forget();
         end_snapshots(state, 0);
         follow(state);
         use_snapshots(state);
@@ -73,9 +81,14 @@ public:
                 continue;
             std::size_t& first = state.group_first[pool];
             const std::size_t wanted = blocks().first_entry(pool, state.tokens.size());
+            const std::size_t margin = blocks().stale_distance(pool);
             for (; first < wanted; ++first)
-                if (first < state.table.size())
-                    pages_.uncover(pool, state.table[first].page);
+                if (first < state.table.size()) {
+                    // of a whole lease, it may have no block
+                    leave(pool, state.table[first].page, blocks().keeps_released());
+                    if (first >= margin && !parts(state, first - margin, first))
+                        pages_.make_stale(pool, state.table[first - margin].page);
+                }
             for (; first > wanted; --first)
                 if (first <= state.table.size())
                     pages_.cover(pool, state.table[first - 1].page);
@@ -97,13 +110,17 @@ public:
                 leave(pool, page);
     }
 
-    /// The bytes and blocks of a reservation. Errors: out_of_memory, with what is missing.
-    [[nodiscard]] result<void> check(const row_demand& wanted, std::size_t page_bytes) const {
-        const std::size_t fresh = wanted.fresh + (wanted.copies ? 1 : 0);
+    /// The bytes and blocks of a reservation, after which the sequence has `tokens` tokens. Errors: out_of_memory, with
+    /// what is missing.
+    [[nodiscard]] result<void> check(const sequence_state& state, const row_demand& wanted, std::size_t tokens,
+                                     std::size_t page_bytes) const {
         std::size_t bytes = wanted.pages * page_bytes;
         for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
             if (blocks().is_state(pool))
                 continue;
+            const std::size_t end = state.table.size() + wanted.fresh, begin = end - wanted.fresh;
+            const std::size_t first = wanted.whole ? std::max(begin, blocks().first_entry(pool, tokens)) : begin;
+            const std::size_t fresh = end - std::min(first, end) + (wanted.copies ? 1 : 0);
             bytes += fresh * blocks().block_bytes(pool);
             if (fresh > blocks().available_blocks(pool))
                 return error{error_code::out_of_memory,
@@ -119,17 +136,19 @@ public:
                                          std::to_string(blocks().budget()), " can be had"})};
         return {};
     }
-    /// Takes the window blocks of a page that was appended. Returns false if there is no room.
-    [[nodiscard]] bool extend(page_id page, std::uint32_t tenant) {
+    /// Takes the window blocks of the page that was appended to a table, or copied for its last entry. Returns false if
+    /// there is no room.
+    [[nodiscard]] bool extend(const sequence_state& state, page_id page) {
         for (std::size_t pool = 0; pool < blocks().size(); ++pool)
-            if (!blocks().is_state(pool) && !pages_.allocate_block(pool, page, tenant))
+            if (takes(state, pool, state.table.size() - 1) &&
+                !pages_.allocate_block(pool, page, state.tenant, blocks().block_bytes(pool)))
                 return false;
         return true;
     }
     /// Copies the window blocks of a shared page to those of its copy. Returns false if there is no room, or the host
     /// could not copy.
-    [[nodiscard]] bool copy_tail(page_id shared, page_id own, std::size_t rows, std::uint32_t tenant) {
-        if (!extend(own, tenant))
+    [[nodiscard]] bool copy_tail(const sequence_state& state, page_id shared, page_id own, std::size_t rows) {
+        if (!extend(state, own))
             return false;
         for (std::size_t pool = 0; pool < blocks().size(); ++pool)
             if (!blocks().is_state(pool) && !pages_.copy_block(pool, shared, own, rows))
@@ -161,6 +180,7 @@ public:
             of.blocks = all;
             of.in_use = all - pages_.pool().free().size() - idle;
             of.evictable = idle;
+            of.bytes = (of.in_use + idle) * of.block_bytes;
         }
         for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
             layer_group_stats& of = made[blocks().group(pool)];
@@ -168,6 +188,7 @@ public:
             of.blocks = blocks().blocks(pool);
             of.in_use = of.blocks - blocks().available_blocks(pool);
             of.evictable = blocks().available_blocks(pool) - blocks().free_blocks(pool);
+            of.bytes = blocks().held_bytes(pool);
         }
         return made;
     }
@@ -186,8 +207,8 @@ public:
         const auto show = [&](std::size_t entry) {
             made[entry] = static_cast<std::int32_t>(blocks().block(pool, state.table[entry].page));
         };
-        if (!blocks().is_state(pool))
-            for (std::size_t entry = state.group_first[pool]; entry < made.size(); ++entry)
+        for (std::size_t entry = state.group_first[pool]; entry < made.size(); ++entry)
+            if (takes(state, pool, entry))
                 show(entry);
         for (const sequence_state::snapshot& one : state.snapshots)
             if (one.pool == pool)
@@ -195,24 +216,71 @@ public:
         return made;
     }
 
-    /// A block for the state of a group after `tokens` tokens, which the open lease of the sequence computes. Errors:
-    /// out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the tokens end a page, in the lease.
-    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group, std::size_t tokens) {
+    /// The table of a group's blocks, where the cache owns them: an entry without one has the page `no_block`. Returns
+    /// whether the blocks are the cache's pages. Throws: bad_alloc.
+    [[nodiscard]] bool entries(const sequence_state& state, std::size_t group, std::vector<page_entry>& into) const {
+        into.assign(state.table.begin(), state.table.end());
+        const std::size_t keeper = blocks().keeper_of(group);
+        if (keeper == blocks().paged())
+            return true;
+        const std::size_t pool = blocks().pool_of(keeper);
+        require(!blocks().is_state(pool), "a group that attention reads keeps keys and values");
+        for (std::size_t entry = 0; entry < into.size(); ++entry)
+            into[entry].page = entry >= state.group_first[pool] && takes(state, pool, entry)
+                                   ? page_id{blocks().block(pool, state.table[entry].page)}
+                                   : no_block;
+        return false;
+    }
+    static constexpr page_id no_block{static_cast<std::uint32_t>(-1)};
+
+    /// The memory of a state block.
+    [[nodiscard]] std::span<std::byte> state_bytes(std::size_t group, std::uint32_t block) const {
+        const std::size_t pool = blocks().pool_of(group);
+        require(blocks().is_state(pool) && block < blocks().blocks(pool) && blocks().holders(pool, block) > 0,
+                "a state is of a group that has one, and of a block that a sequence uses");
+        return blocks().memory().bytes(pool, block);
+    }
+    /// The state of a group after the last token of a sequence: the one that its last lease left, or a snapshot that it
+    /// uses; empty if there is neither.
+    [[nodiscard]] std::span<const std::byte> last_state(const sequence_state& state, std::size_t group) const {
+        const std::size_t pool = blocks().pool_of(group);
+        if (const auto running = state.running.last(); !running.empty())
+            return running.subspan(running_bytes(pool), blocks().block_bytes(pool));
+        for (const sequence_state::snapshot& one : state.snapshots)
+            if (one.pool == pool && (one.entry + 1) * page_tokens_ == state.tokens.size())
+                return state_bytes(group, blocks().block(pool, state.table[one.entry].page));
+        return {};
+    }
+
+    /// Memory for the state of a group after the rows of a sequence's lease. Throws: bad_alloc.
+    [[nodiscard]] std::span<std::byte> next_state(sequence_state& state, std::size_t group) const {
+        const std::size_t pool = blocks().pool_of(group);
+        require(blocks().is_state(pool) && !blocks().description(pool).opaque, "a state that runs has a size");
+        return state.running.next(running_bytes(blocks().size()))
+            .subspan(running_bytes(pool), blocks().block_bytes(pool));
+    }
+
+    /// A block for the state of a group after `tokens` tokens, which the open lease of the sequence computes. `bytes`:
+    /// of an opaque state. Errors: out_of_memory. Throws: bad_alloc; nothing has changed then. Requires: the tokens end
+    /// a page, in the lease.
+    [[nodiscard]] result<std::uint32_t> snapshot(sequence_state& state, std::size_t group, std::size_t tokens,
+                                                 std::size_t bytes) {
         const std::size_t pool = blocks().pool_of(group);
         require(blocks().is_state(pool), "a snapshot is of a group that has a state");
+        require(blocks().description(pool).opaque == (bytes > 0), "a snapshot of an opaque state says its bytes");
         const std::size_t entry = tokens / page_tokens_ - 1;
         const page_id page = state.table[entry].page;
         for (const sequence_state::snapshot& one : state.snapshots)
             if (one.pool == pool && one.entry == entry)
                 return blocks().block(pool, page);
         state.snapshots.reserve(state.snapshots.size() + 1);
+        const std::size_t wanted = bytes > 0 ? bytes : blocks().block_bytes(pool);
         if (blocks().has(pool, page))
             pages_.cover(pool, page);
-        else if (!pages_.allocate_block(pool, page, state.tenant))
+        else if (!pages_.allocate_block(pool, page, state.tenant, wanted))
             return error{error_code::out_of_memory,
                          detail::joined({"groups[", std::to_string(blocks().group(pool)), "]"}),
-                         detail::joined({"there is no room for a state of ", std::to_string(blocks().block_bytes(pool)),
-                                         " bytes"})};
+                         detail::joined({"there is no room for a state of ", std::to_string(wanted), " bytes"})};
         state.snapshots.push_back({pool, entry});
         return blocks().block(pool, page);
     }
@@ -228,9 +296,28 @@ public:
     void end_snapshots(sequence_state& state, std::size_t tokens) noexcept {
         for (std::size_t i = state.snapshots.size(); i-- > 0;)
             if (const auto one = state.snapshots[i]; (one.entry + 1) * page_tokens_ > tokens) {
-                pages_.uncover(one.pool, state.table[one.entry].page);
+                pages_.uncover(one.pool, state.table[one.entry].page, true);
                 state.snapshots.erase(state.snapshots.begin() + static_cast<std::ptrdiff_t>(i));
             }
+    }
+
+    /// Uses the blocks of pages [first, end) of a sequence that a query after them reads, as snapshots, until `unpin`:
+    /// of a state group all. Throws: bad_alloc.
+    void pin(sequence_state& state, std::size_t first, std::size_t end) {
+        state.snapshots.reserve(state.snapshots.size() + blocks().size() * (end - first));
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool) {
+            const std::size_t read = blocks().is_state(pool) ? 0 : blocks().first_entry(pool, end * page_tokens_);
+            for (std::size_t entry = std::max(first, read); entry < end; ++entry)
+                if (blocks().has(pool, state.table[entry].page)) {
+                    pages_.cover(pool, state.table[entry].page);
+                    state.snapshots.push_back({pool, entry});
+                }
+        }
+    }
+    /// Ends the use of all but the first `used` of a sequence's snapshots.
+    void unpin(sequence_state& state, std::size_t used) noexcept {
+        for (; state.snapshots.size() > used; state.snapshots.pop_back())
+            pages_.uncover(state.snapshots.back().pool, state.table[state.snapshots.back().entry].page, true);
     }
 
     // For invariants.
@@ -245,7 +332,8 @@ public:
         for (std::size_t pool = 0; pool < blocks().size(); ++pool)
             if (!blocks().is_state(pool)) {
                 for (std::size_t entry = state.group_first[pool]; entry < state.table.size(); ++entry)
-                    ++users[pool][index_of(state.table[entry].page)];
+                    if (takes(state, pool, entry))
+                        ++users[pool][index_of(state.table[entry].page)];
                 if (state.lease.has_copied_tail(state.table))
                     ++users[pool][index_of(state.lease.tail_before->page)];
             }
@@ -278,9 +366,9 @@ public:
                 if (sharers[block] > 0 && holders[block] == 0) {
                     if (!owner || sharers[block] != 1 || !pages_.ranks_block(pool, page))
                         return broken(pool, page, "is not used and can never be evicted");
-                    idle += blocks().block_bytes(pool);
+                    idle += blocks().bytes_of(pool, block);
                 }
-                bytes += sharers[block] > 0 ? blocks().block_bytes(pool) : 0;
+                bytes += sharers[block] > 0 ? blocks().bytes_of(pool, block) : 0;
             }
             const auto free = static_cast<std::size_t>(std::count(sharers.begin(), sharers.end(), 0u));
             if (free != blocks().free_blocks(pool))
@@ -297,6 +385,14 @@ public:
 private:
     static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
+    // Bytes of the states that run, of the groups before this one.
+    [[nodiscard]] std::size_t running_bytes(std::size_t pool) const noexcept {
+        std::size_t bytes = 0;
+        for (std::size_t i = 0; i < pool; ++i)
+            bytes += blocks().is_state(i) ? blocks().block_bytes(i) : 0;
+        return bytes;
+    }
+
     [[nodiscard]] const auto& blocks() const noexcept { return pages_.blocks(); }
 
     [[nodiscard]] error broken(std::size_t pool, page_id page, const char* how) const {
@@ -304,6 +400,19 @@ private:
                 detail::joined({"the block of page ", std::to_string(index_of(page)), " ", how})};
     }
 
+    // Whether prompts part in the entries [first, last] of a sequence.
+    [[nodiscard]] bool parts(const sequence_state& state, std::size_t first, std::size_t last) const noexcept {
+        for (std::size_t entry = first; entry <= last; ++entry)
+            if (blocks().is_branch(state.table[entry].page))
+                return true;
+        return false;
+    }
+    // Whether an entry of a sequence, or of its lease, has a block of a group with rows if it is read at all.
+    [[nodiscard]] bool takes(const sequence_state& state, std::size_t pool, std::size_t entry) const noexcept {
+        return !blocks().is_state(pool) &&
+               (!state.lease.open || !state.lease.whole || entry < state.lease.pages_before ||
+                entry >= blocks().first_entry(pool, state.tokens.size() + state.lease.rows));
+    }
     // Uses the snapshots after the last token of a sequence, if there are any.
     void use_snapshots(sequence_state& state) noexcept {
         if (state.table.empty() || state.tokens.size() % page_tokens_ != 0)
@@ -314,9 +423,10 @@ private:
                 state.snapshots.push_back({pool, state.table.size() - 1}); // has room: see prepare
             }
     }
-    void leave(std::size_t pool, page_id page) noexcept {
+    // `stays`: see page_manager::uncover.
+    void leave(std::size_t pool, page_id page, bool stays = true) noexcept {
         if (blocks().has(pool, page) && blocks().covers(pool, page) > 0)
-            pages_.uncover(pool, page);
+            pages_.uncover(pool, page, stays);
     }
 
     // The longest prefix that every group but `skipped` can continue. `last`: the group that shortened it last.

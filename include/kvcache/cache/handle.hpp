@@ -3,12 +3,11 @@
 
 #include <kvcache/cache/lookup_result.hpp>
 #include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/cache/table_rows.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/residual_page.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/core/memory.hpp>
-#include <kvcache/core/number_format.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/index/concept.hpp>
 
@@ -23,103 +22,6 @@
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Consecutive rows of one layer and KV head in one page, in place. Row i has its key in the head_dim numbers from
-/// keys + i * stride on, and its value from values + i * stride on.
-template <class Number>
-struct row_run {
-    const Number* keys = nullptr;
-    const Number* values = nullptr;
-    std::size_t stride = 0;   ///< Numbers from a row to the next.
-    std::size_t rows = 0;     ///< Number of rows, at least one.
-    std::size_t position = 0; ///< Position of the first row in the sequence.
-    std::int64_t base = 0;    ///< RoPE offset of the keys (see page_entry): zero unless tokens before them were erased
-                              ///< or the rows are a reused chunk.
-};
-
-namespace detail {
-
-/// The first `rows` rows of a page table, as sequences and leases show them to a host.
-template <class Cache>
-class table_rows {
-    using codec_type = typename Cache::codec_type;
-    // Not concepts where they are asserted: a compiler would print every requirement.
-    static constexpr bool has_runs = row_major_codec<codec_type>;
-    static constexpr bool writes_rows = page_reader<codec_type> && row_writer<codec_type>;
-
-public:
-    table_rows(const Cache& cache, std::span<const page_entry> table, std::size_t rows)
-        : cache_(cache), table_(table), rows_(rows) {}
-
-    template <class F>
-    void for_each_run(layer_id layer, head_id head, F&& f) const {
-        static_assert(has_runs,
-                      "for_each_run needs a row-major codec (codec/row_major.hpp); gather copies the rows of f32");
-        if constexpr (has_runs)
-            for_each_entry(layer, head, [&](std::span<const std::byte> page, const page_entry& of, std::size_t first) {
-                const auto& codec = cache_.codec();
-                const page_row at{layer, head, of.first};
-                f(row_run<typename codec_type::number>{codec.key_row(page, at), codec.value_row(page, at),
-                                                       codec.row_stride(), of.count, first, of.base});
-            });
-    }
-
-    void gather(layer_id layer, head_id head, std::span<float> keys, std::span<float> values) const {
-        static_assert(writes_rows, "gather needs a codec that writes single rows (codec/f32.hpp, codec/row_major.hpp)");
-        const std::size_t dim = cache_.shape().head_dim;
-        require(keys.size() == rows_ * dim && values.size() == keys.size(),
-                "gathered keys and values are (tokens, head_dim) each");
-        if constexpr (has_runs)
-            for_each_run(layer, head, [&](const auto& run) {
-                for (std::size_t row = 0; row < run.rows; ++row)
-                    for (std::size_t d = 0; d < dim; ++d) {
-                        keys[(run.position + row) * dim + d] = widen(run.keys[row * run.stride + d]);
-                        values[(run.position + row) * dim + d] = widen(run.values[row * run.stride + d]);
-                    }
-            });
-        else if constexpr (writes_rows)
-            gather_tiles(layer, head, keys.data(), values.data());
-    }
-
-private:
-    /// Calls f(page, entry, position of its first row) for each entry with rows, the last one cut to `rows_`.
-    template <class F>
-    void for_each_entry(layer_id layer, head_id head, F&& f) const {
-        require(index_of(layer) < cache_.shape().layers && index_of(head) < cache_.shape().kv_heads,
-                "rows that are read are of a layer and a KV head of the page shape");
-        std::size_t position = 0;
-        for (page_entry entry : table_) {
-            entry.count = static_cast<std::uint32_t>(std::min<std::size_t>(entry.count, rows_ - position));
-            if (entry.count > 0)
-                f(std::span<const std::byte>(cache_.storage().bytes(entry.page)), entry, position);
-            position += entry.count;
-        }
-    }
-
-    void gather_tiles(layer_id layer, head_id head, float* key, float* value) const {
-        const std::size_t dim = cache_.shape().head_dim, width = padded_head_dim(dim);
-        aligned_vector<float> key_scratch(dim * tile_tokens), value_scratch(width * tile_tokens);
-        for_each_entry(layer, head, [&](std::span<const std::byte> page, const page_entry& of, std::size_t) {
-            const float *keys = nullptr, *values = nullptr;
-            for (std::uint32_t row = of.first; row < of.first + of.count; ++row) {
-                const std::uint32_t lane = row % tile_tokens;
-                if (row == of.first || lane == 0) {
-                    keys = cache_.codec().keys(page, {layer, head, row / tile_tokens}, key_scratch);
-                    values = cache_.codec().values(page, {layer, head, row / tile_tokens}, value_scratch);
-                }
-                for (std::size_t d = 0; d < dim; ++d)
-                    *key++ = keys[d * tile_tokens + lane];
-                value = std::copy_n(values + lane * width, dim, value);
-            }
-        });
-    }
-
-    const Cache& cache_;
-    std::span<const page_entry> table_;
-    std::size_t rows_;
-};
-
-} // namespace detail
 
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
 /// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
@@ -176,7 +78,13 @@ public:
     /// the others. Of a state group: the snapshots that it began with. Throws: bad_alloc. Cost: O(pages).
     [[nodiscard]] std::vector<std::int32_t> blocks(std::size_t group,
                                                    std::int32_t null = -1) const requires Core::grouped {
-        return core_->blocks(state(), group, null);
+        return core_->groups([&](const auto& groups) { return groups.table(state(), group, null); });
+    }
+    /// The state of a group after the last token, where the next lease begins: what the last lease wrote into
+    /// `state_after`, or a snapshot. Empty if there is none, as for a sequence without tokens, and after a commit of
+    /// fewer rows than were reserved. Valid until the sequence changes. Only if the cache owns its memory.
+    [[nodiscard]] std::span<const std::byte> state_of(std::size_t group) const requires Core::owns_blocks {
+        return core_->groups([&](const auto& groups) { return groups.last_state(state(), group); });
     }
 
     /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
@@ -336,7 +244,7 @@ public:
         lease_state& lease = state_->lease;
         expects(lease.spliced.empty() || !lease.spliced[row].kept, "a row that is kept from elsewhere is not written");
         if (lease.spliced.empty())
-            lease.written.mark(index_of(layer), row);
+            lease.written.mark(core_->sequences().first_layer() + index_of(layer), row);
         const row_slot to = slot_of(row);
         if constexpr (whole_pages) {
             auto* const rows = lease.spliced.empty() ? lease.residual[to.entry] : core_->pages().residual().of(to.page);
@@ -347,6 +255,29 @@ public:
                 core_->codec().encode(core_->storage().bytes(to.page), {layer, head_id{head}, to.row},
                                       keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
                                       values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
+    }
+
+    /// Writes one row of a layer of a group, as above. `layer`: counted within the group. keys, values: (the group's
+    /// kv_heads, head_dim). Only if the cache owns its memory.
+    void write(std::size_t group, layer_id layer, std::size_t row, std::span<const float> keys,
+               std::span<const float> values) const requires Core::owns_blocks {
+        const auto& blocks = core_->pages().blocks();
+        if (group == blocks.paged())
+            return write(layer, row, keys, values);
+        require(row < rows(), "a written row was reserved");
+        const std::size_t pool = blocks.pool_of(group);
+        const auto& of = blocks.layout().groups[group];
+        require(of.has_rows() && index_of(layer) < of.layers, "a written layer is one of its group's");
+        require(keys.size() == std::size_t{of.kv_heads} * of.head_dim && values.size() == keys.size(),
+                "a row of keys or values has head_dim numbers for each KV head");
+        const row_slot to = slot_of(row);
+        require(blocks.has(pool, to.page), "a whole lease has blocks only for rows that the next query reads");
+        state_->lease.written.mark(blocks.first_layer(group) + index_of(layer), row);
+        const auto bytes = blocks.memory().bytes(pool, blocks.block(pool, to.page));
+        for (std::uint32_t head = 0; head < of.kv_heads; ++head)
+            blocks.memory().codec(pool).encode(bytes, {layer, head_id{head}, to.row},
+                                               keys.subspan(std::size_t{head} * of.head_dim, of.head_dim),
+                                               values.subspan(std::size_t{head} * of.head_dim, of.head_dim));
     }
 
     /// Declares all rows written, by code that writes the pages itself. Not needed where the cache does not own their
@@ -384,17 +315,71 @@ public:
     /// those that the lease has made. Throws: bad_alloc. Cost: O(pages).
     [[nodiscard]] std::vector<std::int32_t> blocks(std::size_t group,
                                                    std::int32_t null = -1) const requires Core::grouped {
-        return core("a lease shows its blocks until it ends").blocks(*state_, group, null);
+        return core("a lease shows its blocks until it ends").groups([&](const auto& groups) {
+            return groups.table(*state_, group, null);
+        });
+    }
+    /// The sequence's blocks of a layer group, those of reserved rows included, in the form that attention reads:
+    /// `entries` becomes their table, and is valid as long as the pages. Entries before the window of the first
+    /// reserved row have no block. Only if the cache owns its memory. Throws: bad_alloc. Cost: O(pages).
+    [[nodiscard]] sequence_pages pages(std::size_t group,
+                                       std::vector<page_entry>& entries) const requires Core::owns_blocks {
+        const bool paged = core("a lease shows its blocks until it ends").groups([&](const auto& groups) {
+            return groups.entries(*state_, group, entries);
+        });
+        sequence_pages made{.table = entries};
+        if (paged)
+            made.residual = state_->lease.residual;
+        return made;
+    }
+    /// Calls `f` with the codec and the storage of a layer group's blocks, which have the types of the cache's pages
+    /// for the group that has them. Only if the cache owns its memory.
+    template <class F>
+    void with_source(std::size_t group, F&& f) const requires Core::owns_blocks {
+        const Core& of = core("a lease shows its cache until it ends");
+        const auto& blocks = of.pages().blocks();
+        const std::size_t keeper = blocks.keeper_of(group);
+        if (keeper == blocks.paged())
+            f(of.codec(), of.storage());
+        else
+            f(blocks.memory().codec(blocks.pool_of(keeper)), blocks.memory().storage(blocks.pool_of(keeper)));
+    }
+    /// The memory of the blocks of all groups without pages: owned_blocks, whose types say what reads them.
+    [[nodiscard]] const auto& block_memory() const requires Core::owns_blocks {
+        return core("a lease shows its cache until it ends").pages().blocks().memory();
     }
     /// A block for the state of a group after the first `tokens` tokens of the sequence, which the lease computes. The
-    /// host writes it before it commits; a commit of fewer tokens drops it. Returns the block's number. Errors:
-    /// out_of_memory. Throws: bad_alloc. Requires: the group has a state; the tokens fill their pages and end in the
-    /// lease.
-    [[nodiscard]] result<std::uint32_t> snapshot(std::size_t group, std::size_t tokens) requires Core::grouped {
+    /// host writes it before it commits; a commit of fewer tokens drops it. `bytes`: of an opaque state, and of no
+    /// other. Returns the block's number. Errors: out_of_memory. Throws: bad_alloc. Requires: the group has a state;
+    /// the tokens fill their pages and end in the lease.
+    [[nodiscard]] result<std::uint32_t> snapshot(std::size_t group, std::size_t tokens,
+                                                 std::size_t bytes = 0) const requires Core::grouped {
         Core& of = core("a lease has rows until it ends");
         require(tokens % of.shape().tokens == 0 && tokens > first_ && tokens <= first_ + rows(),
                 "a snapshot is taken where a page of the lease ends");
-        return of.snapshot(*state_, group, tokens);
+        return of.groups([&](auto& groups) { return groups.snapshot(*state_, group, tokens, bytes); });
+    }
+    /// The bytes of such a block. Only if the cache owns its memory. Requires: a snapshot that the lease made.
+    [[nodiscard]] std::span<std::byte> state_of(std::size_t group,
+                                                std::uint32_t block) const requires Core::owns_blocks {
+        return core("a lease has rows until it ends").groups([&](const auto& groups) {
+            return groups.state_bytes(group, block);
+        });
+    }
+
+    /// The state of a group before the first row; empty as for the sequence. Valid until the lease ends.
+    [[nodiscard]] std::span<const std::byte> state_before(std::size_t group) const requires Core::owns_blocks {
+        return core("a lease has rows until it ends").groups([&](const auto& groups) {
+            return groups.last_state(*state_, group);
+        });
+    }
+    /// Memory for the state of a group after the last row, which the sequence has once all rows are committed. Further
+    /// calls return the same memory. It does not count against the cache's limit: there are two for each live sequence.
+    /// Throws: bad_alloc. Requires: the state is not opaque; if one group's state is written, all groups' are.
+    [[nodiscard]] std::span<std::byte> state_after(std::size_t group) const requires Core::owns_blocks {
+        return core("a lease has rows until it ends").groups([&](const auto& groups) {
+            return groups.next_state(*state_, group);
+        });
     }
 
     /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
@@ -408,6 +393,7 @@ public:
         if (!open())
             return;
         const lease_state& lease = state_->lease;
+        require(!lease.whole || tokens.size() == rows(), "a whole lease is committed with all its rows");
         if constexpr (owns_rows)
             require(!lease.spliced.empty() || lease.written.first(tokens.size()),
                     "rows are written in every layer before they are committed");

@@ -149,9 +149,8 @@ public:
         while (tenants_.full(tenant))
             if (!evict_any(tenant))
                 return std::nullopt;
-        while (pool_.free().size() < residual_.aside() + 1 || !fits(page_bytes_))
-            if (!make_room(tenant))
-                return std::nullopt;
+        if (!make_free(residual_.aside() + 1, page_bytes_, tenant))
+            return std::nullopt;
         auto page = pool_.take();
         if (!page && make_room(tenant))
             page = pool_.take();
@@ -163,13 +162,9 @@ public:
         return page;
     }
 
-    /// Evicts until `pages` pages are free. Returns false if nothing more is evictable.
-    [[nodiscard]] bool keep_free(std::size_t pages) {
-        while (pool_.free().size() < pages)
-            if (!make_room(0))
-                return false;
-        return true;
-    }
+    /// Evicts until `pages` pages are free, and what is set aside for residual rows. Returns false if nothing more is
+    /// evictable.
+    [[nodiscard]] bool keep_free(std::size_t pages) { return make_free(pages, 0, 0); }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
 
@@ -269,9 +264,11 @@ public:
 
     [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
     [[nodiscard]] const Layers& blocks() const noexcept { return blocks_; }
-    /// Bytes that can be had: free ones, and those of evictable pages and blocks.
+    /// Bytes that can be had: free ones, and those of evictable pages and blocks, minus those set aside for residual
+    /// rows.
     [[nodiscard]] std::size_t available_bytes() const noexcept {
-        return blocks_.budget() - blocks_.used() + evictable_ * page_bytes_ + blocks_.idle();
+        const std::size_t all = blocks_.budget() - blocks_.used() + evictable_ * page_bytes_ + blocks_.idle();
+        return all - std::min(all, residual_.aside() * page_bytes_);
     }
     /// Whether the entry of a block that no sequence uses is ranked.
     [[nodiscard]] bool ranks_block(std::size_t pool, page_id page) const noexcept {
@@ -282,36 +279,40 @@ public:
         if (blocks_.cover(pool, page))
             eviction_.unrank(blocks_.entry(pool, page));
     }
-    /// One sequence less. Without any the block becomes evictable if its page is in the index, and free otherwise.
-    void uncover(std::size_t pool, page_id page) noexcept {
+    /// One sequence less. Without any the block becomes evictable if it is to stay and its page is in the index, and
+    /// free otherwise.
+    void uncover(std::size_t pool, page_id page, bool stays) noexcept {
         const std::uint32_t block = blocks_.block(pool, page);
         const bool idle = blocks_.uncover(pool, page);
         const auto owner = blocks_.owner(pool, block);
         if (owner != page && blocks_.covers(pool, page) == 0)
             blocks_.detach(pool, page);
-        if (owner && (idle ? !rank_block(pool, *owner) : blocks_.covers(pool, *owner) == 0 && !index_.contains(*owner)))
+        if (owner && (idle ? !(stays && rank_block(pool, *owner))
+                           : blocks_.covers(pool, *owner) == 0 && !index_.contains(*owner)))
             blocks_.detach(pool, *owner);
     }
-    /// The same for a block whose content was never committed: it is not known to others.
+    void note_branch(page_id page) noexcept { blocks_.note_branch(page); }
+    /// A block that no sequence uses is evicted before all others.
+    void make_stale(std::size_t pool, page_id page) noexcept {
+        if (blocks_.has(pool, page) && ranks_block(pool, page))
+            blocks_.make_stale(pool, page);
+    }
+    /// One sequence less uses a block whose content was never committed: it is not known to others.
     void discard_block(std::size_t pool, page_id page) noexcept {
         static_cast<void>(blocks_.uncover(pool, page));
         if (blocks_.covers(pool, page) == 0)
             blocks_.detach(pool, page);
     }
-    /// Gives a page a block that one sequence uses. Evicts if none is free, or its bytes are not. Returns false if
-    /// nothing is evictable.
-    [[nodiscard]] bool allocate_block(std::size_t pool, page_id page, std::uint32_t tenant) {
+    /// Gives a page a block of so many bytes that one sequence uses. Evicts if none is free, or its bytes are not.
+    /// Returns false if nothing is evictable.
+    [[nodiscard]] bool allocate_block(std::size_t pool, page_id page, std::uint32_t tenant, std::size_t bytes) {
         const auto of_pool = [&](page_id entry) {
             return index_of(entry) >= pool_.pages() && blocks_.place_of(entry).pool == pool;
         };
         while (blocks_.free_blocks(pool) == 0)
             if (!make_room(tenant, of_pool))
                 return false;
-        while (!blocks_.fits(blocks_.block_bytes(pool)))
-            if (!make_room(tenant))
-                return false;
-        blocks_.take(pool, page);
-        return true;
+        return make_free(0, bytes, tenant) && blocks_.take(pool, page, bytes);
     }
     /// Copies the first rows of a page's block to that of another page. Returns whether it succeeded.
     [[nodiscard]] bool copy_block(std::size_t pool, page_id from, page_id to, std::size_t rows) const {
@@ -319,9 +320,10 @@ public:
     }
 
 private:
+    // Whether so many bytes are free, besides those set aside for residual rows.
     [[nodiscard]] bool fits([[maybe_unused]] std::size_t bytes) const noexcept {
         if constexpr (grouped)
-            return blocks_.fits(bytes);
+            return blocks_.fits(bytes + residual_.aside() * page_bytes_);
         else
             return true;
     }
@@ -332,6 +334,7 @@ private:
     void reclaim(page_id page) {
         if constexpr (grouped) {
             forget_blocks(page);
+            blocks_.forget_branch(page);
             blocks_.refund(page_bytes_);
         }
         residual_.drop(page);
@@ -380,9 +383,9 @@ private:
     }
     // Ranks a block that no sequence uses any more. Returns false if it cannot stay.
     [[nodiscard]] bool rank_block(std::size_t pool, page_id page) noexcept {
-        return blocks_.keeps(pool) && index_.contains(page) && detail::completes<std::bad_alloc>([&] {
+        return index_.contains(page) && detail::completes<std::bad_alloc>([&] {
                    eviction_.rank_block(index_, blocks_.entry(pool, page), page, blocks_.group(pool),
-                                        blocks_.block_bytes(pool));
+                                        blocks_.bytes_of(pool, blocks_.block(pool, page)));
                });
     }
     // Moves a sequence's use of the blocks in `groups` from its page to another one with the same content, which gets
@@ -396,7 +399,7 @@ private:
                 blocks_.share(pool, page, other);
             if (used && had) {
                 cover(pool, other);
-                uncover(pool, page);
+                uncover(pool, page, true);
             } else if (used) {
                 blocks_.pass_on(pool, page, other);
                 if (blocks_.covers(pool, page) == 0)
@@ -418,10 +421,27 @@ private:
 
     static constexpr auto any_entry = [](page_id) { return true; };
 
+    // Evicts pages until so many are free, and then anything until so many bytes are.
+    [[nodiscard]] bool make_free(std::size_t pages, std::size_t bytes, std::uint32_t tenant) {
+        while (pool_.free().size() < pages)
+            if (!make_room(tenant, [&](page_id entry) { return !grouped || index_of(entry) < pool_.pages(); }))
+                return false;
+        while (!fits(bytes))
+            if (!make_room(tenant))
+                return false;
+        return true;
+    }
     // Evicts an entry for which `wanted` holds, to make room for one of a tenant; 0 for any.
     template <class Wanted = decltype(any_entry)>
     [[nodiscard]] bool make_room(std::uint32_t tenant, const Wanted& wanted = any_entry) {
         const auto from = tenants_.source(tenant);
+        if constexpr (grouped)
+            for (std::size_t pool = 0; from && pool < blocks_.size(); ++pool)
+                if (const auto stale = blocks_.stalest(pool);
+                    stale && wanted(*stale) && (*from == 0 || tenants_.owns(*from, page_of(*stale)))) {
+                    evict_entry(*stale);
+                    return true;
+                }
         return from && evict_any(*from, wanted);
     }
 

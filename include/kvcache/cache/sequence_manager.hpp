@@ -34,6 +34,7 @@ struct row_demand {
     std::size_t fresh = 0;            ///< Pages after it.
     std::size_t max_batch_tokens = 0; ///< Rows that are written and attended at a time.
     std::size_t pages = 0;            ///< Pages in all, with those set aside for residual rows.
+    bool whole = false;               ///< See reserve_options.
 };
 
 /// In place of residual_leases, where a codec writes row by row: every row of a page can be continued.
@@ -180,14 +181,15 @@ public:
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
         if constexpr (grouped)
-            if (auto room = groups_.check(wanted, codec.page_bytes()); !room) {
+            if (auto room = groups_.check(state, wanted, state.tokens.size() + rows, codec.page_bytes()); !room) {
                 pages_.emit({event_kind::refused, 0, rows, wanted.pages});
                 return room;
             }
         state.reserve(wanted.fresh, rows, pages_.keeps_duplicates());
         if constexpr (row_writer<Codec> || page_writer<Codec>)
-            state.lease.written.begin(rows, pages_.shape().layers);
+            state.lease.written.begin(rows, written_layers());
         state.lease.begin(rows, state.table, state.open_rows(page_tokens_).has_value());
+        state.lease.whole = options.whole;
         detail::scope_guard undone([&] { undo(state); });
         if (!take(state, codec, wanted, rows) || !residual_.open(state, wanted.used, wanted.max_batch_tokens)) {
             undo(state);
@@ -212,7 +214,7 @@ public:
 
     /// What a reservation of `rows` rows would take now. Cost: O(1).
     [[nodiscard]] row_demand demand(const sequence_state& state, std::size_t rows, reserve_options options) const {
-        row_demand made;
+        row_demand made{.whole = options.whole};
         const auto open_rows = state.open_rows(page_tokens_);
         made.used = open_rows.value_or(static_cast<std::uint32_t>(page_tokens_));
         made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
@@ -288,14 +290,21 @@ public:
     /// The same for rows that were not computed here.
     void commit_unmeasured(sequence_state& state, std::span<const token_id> tokens) {
         state.tokens.append(tokens);
-        if constexpr (grouped)
+        if constexpr (grouped) {
+            state.running.commit(tokens.size(), state.lease.rows);
             groups_.drop_snapshots(state, state.tokens.size());
+            if (state.lease.whole) // before pages without blocks become those of others, which have some
+                groups_.follow(state);
+        }
         if (state.lease.has_copied_tail(state.table)) {
             if (tokens.empty())
                 std::swap(state.lease.tail_before->page, state.table[state.lease.pages_before - 1].page);
             drop_tail(state.lease.tail_before->page);
         }
         const std::size_t kept = residual_.finalize(state);
+        if constexpr (grouped)
+            if (kept < state.tokens.size())
+                state.running.forget();
         end_lease(state);
         cut(state, kept);
         publish(state);
@@ -310,8 +319,10 @@ public:
     void undo(sequence_state& state) noexcept {
         if (!state.lease.open)
             return;
-        if constexpr (grouped)
+        if constexpr (grouped) {
             groups_.drop_snapshots(state, state.tokens.size());
+            state.running.rollback();
+        }
         drop_pages(state, state.lease.pages_before);
         if (state.lease.has_copied_tail(state.table))
             drop_tail(state.table.back().page);
@@ -343,7 +354,22 @@ public:
         return detail::check_pages(pages_, holders.held(), page_tokens_);
     }
 
+    /// The first layer of the cache's pages, among the layers whose rows are written.
+    [[nodiscard]] std::size_t first_layer() const noexcept {
+        if constexpr (grouped)
+            return pages_.blocks().first_layer(pages_.blocks().paged().value_or(0));
+        else
+            return 0;
+    }
+
 private:
+    [[nodiscard]] std::size_t written_layers() const noexcept {
+        if constexpr (grouped)
+            return pages_.blocks().first_layer(pages_.blocks().layout().groups.size());
+        else
+            return pages_.shape().layers;
+    }
+
     // Appends `rows` rows, in the last page and in new ones. If the last page is shared it is copied first. Returns
     // false if the storage refuses, with some pages appended. Requires: the table has capacity for them.
     template <class Codec>
@@ -360,7 +386,7 @@ private:
             state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
             after -= count;
             if constexpr (grouped)
-                if (!groups_.extend(*page, state.tenant))
+                if (!groups_.extend(state, *page))
                     return false;
         }
         return true;
@@ -375,7 +401,7 @@ private:
         if (!pages_.pool().copy(codec, shared, *own, rows))
             return false;
         if constexpr (grouped)
-            if (!groups_.copy_tail(shared, *own, rows, state.tenant))
+            if (!groups_.copy_tail(state, shared, *own, rows))
                 return false;
         const page_id pair[] = {shared, *own};
         pages_.emit({event_kind::copied, rows, 0, 1, pair});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/running_states.hpp>
 #include <kvcache/codec/residual_page.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/digest.hpp>
@@ -156,6 +157,7 @@ struct spliced_row {
 /// The lease of a sequence: rows after its tokens that are already in its page table, and the state to roll back to.
 struct lease_state {
     bool open = false;
+    bool whole = false;                ///< See reserve_options.
     sequence_state** holder = nullptr; ///< Where the lease keeps its pointer to this; null once it has ended.
     std::size_t rows = 0;
     std::int64_t began = 0; ///< By monotonic_nanoseconds.
@@ -246,6 +248,7 @@ struct sequence_state {
     };
     std::vector<std::size_t> group_first = {}; ///< By group with blocks: the first entry whose block it uses.
     std::vector<snapshot> snapshots = {};      ///< Those that it uses.
+    running_states running = {};               ///< Of state groups.
 
     bool orphaned = false; ///< Its cache was destroyed first.
     sequence_state* previous = nullptr;
@@ -322,13 +325,15 @@ struct sequence_state {
         tenant = from.tenant;
         cacheable = from.cacheable;
         publishable = from.publishable;
+        if (count == from.tokens.size())
+            running.share(from.running);
         if (count > from.exact) {
             exact = from.exact;
             pinned_sources = from.pinned_sources;
         }
     }
 
-    /// Makes it the state of a sequence without tokens and pages. Its vectors keep their memory.
+    /// Makes it the state of a sequence without tokens and pages. Its vectors keep their memory, running states do not.
     void clear() noexcept {
         tokens.truncate(0);
         table.clear();
@@ -341,6 +346,7 @@ struct sequence_state {
         offloaded = {};
         pinned_sources.clear();
         snapshots.clear();
+        running.end();
     }
 
     /// Appends the tokens of `from` after the `count` tokens that are left out. Requires: this state is the prefix of

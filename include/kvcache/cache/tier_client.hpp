@@ -159,18 +159,8 @@ private:
             return read.error();
         if (auto own = read->made_under(names); !own)
             return own;
-        const struct {
-            const char* field;
-            bool holds;
-        } facts[] = {{"kind", read->kind() == record_kind::page},
-                     {"name", read->name() == page.name},
-                     {"before", read->before() == page.before},
-                     {"first_token", read->first() == page.first()},
-                     {"tokens", ranges::equal(read->tokens(), page.tokens)}};
-        for (const auto& [field, holds] : facts)
-            if (!holds)
-                return error{error_code::mismatched, field,
-                             std::string(field) + ": the record is not the one that was asked for"};
+        if (auto right = is_record_of(*read, record_kind::page, page.name, page); !right)
+            return right;
         return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(page.tokens.size()), auth_);
     }
 
@@ -180,6 +170,10 @@ private:
     mutable movable_mutex lock_;                       // guards names_
     std::vector<std::unique_ptr<record_names>> names_; // by tenant
 };
+
+/// The blocks of layer groups as records of a tier: cache/block_records.hpp, which <kvcache/tier.hpp> includes.
+template <class Core, tier_state Tier>
+class block_records;
 
 /// The tier operations of a core. After a commit, full pages are handed over. If a prompt is not wholly in memory,
 /// records are copied into a lease, verified there and committed. A failure is counted, and is a miss. A refused record
@@ -217,9 +211,11 @@ public:
     template <class Core>
     [[nodiscard]] typename Core::match find(Core& core, std::uint32_t tenant, std::span<const token_id> tokens,
                                             bool plans) {
-        auto known = core.match_in_memory(tenant, tokens, {.emits = false});
-        if (complete(core, known.found.cached_tokens, tokens.size())) {
-            core.complete(known, plans);
+        // Layer groups continue where the plan begins, or earlier: what is found depends on it.
+        const bool planned = plans && Core::grouped;
+        auto known = core.match_in_memory(tenant, tokens, {.plans = planned, .emits = false});
+        if (complete(core, known.found.cached_tokens, tokens.size() - (planned && !tokens.empty() ? 1 : 0))) {
+            core.complete(known, plans && !planned);
             return known;
         }
         const std::size_t loaded = load_after(core, std::move(known.sequence), tenant, tokens);
@@ -238,7 +234,7 @@ public:
     /// Hands over the pages that a sequence has published since the last call, which are full and exact, unless the
     /// tier has them. If memory runs out, the rest waits for a later call.
     template <class Core>
-    void store(const Core& core, sequence_state& state) noexcept {
+    void store(Core& core, sequence_state& state) noexcept {
         if (state.offloaded.pages < state.published_pages && !is_null(tier()))
             hand_over(core, state);
     }
@@ -266,15 +262,21 @@ private:
     }
 
     template <class Core>
-    void hand_over(const Core& core, sequence_state& state) noexcept {
+    void hand_over(Core& core, sequence_state& state) noexcept {
         const record_names& names = records_.names_of(state.tenant);
         const std::size_t page_tokens = core.shape().tokens;
+        [[maybe_unused]] std::vector<sha256_digest> chain; // names of the prefixes before the pages, and of the last
         const bool done = detail::completes<std::bad_alloc>([&] {
             for (; state.offloaded.pages < state.published_pages; ++state.offloaded.pages) {
                 prompt_page page{.index = state.offloaded.pages};
                 page.tokens = std::span<const token_id>(state.tokens).subspan(page.index * page_tokens, page_tokens);
                 page.before = page.index == 0 ? names.root() : state.offloaded.record;
                 page.name = names.chain(page.before, page.tokens);
+                if constexpr (Core::grouped) {
+                    if (chain.empty())
+                        chain.push_back(page.before);
+                    chain.push_back(page.name);
+                }
                 if (!tier().contains(page.name)) {
                     const auto taken =
                         records_.hand_over(core, state.table[page.index], state.tokens.size(), page, names);
@@ -285,6 +287,14 @@ private:
                 }
                 state.offloaded.record = page.name;
             }
+            if constexpr (Core::grouped)
+                block_records<Core, Tier>(core, records_, names)
+                    .hand_over(state, chain, [&](const result<void>& taken) {
+                        if (!taken)
+                            fail(taken.error());
+                        else
+                            note([](tier_stats& s) { ++s.handed_over; });
+                    });
         });
         if (!done)
             note([](tier_stats& s) { ++s.failed; });
@@ -294,6 +304,15 @@ private:
     template <class Core>
     [[nodiscard]] static bool complete(const Core& core, std::size_t known, std::size_t tokens) {
         return known / core.shape().tokens == tokens / core.shape().tokens;
+    }
+
+    // The tokens of a prompt whose pages are of use: a state after the last one is not, since that token is computed.
+    template <class Core>
+    [[nodiscard]] static std::size_t loadable(const Core& core, std::size_t tokens) {
+        if constexpr (Core::grouped)
+            return tokens - (core.pages().blocks().has_states() && tokens > 0 ? 1 : 0);
+        else
+            return tokens;
     }
 
     template <class Core>
@@ -310,7 +329,7 @@ private:
     [[nodiscard]] std::size_t load(Core& core, typename Core::sequence& after, std::uint32_t tenant,
                                    std::span<const token_id> tokens) {
         const std::size_t page_tokens = core.shape().tokens;
-        const std::size_t first = after.size() / page_tokens, most = tokens.size() / page_tokens;
+        const std::size_t first = after.size() / page_tokens, most = loadable(core, tokens.size()) / page_tokens;
         if (first >= most)
             return 0;
         note([](tier_stats& s) { ++s.asked; });
@@ -334,22 +353,33 @@ private:
             note([](tier_stats& s) { ++s.slower; });
             return 0;
         }
+        const auto blocks = block_records_of(core, names);
+        if constexpr (Core::grouped)
+            blocks->look(first, chain, pages);
         while (pages > 0) {
+            if constexpr (Core::grouped)
+                if ((pages = blocks->longest(pages)) == 0)
+                    break;
             const auto run = tokens.subspan(first * page_tokens, pages * page_tokens);
+            const page_run wanted{first, page_tokens, run, chain};
             const auto began = std::chrono::steady_clock::now();
-            auto lease = core.reserve(after.state_in(core), run.size(), {.max_batch_tokens = 1});
+            auto lease = core.reserve(after.state_in(core), run.size(), {.max_batch_tokens = 1, .whole = true});
             if (!lease) {
                 note([](tier_stats& s) { ++s.no_room; });
                 pages /= 2;
                 continue;
             }
-            const std::size_t placed =
-                record_results(records_.place(lease->opened(), names, {first, page_tokens, run, chain}),
-                               std::span<const sha256_digest>(chain).subspan(first + 1, pages));
+            const std::size_t placed = record_results(records_.place(lease->opened(), names, wanted),
+                                                      std::span<const sha256_digest>(chain).subspan(first + 1, pages));
             if (placed < pages) {
                 pages = placed; // the residual rows of a shorter run differ, so it is read again
                 continue;
             }
+            if constexpr (Core::grouped)
+                if (!blocks->place(
+                        lease->opened(), wanted, [&](const auto& name, const error& why) { refuse(name, why); },
+                        [&](const error& why) { fail(why); }))
+                    continue;
             lease->opened().commit_in_place(run);
             const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
             if constexpr (requires { tier().took(pages, took.count()); })
@@ -358,6 +388,15 @@ private:
             return pages;
         }
         return 0;
+    }
+
+    // The records of blocks, where there are layer groups.
+    template <class Core>
+    [[nodiscard]] auto block_records_of(Core& core, const record_names& names) {
+        if constexpr (Core::grouped)
+            return std::make_unique<block_records<Core, Tier>>(core, records_, names);
+        else
+            return nullptr;
     }
 
     // Counts refused and failed records, and erases the first refused one and those after it. `names` are the records

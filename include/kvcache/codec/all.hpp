@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/codec/by_group.hpp>
 #include <kvcache/codec/codebook.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/delta.hpp>

@@ -15,7 +15,7 @@ inline constexpr unsigned numeric_contract_revision = 1;
 
 /// The revision of the record format of snapshots and tiers (docs/format.md). It changes whenever the meaning of any
 /// byte changes. It is part of a cache's identity, so records of another revision are not found.
-inline constexpr unsigned record_format_revision = 1;
+inline constexpr unsigned record_format_revision = 2;
 
 /// Everything besides the tokens that determines the bits of a cached page. Two caches may exchange pages if and only
 /// if every field is equal. A new field must be named in for_each_field, which does not compile otherwise; `digest_of`

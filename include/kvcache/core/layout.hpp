@@ -30,15 +30,16 @@ struct layer_group {
     std::uint32_t head_dim = 0;
     std::uint32_t window = 0;    ///< Tokens that a query reads, its own included; 0 for all.
     std::size_t state_bytes = 0; ///< Bytes of a state of all its layers together, for layers that keep one.
+    bool opaque = false;         ///< Its state is a blob of bytes, as many as each snapshot says.
     std::optional<std::uint32_t> alias_of = {}; ///< The group whose keys and values its layers read.
 
     friend bool operator==(const layer_group&, const layer_group&) = default;
 
     [[nodiscard]] group_kind kind() const noexcept {
-        return alias_of          ? group_kind::alias
-               : state_bytes > 0 ? group_kind::state
-               : window > 0      ? group_kind::window
-                                 : group_kind::full;
+        return alias_of                    ? group_kind::alias
+               : opaque || state_bytes > 0 ? group_kind::state
+               : window > 0                ? group_kind::window
+                                           : group_kind::full;
     }
     /// Whether it keeps keys and values.
     [[nodiscard]] bool has_rows() const noexcept { return kind() == group_kind::full || kind() == group_kind::window; }
@@ -53,21 +54,21 @@ struct layer_group {
 struct layer_group_stats {
     std::string name = {};       ///< As cache_layout::name_of has it.
     group_kind kind = {};        ///< Of the first full group the blocks are the cache's pages.
-    std::size_t block_bytes = 0; ///< Bytes of a block.
+    std::size_t block_bytes = 0; ///< Bytes of a block; 0 for opaque states, whose sizes differ.
     std::size_t blocks = 0;      ///< Number of blocks that the cache may have, if no other group takes their bytes.
     std::size_t in_use = 0;      ///< Blocks that sequences use, each counted once however many share it.
     std::size_t evictable = 0;   ///< Blocks that no sequence uses, cached for the next match.
+    std::size_t bytes = 0;       ///< Bytes of both.
 
-    [[nodiscard]] std::size_t bytes() const noexcept { return (in_use + evictable) * block_bytes; }
     friend bool operator==(const layer_group_stats&, const layer_group_stats&) = default;
 };
 
 /// The occupancy of a layer group in one line. An alias has no blocks of its own.
 [[nodiscard]] inline std::string describe(const layer_group_stats& of) {
-    if (of.block_bytes == 0)
+    if (of.kind == group_kind::alias)
         return of.name + ": the blocks of another group";
-    return detail::joined({of.name, ": ", std::to_string(of.in_use), " blocks of ", std::to_string(of.block_bytes),
-                           " bytes in use, ", std::to_string(of.evictable), " evictable"});
+    return detail::joined({of.name, ": ", std::to_string(of.in_use), " blocks in use, ", std::to_string(of.evictable),
+                           " evictable, ", std::to_string(of.bytes), " bytes in all"});
 }
 
 /// What the layers of a model keep of a sequence: groups of layers, in pages of equally many tokens.
@@ -108,6 +109,8 @@ struct cache_layout {
                 words += detail::joined({" of ", std::to_string(of.kv_heads), " x ", std::to_string(of.head_dim)});
             if (of.window > 0)
                 words += detail::joined({", window of ", std::to_string(of.window)});
+            if (of.opaque)
+                words += ", opaque state";
             if (of.state_bytes > 0)
                 words += detail::joined({", state of ", std::to_string(of.state_bytes), " bytes"});
             if (of.alias_of)
@@ -135,8 +138,8 @@ struct cache_layout {
             const std::string field = detail::joined({"groups[", std::to_string(i), "]"});
             if (of.layers == 0)
                 return wrong(field, "a group has at least one layer");
-            if ((of.alias_of.has_value()) + (of.state_bytes > 0) + (of.window > 0) > 1)
-                return wrong(field, "a group has a window, or a state, or is an alias");
+            if ((of.alias_of.has_value()) + of.opaque + (of.state_bytes > 0) + (of.window > 0) > 1)
+                return wrong(field, "a group has a window, or a state, or an opaque state, or is an alias");
             if (of.alias_of && (*of.alias_of >= i || !groups[*of.alias_of].has_rows()))
                 return wrong(field, "an alias names an earlier group that keeps keys and values");
             if (of.has_rows() && !shape(i).valid())
@@ -150,7 +153,8 @@ struct cache_layout {
     }
 
     /// Bytes that a group holds for one sequence of `length` tokens, whole pages, with numbers of `number_bytes` bytes.
-    /// A window holds the pages that the next query reads, a state group one state.
+    /// A window holds the pages that the next query reads, a state group one state; of an opaque one they are unknown,
+    /// and 0 here.
     [[nodiscard]] std::uint64_t bytes(std::size_t group, std::size_t length, std::size_t number_bytes) const {
         const layer_group& of = groups[group];
         if (of.kind() == group_kind::alias)

@@ -42,25 +42,26 @@ public:
 
     /// As host_attention::plan. Requires: the leases belong to one cache, with `device_rows` over a `device_storage` of
     /// this device.
-    void plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch, const query_rows& rows,
-              const thread_pool&) {
+    void plan(std::span<const attention_kind> kinds, std::span<const batch_slice<Lease>> batch, const thread_pool&) {
         own_->failed.reset();
         if (!batch.empty())
-            own_->note(own_->plan(shape, batch, rows));
+            own_->note(kinds.size() == 1 && kinds[0].rotation_scale == 1.0f
+                           ? own_->plan(kinds[0].shape, batch, kinds[0].rows)
+                           : unsupported());
     }
 
     /// As host_attention::write.
-    void write(const Lease&, std::size_t, std::size_t row, layer_id, std::span<const float> keys,
+    void write(const Lease&, std::size_t, std::size_t row, const attended_layer&, std::span<const float> keys,
                std::span<const float> values) const {
         if (!own_->failed)
             own_->write(row, keys, values);
     }
 
     /// As host_attention::run; first writes the rows into the pages.
-    void run(layer_id layer, thread_pool&) {
+    void run(const attended_layer& at, thread_pool&) {
         if (own_->failed)
             return;
-        own_->note(own_->run(index_of(layer)));
+        own_->note(own_->run(index_of(at.layer)));
         if (own_->failed) // work under way still writes pages that the lease is about to release
             (void)own_->device->synchronise(*own_->stream);
     }
@@ -70,6 +71,12 @@ public:
     [[nodiscard]] result<void> status() const { return own_->failed ? result<void>(*own_->failed) : result<void>(); }
 
 private:
+    [[nodiscard]] static error unsupported() {
+        return {error_code::unsupported, "attention_shape",
+                "the kernels for devices have no windows, soft caps, sinks or partly scaled rotations: use "
+                "host_attention"};
+    }
+
     struct working {
         working(Device& of, std::size_t far)
             : device(&of),
@@ -94,8 +101,7 @@ private:
         [[nodiscard]] result<void> plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch,
                                         const query_rows& rows) {
             if (!shape.plain())
-                return error{error_code::unsupported, "attention_shape",
-                             "the kernels for devices have no windows, soft caps or sinks: use host_attention"};
+                return unsupported();
             storage = &batch.front().lease->storage();
             layout = batch.front().lease->codec().layout();
             expects(&storage->device() == device, "pages are attended on their own device");

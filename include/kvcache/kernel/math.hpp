@@ -74,6 +74,20 @@ KVCACHE_INLINE inline void exp_of_differences(f32x16 (&x)[N]) noexcept {
     return max(f32x16::broadcast(-88.0f), x) / (f32x16::broadcast(1.0f) + exp(-x));
 }
 
+/// GELU by tanh (Hendrycks & Gimpel 2016), lane by lane: x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+[[nodiscard]] inline f32x16 gelu(const f32x16& x) noexcept {
+    constexpr float twice = 1.5957691216057308f; // 2 sqrt(2 / pi)
+    const f32x16 inner = fma(f32x16::broadcast(0.044715f * twice), x * x, f32x16::broadcast(twice));
+    return x / (f32x16::broadcast(1.0f) + exp(-max(f32x16::broadcast(-88.0f), inner * x)));
+}
+
+/// cap * tanh(x / cap), lane by lane, within 1e-7 of the cap.
+[[nodiscard]] inline f32x16 soft_cap(const f32x16& x, float cap) noexcept {
+    const f32x16 one = f32x16::broadcast(1.0f), twice = x * f32x16::broadcast(2.0f / cap);
+    const f32x16 tangent = f32x16::broadcast(2.0f) / (one + exp(-max(f32x16::broadcast(-88.0f), twice))) - one;
+    return tangent * f32x16::broadcast(cap);
+}
+
 namespace detail {
 
 /// Calls body(offset, count) for each block of 16 elements and for the shorter rest.
@@ -109,6 +123,49 @@ inline void gated_silu(std::span<const float> gate, std::span<const float> up, s
     detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
         const f32x16 g = silu(f32x16::load_up_to(gate.data() + i, n));
         (g * f32x16::load_up_to(up.data() + i, n)).store_up_to(out.data() + i, n);
+    });
+}
+
+/// gelu(gate) * up, likewise (Shazeer 2020, GEGLU).
+inline void gated_gelu(std::span<const float> gate, std::span<const float> up, std::span<float> out) {
+    detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 g = gelu(f32x16::load_up_to(gate.data() + i, n));
+        (g * f32x16::load_up_to(up.data() + i, n)).store_up_to(out.data() + i, n);
+    });
+}
+
+/// g / (1 + e^(-alpha g)) * (1 + u) for g = min(gate, limit) and u = up within +-limit, into `out`, which may be `gate`
+/// (gpt-oss, OpenAI 2025). (columns)
+inline void gated_clamped_silu(std::span<const float> gate, std::span<const float> up, float alpha, float limit,
+                               std::span<float> out) {
+    const f32x16 one = f32x16::broadcast(1.0f), most = f32x16::broadcast(limit), sharp = f32x16::broadcast(-alpha);
+    detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 g = min(f32x16::load_up_to(gate.data() + i, n), most);
+        const f32x16 u = max(min(f32x16::load_up_to(up.data() + i, n), most), -most);
+        const f32x16 opened = max(f32x16::broadcast(-88.0f / alpha), g) / (one + exp(g * sharp));
+        fma(opened, u, opened).store_up_to(out.data() + i, n);
+    });
+}
+
+/// x * factor, into `out`, which may be `x`. (columns)
+inline void scale(std::span<const float> x, float factor, std::span<float> out) {
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        (f32x16::load_up_to(x.data() + i, n) * f32x16::broadcast(factor)).store_up_to(out.data() + i, n);
+    });
+}
+
+/// soft_cap of each number, in place. (columns)
+inline void soft_cap(std::span<float> x, float cap) {
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        soft_cap(f32x16::load_up_to(x.data() + i, n), cap).store_up_to(x.data() + i, n);
+    });
+}
+
+/// to = fma(from, factor, to). (columns)
+inline void add_scaled(std::span<float> to, float factor, std::span<const float> from) {
+    detail::by_sixteen(to.size(), [&](std::size_t i, std::size_t n) {
+        fma(f32x16::load_up_to(from.data() + i, n), f32x16::broadcast(factor), f32x16::load_up_to(to.data() + i, n))
+            .store_up_to(to.data() + i, n);
     });
 }
 

@@ -16,7 +16,8 @@ struct layers_capacity {
     std::span<const std::size_t> block_bytes = {}; ///< Bytes of a block, by group of the layout.
 };
 
-/// The working state of a layers policy: layers::uniform::state, which keeps nothing, or layers::grouped::state.
+/// The working state of a layers policy: layers::uniform::state, which keeps nothing, or that of
+/// layers::grouped.
 template <class S>
 concept layers_state = requires {
     { S::several } -> std::convertible_to<bool>;

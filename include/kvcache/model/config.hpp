@@ -3,55 +3,70 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/model/architectures/architecture.hpp>
+#include <kvcache/model/rope_config.hpp>
 
 #include <cmath>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// RoPE parameters: how positions map to rotations. Every kind is a pure rotation, without a factor on the scores.
-///
-/// The inverse frequency of pair i is f(i) = theta^(-2 i / head_dim), scaled as `scaling` says:
-///
-///     none     f
-///     linear   f / factor
-///     llama3   by wavelength w = 2 pi / f against original_max_positions L:
-///                w < L / high_freq_factor    f
-///                w > L / low_freq_factor     f / factor
-///                between                     (1 - s) f / factor + s f,
-///                                            s = (L / w - low_freq_factor) / (high_freq_factor - low_freq_factor)
-///     factors  f / factors[i]
-///
-/// Dimension i of a head is rotated with dimension i + head_dim / 2.
-struct rope_config {
-    enum class kind { none, linear, llama3, factors };
+/// Sizes of a model's recurrent layers. recurrent_mixer.hpp has the formulas.
+struct recurrence_config {
+    /// Channels of a convolution whose states and weights are stored together.
+    static constexpr std::size_t block_channels = 64;
 
-    double theta = 10000.0;
-    kind scaling = kind::none;
-    double factor = 1.0;                    ///< For linear and llama3.
-    double low_freq_factor = 1.0;           ///< For llama3.
-    double high_freq_factor = 4.0;          ///< For llama3.
-    double original_max_positions = 8192.0; ///< For llama3: context length of the training before scaling.
-    std::vector<float> factors = {};        ///< For factors: one for each pair, (head_dim / 2).
+    std::size_t taps = 0; ///< Tokens that a convolution reads, the newest included.
+    // Of Mamba-2 key heads are groups, keys are B and C, and value heads are heads.
+    std::size_t key_heads = 0, value_heads = 0;
+    std::size_t key_dim = 0, value_dim = 0;
+    bool biased = false;       ///< The convolution has biases.
+    bool joined_heads = false; ///< Files have the rows of q, k, v and gate of each key head together.
+    bool joined_rates = false; ///< And those of beta and decay.
+    bool tiled = false;        ///< Value head i reads key head i % key_heads; else i / (value_heads / key_heads).
 
-    friend bool operator==(const rope_config&, const rope_config&) = default;
+    friend bool operator==(const recurrence_config&, const recurrence_config&) = default;
 };
 
-/// Dimensions and options of a Llama-family decoder: pre-norm blocks of RMS norm, grouped-query attention with RoPE,
-/// and a SiLU-gated MLP.
+/// What one layer does that others of its model do not.
+struct layer_config {
+    std::size_t window = 0; ///< Tokens that a query reads, its own included; 0: all.
+    bool rotates = true;    ///< Queries and keys have RoPE.
+    bool experts = false;   ///< Its MLP is a mixture of experts.
+    bool recurrent = false; ///< It has model_config::mixer for attention.
+
+    friend bool operator==(const layer_config&, const layer_config&) = default;
+};
+
+/// A mixture of experts: MLPs of which each token uses those with the highest scores of a router.
+struct expert_config {
+    std::size_t count = 0; ///< Experts of a layer; 0: no layer has any.
+    std::size_t used = 0;  ///< Experts that a token uses.
+    std::size_t size = 0;  ///< Intermediate size of an expert.
+    std::size_t shared =
+        0;               ///< Intermediate size of an expert that every token uses, times sigmoid of a score; 0: none.
+    bool biased = false; ///< Experts and their router have biases.
+    bool normalized = false; ///< The shares of a token's experts sum to 1; else they are those of all experts.
+
+    friend bool operator==(const expert_config&, const expert_config&) = default;
+};
+
+/// Dimensions and options of a decoder: blocks of grouped-query attention and a gated MLP, each with RMS norms, around
+/// a residual stream. The defaults are Llama's.
 ///
-/// Weight shapes that follow from it, as stored (out, in):
+///     x = embedding_scale * embedding[token]
+///     each layer:  x += residual_scale * norm(attention(norm(x)));  x += residual_scale * norm(mlp(norm(x)))
+///     logits = cap(logit_scale * head norm(x)),  cap(y) = logit_cap * tanh(y / logit_cap)
 ///
-///     embedding (vocabulary, hidden_size)           head  the same, or the embedding itself when tied_head
-///     q (heads * head_dim, hidden_size)             k, v  (kv_heads * head_dim, hidden_size)
-///     o (hidden_size, heads * head_dim)             q_norm, k_norm (head_dim)
-///     gate, up (intermediate_size, hidden_size)     down  (hidden_size, intermediate_size)
+/// with the norms that `norms` says. weight_names.hpp has the weights and their shapes.
 struct model_config {
-    std::string architecture = "llama"; ///< Name in the checkpoint: llama, mistral, qwen2, qwen3.
+    static constexpr std::size_t most_layers = 1u << 13, most_experts = 1u << 16; ///< Experts of all layers.
+
+    std::string architecture = "llama"; ///< One of known_architectures.
     std::size_t hidden_size = 0;
     std::size_t intermediate_size = 0;
     std::size_t layers = 0;
@@ -62,15 +77,72 @@ struct model_config {
     std::size_t max_positions = 2048; ///< Context length of the training; RoPE itself has no limit.
     float rms_norm_eps = 1e-6F;
     rope_config rope = {};
-    bool tied_head = false;   ///< The output head shares the embedding.
-    bool qkv_bias = false;    ///< q, k and v have biases.
-    bool output_bias = false; ///< o has a bias.
-    bool mlp_bias = false;    ///< gate, up and down have biases.
-    bool qk_norm = false;     ///< Each head of q and k is RMS-normalized over head_dim before RoPE.
+    bool tied_head = false;              ///< The output head shares the embedding.
+    bool qkv_bias = false;               ///< q, k and v have biases.
+    bool output_bias = false;            ///< o has a bias.
+    bool mlp_bias = false;               ///< gate, up and down have biases.
+    head_norm qk_norm = head_norm::none; ///< RMS norm of q and k, before RoPE.
     std::vector<token_id> bos = {};
     std::vector<token_id> eos = {};
+    norm_placement norms = norm_placement::before;
+    gate_function gate = gate_function::silu;
+    float gate_alpha = 1.702F; ///< Of gate_function::clamped_silu.
+    float gate_limit = 7.0F;
+    bool sinks = false; ///< Each head of a layer has a learned attention sink.
+    float embedding_scale = 1.0F;
+    float score_scale = 0.0F; ///< Factor of attention scores; 0: head_dim^-0.5.
+    float score_cap = 0.0F;   ///< Scores become score_cap * tanh(score / score_cap); 0: they stay.
+    float residual_scale = 1.0F;
+    float logit_scale = 1.0F;
+    float logit_cap = 0.0F;                                ///< 0: logits stay.
+    std::optional<rope_config> window_rope = std::nullopt; ///< RoPE of layers with a window, if it is another one.
+    std::size_t rotary_dim = 0;   ///< Dimensions of a head that RoPE rotates, the first ones; 0: all.
+    bool joined_mlp = false;      ///< Files have gate and up in one matrix.
+    bool gated_attention = false; ///< The output of attention is multiplied by sigmoid of a gate, of q's projection.
+    layer_mixer mixer = layer_mixer::attention; ///< Of recurrent layers.
+    recurrence_config recurrence = {};
+    expert_config experts = {};
+    std::vector<layer_config> each_layer = {}; ///< (layers); empty: all have the defaults.
 
     friend bool operator==(const model_config&, const model_config&) = default;
+
+    /// Dimensions of a head that RoPE rotates.
+    [[nodiscard]] std::size_t rotated() const noexcept { return rotary_dim != 0 ? rotary_dim : head_dim; }
+
+    /// What a layer does. Requires: layer < layers.
+    [[nodiscard]] layer_config layer(std::size_t layer) const {
+        return each_layer.empty() ? layer_config{} : each_layer[layer];
+    }
+
+    /// Numbers that the input projection of a recurrent layer gives: B, C and x; q, k, v, z, b and a; or z, x, B, C and
+    /// the time step of each head.
+    [[nodiscard]] std::size_t mixer_inputs() const noexcept {
+        switch (mixer) {
+        case layer_mixer::attention:
+            return 0;
+        case layer_mixer::short_convolution:
+            return 3 * hidden_size;
+        default:
+            return convolved() + mixer_outputs() + recurrence.value_heads * (mixer == layer_mixer::mamba2 ? 1 : 2);
+        }
+    }
+    /// Numbers that its output projection reads.
+    [[nodiscard]] std::size_t mixer_outputs() const noexcept {
+        return mixer == layer_mixer::attention           ? 0
+               : mixer == layer_mixer::short_convolution ? hidden_size
+                                                         : recurrence.value_heads * recurrence.value_dim;
+    }
+    /// Channels of its convolution.
+    [[nodiscard]] std::size_t convolved() const noexcept {
+        const bool keyed = mixer == layer_mixer::gated_delta || mixer == layer_mixer::mamba2;
+        return mixer_outputs() + (keyed ? 2 * recurrence.key_heads * recurrence.key_dim : 0);
+    }
+    /// Floats of its state: the inputs of the convolution, then (keys, values) of each head.
+    [[nodiscard]] std::size_t state_floats() const noexcept {
+        if (mixer == layer_mixer::attention)
+            return 0;
+        return convolved() * (recurrence.taps - 1) + recurrence.value_heads * recurrence.key_dim * recurrence.value_dim;
+    }
 
     /// Checks that the fields are valid and that all products of two extents fit 48 bits. Returns: an error that names
     /// the first invalid field.
@@ -79,18 +151,28 @@ struct model_config {
 
 namespace detail {
 
-[[nodiscard]] inline result<void> check_extent(std::string_view field, std::size_t value, std::size_t most) {
-    if (value == 0 || value > most)
-        return error{error_code::out_of_range, std::string(field),
-                     std::string(field) + " is " + std::to_string(value) + "; it must be 1 to " + std::to_string(most)};
-    return {};
-}
-
-[[nodiscard]] inline result<void> check_number(std::string_view field, double value, double least, double most) {
-    if (!(std::isfinite(value) && value >= least && value <= most))
-        return error{error_code::out_of_range, std::string(field),
-                     std::string(field) + " is " + std::to_string(value) + "; it must be " + std::to_string(least) +
-                         " to " + std::to_string(most)};
+/// Checks the sizes of recurrent layers.
+[[nodiscard]] inline result<void> check_recurrence(layer_mixer mixer, const recurrence_config& of) {
+    if (mixer == layer_mixer::attention)
+        return {};
+    if (auto fine = check_extent("recurrence.taps", of.taps, 16); !fine)
+        return fine;
+    if (mixer == layer_mixer::short_convolution)
+        return {};
+    const struct {
+        std::string_view name;
+        std::size_t value, most;
+    } sizes[] = {{"recurrence.key_heads", of.key_heads, 1u << 12},
+                 {"recurrence.value_heads", of.value_heads, 1u << 12},
+                 {"recurrence.key_dim", of.key_dim, 1u << 12},
+                 {"recurrence.value_dim", of.value_dim, 1u << 12}};
+    for (const auto& [name, value, most] : sizes)
+        if (auto fine = check_extent(name, value, most); !fine)
+            return fine;
+    if (of.value_heads % of.key_heads != 0)
+        return error{error_code::mismatched, "recurrence.key_heads",
+                     std::to_string(of.value_heads) + " value heads do not share " + std::to_string(of.key_heads) +
+                         " key heads evenly"};
     return {};
 }
 
@@ -104,7 +186,7 @@ inline result<void> model_config::check() const {
         std::size_t value, most;
     } extents[] = {
         {"hidden_size", hidden_size, 1u << 20}, {"intermediate_size", intermediate_size, 1u << 22},
-        {"layers", layers, 1u << 13},           {"heads", heads, 1u << 13},
+        {"layers", layers, most_layers},        {"heads", heads, 1u << 13},
         {"kv_heads", kv_heads, 1u << 13},       {"head_dim", head_dim, 1u << 12},
         {"vocabulary", vocabulary, 1u << 24},   {"max_positions", max_positions, 1u << 30},
     };
@@ -121,31 +203,58 @@ inline result<void> model_config::check() const {
     if (!(std::isfinite(rms_norm_eps) && rms_norm_eps > 0 && rms_norm_eps < 1))
         return error{error_code::out_of_range, "rms_norm_eps",
                      "rms_norm_eps is " + std::to_string(rms_norm_eps) + "; it must be above 0 and below 1"};
+    if (rotary_dim > head_dim || rotary_dim % 2 != 0)
+        return error{error_code::mismatched, "rotary_dim",
+                     "rotary_dim is " + std::to_string(rotary_dim) + "; it must be even and at most head_dim, " +
+                         std::to_string(head_dim)};
+    if (auto fine = detail::check_rope("rope", rope, rotated()); !fine)
+        return fine;
+    if (window_rope)
+        if (auto fine = detail::check_rope("window_rope", *window_rope, rotated()); !fine)
+            return fine;
     const struct {
         std::string_view name;
-        double value, least, most;
-    } numbers[] = {
-        {"rope.theta", rope.theta, 1.0, 1e15},
-        {"rope.factor", rope.factor, 1e-3, 1e6},
-        {"rope.low_freq_factor", rope.low_freq_factor, 1e-6, 1e6},
-        {"rope.high_freq_factor", rope.high_freq_factor, 1e-6, 1e6},
-        {"rope.original_max_positions", rope.original_max_positions, 1.0, 1073741824.0},
-    };
-    for (const auto& [name, value, least, most] : numbers)
-        if (auto fine = detail::check_number(name, value, least, most); !fine)
+        float value, least;
+    } factors[] = {{"embedding_scale", embedding_scale, 1e-6F},
+                   {"score_scale", score_scale, 0.0F},
+                   {"score_cap", score_cap, 0.0F},
+                   {"residual_scale", residual_scale, 1e-6F},
+                   {"logit_scale", logit_scale, 1e-6F},
+                   {"logit_cap", logit_cap, 0.0F},
+                   {"gate_alpha", gate_alpha, 1e-6F},
+                   {"gate_limit", gate_limit, 1e-6F}};
+    for (const auto& [name, value, least] : factors)
+        if (auto fine = detail::check_number(name, static_cast<double>(value), static_cast<double>(least), 1e6); !fine)
             return fine;
-    if (rope.scaling == rope_config::kind::llama3 && !(rope.high_freq_factor > rope.low_freq_factor))
-        return error{error_code::mismatched, "rope.high_freq_factor",
-                     "rope.high_freq_factor must be above rope.low_freq_factor"};
-
-    const std::size_t factors = rope.scaling == rope_config::kind::factors ? head_dim / 2 : 0;
-    if (rope.factors.size() != factors)
-        return error{error_code::mismatched, "rope.factors",
-                     "rope.factors has " + std::to_string(rope.factors.size()) + " numbers; " +
-                         std::to_string(factors) + " are needed"};
-    for (const float one : rope.factors)
-        if (auto fine = detail::check_number("rope.factors", static_cast<double>(one), 1e-6, 1e6); !fine)
-            return fine;
+    if (!each_layer.empty() && each_layer.size() != layers)
+        return error{error_code::mismatched, "each_layer",
+                     "each_layer describes " + std::to_string(each_layer.size()) + " layers of " +
+                         std::to_string(layers)};
+    if (experts.count != 0) {
+        const struct {
+            std::string_view name;
+            std::size_t value, most;
+        } sizes[] = {{"experts.count", experts.count, 1u << 12},
+                     {"experts.used", experts.used, experts.count},
+                     {"experts.size", experts.size, 1u << 22}};
+        for (const auto& [name, value, most] : sizes)
+            if (auto fine = detail::check_extent(name, value, most); !fine)
+                return fine;
+    }
+    if (experts.count * layers > most_experts)
+        return error{error_code::out_of_range, "experts.count",
+                     "all layers together have more than " + std::to_string(most_experts) + " experts"};
+    if (auto fine = detail::check_recurrence(mixer, recurrence); !fine)
+        return fine;
+    for (const layer_config& one : each_layer) {
+        if (one.recurrent && mixer == layer_mixer::attention)
+            return error{error_code::mismatched, "mixer", "a layer is recurrent, but the model has no such layers"};
+        if (one.experts && experts.count == 0)
+            return error{error_code::mismatched, "experts.count", "a layer has experts, but there are none"};
+        if (one.window > (1u << 30))
+            return error{error_code::out_of_range, "window",
+                         "a window of " + std::to_string(one.window) + " tokens; it must be below 2^30"};
+    }
 
     for (const token_id token : bos)
         if (index_of(token) < 0)
@@ -154,69 +263,6 @@ inline result<void> model_config::check() const {
         if (index_of(token) < 0)
             return error{error_code::out_of_range, "eos", "an eos id is negative"};
     return {};
-}
-
-/// Name of a weight in a Hugging Face checkpoint, and its shape.
-struct weight_name {
-    std::string name = {};
-    std::vector<std::size_t> shape = {}; ///< Outermost first; (out, in) for a matrix.
-
-    friend bool operator==(const weight_name&, const weight_name&) = default;
-};
-
-inline constexpr std::string_view embedding_name = "model.embed_tokens.weight"; ///< (vocabulary, hidden)
-inline constexpr std::string_view final_norm_name = "model.norm.weight";        ///< (hidden)
-inline constexpr std::string_view head_name = "lm_head.weight";                 ///< (vocabulary, hidden)
-
-/// Full name of a weight of layer `layer`: "model.layers.3.self_attn.q_proj.weight" for "self_attn.q_proj.weight".
-[[nodiscard]] inline std::string layer_weight_name(std::size_t layer, std::string_view part) {
-    return "model.layers." + std::to_string(layer) + "." + std::string(part);
-}
-
-/// Weights of layer `layer`, with the biases and norms of `config`. Requires: layer < config.layers.
-[[nodiscard]] inline std::vector<weight_name> layer_weights(const model_config& config, std::size_t layer) {
-    expects(layer < config.layers, "a layer is one of the model's");
-    const std::size_t hidden = config.hidden_size;
-    const std::size_t inner = config.intermediate_size;
-    const std::size_t query = config.heads * config.head_dim;
-    const std::size_t shared = config.kv_heads * config.head_dim;
-
-    std::vector<weight_name> weights;
-    const auto vector = [&](std::string_view part, std::size_t extent) {
-        weights.push_back({layer_weight_name(layer, part), {extent}});
-    };
-    const auto product = [&](const std::string& part, std::size_t out, std::size_t in, bool bias) {
-        weights.push_back({layer_weight_name(layer, part + ".weight"), {out, in}});
-        if (bias)
-            vector(part + ".bias", out);
-    };
-    vector("input_layernorm.weight", hidden);
-    product("self_attn.q_proj", query, hidden, config.qkv_bias);
-    product("self_attn.k_proj", shared, hidden, config.qkv_bias);
-    product("self_attn.v_proj", shared, hidden, config.qkv_bias);
-    if (config.qk_norm) {
-        vector("self_attn.q_norm.weight", config.head_dim);
-        vector("self_attn.k_norm.weight", config.head_dim);
-    }
-    product("self_attn.o_proj", hidden, query, config.output_bias);
-    vector("post_attention_layernorm.weight", hidden);
-    product("mlp.gate_proj", inner, hidden, config.mlp_bias);
-    product("mlp.up_proj", inner, hidden, config.mlp_bias);
-    product("mlp.down_proj", hidden, inner, config.mlp_bias);
-    return weights;
-}
-
-/// All weights of a model, in order of use; without lm_head if the head is tied.
-[[nodiscard]] inline std::vector<weight_name> weights_of(const model_config& config) {
-    std::vector<weight_name> weights;
-    weights.push_back({std::string(embedding_name), {config.vocabulary, config.hidden_size}});
-    for (std::size_t layer = 0; layer != config.layers; ++layer)
-        for (weight_name& weight : layer_weights(config, layer))
-            weights.push_back(std::move(weight));
-    weights.push_back({std::string(final_norm_name), {config.hidden_size}});
-    if (!config.tied_head)
-        weights.push_back({std::string(head_name), {config.vocabulary, config.hidden_size}});
-    return weights;
 }
 
 }} // namespace kvcache

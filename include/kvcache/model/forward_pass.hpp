@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/attention/batch_attention.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/memory.hpp>
-#include <kvcache/core/platform/standard.hpp>
 #include <kvcache/kernel/math.hpp>
-#include <kvcache/kernel/strided_rows.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
+#include <kvcache/model/activations.hpp>
 #include <kvcache/model/config.hpp>
+#include <kvcache/model/dense_mlp.hpp>
+#include <kvcache/model/expert_mlp.hpp>
+#include <kvcache/model/host_attention.hpp>
+#include <kvcache/model/model_parts.hpp>
+#include <kvcache/model/recurrent_mixer.hpp>
 #include <kvcache/model/weights.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -22,117 +24,6 @@
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Which rows of a slice need logits.
-enum class logits_mode { none, last, all };
-
-/// Rows of one sequence in a batch: tokens at the lease's rows [row, row + tokens.size()), or at `rows`.
-template <class Lease>
-struct batch_slice {
-    const Lease* lease = nullptr;
-    std::size_t row = 0;
-    std::span<const token_id> tokens = {};
-    logits_mode wanted = logits_mode::last;
-    std::span<const std::size_t> rows = {};   ///< Rows of the lease, ascending, if they are not consecutive.
-    std::span<const std::size_t> limits = {}; ///< Last position that each token sees; empty: its own position.
-
-    /// Row of the lease for token `i`.
-    [[nodiscard]] std::size_t row_of(std::size_t i) const noexcept { return rows.empty() ? row + i : rows[i]; }
-    /// Position of token `i`.
-    [[nodiscard]] std::size_t position(std::size_t i) const { return lease->first() + row_of(i); }
-    /// Last position that token `i` sees.
-    [[nodiscard]] std::size_t limit(std::size_t i) const { return limits.empty() ? position(i) : limits[i]; }
-
-    /// Number of rows that need logits; they are the last ones.
-    [[nodiscard]] std::size_t wanted_rows() const noexcept {
-        return wanted == logits_mode::all ? tokens.size() : wanted == logits_mode::last && !tokens.empty() ? 1 : 0;
-    }
-};
-
-/// Activations of a batch between two steps of a pass. The row stride avoids cache-set conflicts. (rows, columns)
-class activations {
-public:
-    explicit activations(std::size_t columns) : columns_(columns), stride_(row_stride(columns)) {}
-
-    /// Ensures memory for `rows` rows, whose content is undefined. Allocates only if it grows.
-    void make_room(std::size_t rows) {
-        if (numbers_.size() < rows * stride_)
-            numbers_ = aligned_vector<float>(rows * stride_);
-    }
-
-    [[nodiscard]] std::size_t columns() const noexcept { return columns_; }
-    [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
-
-    [[nodiscard]] std::span<float> row(std::size_t i) { return {numbers_.data() + i * stride_, columns_}; }
-
-    /// The first rows, as input or output of a GEMM.
-    [[nodiscard]] rows_in in(std::size_t rows) const { return {numbers_.data(), rows, stride_}; }
-    [[nodiscard]] rows_out out() { return {numbers_.data(), stride_}; }
-
-private:
-    std::size_t columns_;
-    std::size_t stride_;
-    aligned_vector<float> numbers_;
-};
-
-/// Attention of a forward pass on the CPU, planned once for all layers.
-template <class Lease>
-class host_attention {
-public:
-    /// Plans the attention of a batch. `rows`: all rows of the batch together; its position and row count are ignored.
-    /// Requires: the leases are of one cache; they and the memory that `rows` points to stay unchanged while it runs.
-    /// Planning again reuses memory.
-    void plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch, const query_rows& rows,
-              const thread_pool& threads) {
-        expects(ranges::all_of(
-                    batch, [&](const auto& part) { return &part.lease->storage() == &batch.front().lease->storage(); }),
-                "the leases of a batch are of one cache");
-        parts_.clear();
-        limits_.clear();
-        std::size_t scattered = 0;
-        for (const auto& part : batch)
-            scattered += part.rows.empty() ? 0 : part.tokens.size();
-        limits_.reserve(scattered); // so that pointers into it stay valid
-        query_rows queries = rows;
-        for (const auto& part : batch) {
-            queries.position = part.position(0);
-            queries.rows = part.tokens.size();
-            queries.positions = part.rows.empty() ? nullptr : limits_.data() + limits_.size();
-            for (std::size_t i = 0; i < part.rows.size(); ++i)
-                limits_.push_back(part.limit(i));
-            parts_.push_back({part.lease->pages(), queries});
-            queries.data += queries.rows * queries.stride;
-            queries.rotations += queries.rows * shape.head_dim;
-            queries.out += queries.rows * queries.out_stride;
-        }
-        attention_.plan(shape, batch.empty() ? source() : source(*batch.front().lease), parts_, threads);
-    }
-
-    /// Writes the keys and values of a lease's row `to`, which is row `row` of the batch. Thread-safe.
-    void write(const Lease& lease, std::size_t to, std::size_t /*row*/, layer_id layer, std::span<const float> keys,
-               std::span<const float> values) const {
-        lease.write(layer, to, keys, values);
-    }
-
-    /// Computes all rows in one layer. Requires: their keys and values are in the leases.
-    void run(layer_id layer, thread_pool& threads) { attention_.run(layer, threads); }
-
-private:
-    template <class Codec, class Storage>
-    static batch_attention<Codec, Storage> over(const page_source<Codec, Storage>&);
-    using source = decltype(page_source(std::declval<const Lease&>()));
-
-    std::vector<attention_part> parts_;
-    std::vector<std::size_t> limits_; // last visible positions, for slices whose rows are not consecutive
-    decltype(over(std::declval<source>())) attention_;
-};
-
-/// Parts of a model that a forward pass reads.
-struct model_parts {
-    const model_config& config;
-    const model_weights& weights;
-    attention_shape attention;
-};
 
 /// Attention that can fail and reports a status.
 template <class Attention>
@@ -152,71 +43,87 @@ public:
           threads_(threads),
           q_(model.config.heads * model.config.head_dim),
           kv_(model.config.kv_heads * model.config.head_dim),
+          keys_at_(model.config.gated_attention ? 2 * q_ : q_),
           attention_(std::move(attention)),
           x_(model.config.hidden_size),
           normed_(model.config.hidden_size),
-          qkv_(q_ + 2 * kv_),
+          qkv_(keys_at_ + 2 * kv_),
           attended_(q_),
-          inner_(2 * model.config.intermediate_size) {}
+          mlp_(model.config),
+          experts_(model.config),
+          mixer_(model.config),
+          rotations_(model.kinds.size()) {}
 
     /// Embeds the tokens of a batch. Requires: the memory that the slices point to stays unchanged until the logits are
     /// computed.
     void begin(std::span<const batch_slice<Lease>> batch) {
         batch_.assign(batch.begin(), batch.end());
         rows_.clear();
-        for (std::size_t p = 0; p < batch_.size(); ++p)
+        recurrent_.clear();
+        for (std::size_t p = 0; p < batch_.size(); ++p) {
+            recurrent_.push_back({rows_.size(), batch_[p].tokens.size(), batch_[p].states});
             for (std::size_t i = 0; i < batch_[p].tokens.size(); ++i)
                 rows_.push_back({p, i});
-        for (activations* each : {&x_, &normed_, &qkv_, &attended_, &inner_})
+        }
+        for (activations* each : {&x_, &normed_, &qkv_, &attended_})
             each->make_room(rows_.size());
-        if (rotations_.size() < rows_.size() * model_.config.head_dim)
-            rotations_ = aligned_vector<float>(rows_.size() * model_.config.head_dim);
+        mlp_.make_room(rows_.size());
+        experts_.make_room(rows_.size());
+        mixer_.make_room(rows_.size());
+        kinds_.clear();
+        for (std::size_t kind = 0; kind < model_.kinds.size(); ++kind) {
+            if (rotates(kind) && rotations_[kind].size() < rows_.size() * model_.config.head_dim)
+                rotations_[kind] = aligned_vector<float>(rows_.size() * model_.config.head_dim);
+            kinds_.push_back(model_.kinds[kind]);
+            if constexpr (grouped_lease<Lease>)
+                kinds_.back().shape.sinks = kinds_.back().group_sinks;
+            kinds_.back().rows = {.data = qkv_.row(0).data(),
+                                  .rotations = rotates(kind) ? rotations_[kind].data() : nullptr,
+                                  .out = attended_.row(0).data(),
+                                  .stride = qkv_.stride(),
+                                  .out_stride = attended_.stride()};
+        }
         embed();
-        attention_.plan(model_.attention, batch_,
-                        {.data = qkv_.row(0).data(),
-                         .rotations = rotations_.data(),
-                         .out = attended_.row(0).data(),
-                         .stride = qkv_.stride(),
-                         .out_stride = attended_.stride()},
-                        threads_);
+        attention_.plan(kinds_, batch_, threads_);
     }
 
     /// Computes queries, keys and values of one block without storing them. Afterwards no other block can run.
     void project(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
-        for_rows(x_.columns(), [&](std::size_t row) { norm(row, w.attention_norm); });
-        w.qkv.apply(normed_.in(rows_.size()), qkv_.out(), threads_, scratch_);
-        if (model_.config.qk_norm)
+        w.qkv.apply(entering(w).in(rows_.size()), qkv_.out(), threads_, scratch_);
+        if (!w.q_norm.empty())
             for_rows(qkv_.columns(), [&](std::size_t row) {
                 norm_heads(qkv_.row(row).first(q_), w.q_norm);
-                norm_heads(qkv_.row(row).subspan(q_, kv_), w.k_norm);
+                norm_heads(keys(row), w.k_norm);
             });
     }
 
     /// Keys and values that `project` computed for a row of the batch, before RoPE. (kv_heads, head_dim)
-    [[nodiscard]] std::span<const float> keys(std::size_t row) { return qkv_.row(row).subspan(q_, kv_); }
-    [[nodiscard]] std::span<const float> values(std::size_t row) { return qkv_.row(row).subspan(q_ + kv_); }
+    [[nodiscard]] std::span<float> keys(std::size_t row) { return qkv_.row(row).subspan(keys_at_, kv_); }
+    [[nodiscard]] std::span<float> values(std::size_t row) { return qkv_.row(row).subspan(keys_at_ + kv_); }
 
-    /// Runs one block: writes its keys and values into the leases, and attends to them and all earlier ones. Keys and
-    /// values of a row that its lease already holds are not written; the row only attends.
+    /// Runs one block: writes its keys and values into the leases, and attends to them and all earlier ones; or
+    /// advances its states. Keys and values of a row that its lease already holds are not written; the row only
+    /// attends.
     void forward(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
-        const std::size_t rows = rows_.size(), inner = model_.config.intermediate_size;
-        project(layer);
-        for_rows(qkv_.columns(), [&](std::size_t row) { place(layer, row); });
-        attention_.run(layer, threads_);
-        w.output.apply(attended_.in(rows), normed_.out(), threads_, scratch_);
+        const std::size_t rows = rows_.size();
+        const attended_layer at = place_of(layer);
+        if (at.recurrent)
+            mixer_.run({w, index_of(at.layer)}, entering(w), recurrent_, normed_, threads_, scratch_);
+        else
+            attend(w, layer, at);
         for_rows(2 * x_.columns(), [&](std::size_t row) {
-            add_to(x_.row(row), normed_.row(row));
-            norm(row, w.mlp_norm);
+            add(row, w.attention_output_norm);
+            if (!w.mlp_norm.empty())
+                norm(x_.row(row), w.mlp_norm, normed_.row(row));
         });
-        w.gate_up.apply(normed_.in(rows), inner_.out(), threads_, scratch_);
-        for_rows(4 * inner, [&](std::size_t row) {
-            const auto gate = inner_.row(row).first(inner);
-            gated_silu(gate, inner_.row(row).subspan(inner), gate);
-        });
-        w.down.apply(inner_.in(rows), normed_.out(), threads_, scratch_);
-        for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
+        activations& in = w.mlp_norm.empty() ? x_ : normed_;
+        if (!w.expert_down.empty())
+            experts_.run(w, in, rows, normed_, threads_, scratch_);
+        else
+            mlp_.run(w, in, rows, normed_, threads_, scratch_);
+        for_rows(x_.columns(), [&](std::size_t row) { add(row, w.mlp_output_norm); });
     }
 
     /// Returns whether the current batch has succeeded so far, where attention may fail. On an error its rows must not
@@ -239,9 +146,17 @@ public:
         for (const auto& part : batch_) {
             behind += part.tokens.size();
             for (std::size_t row = behind - part.wanted_rows(); row < behind; ++row)
-                rms_norm(x_.row(row), model_.weights.final_norm, model_.config.rms_norm_eps, normed_.row(to++));
+                norm(x_.row(row), model_.weights.final_norm, normed_.row(to++));
         }
-        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), model_.config.vocabulary}, threads_, scratch_);
+        const model_config& config = model_.config;
+        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), config.vocabulary}, threads_, scratch_);
+        if (config.logit_scale != 1.0F || config.logit_cap != 0.0F)
+            threads_.parallel_for(out.size(), out.size() * operations, [&](std::size_t begin, std::size_t end) {
+                const auto some = out.subspan(begin, end - begin);
+                scale(some, config.logit_scale, some);
+                if (config.logit_cap != 0.0F)
+                    soft_cap(some, config.logit_cap);
+            });
     }
 
 private:
@@ -271,54 +186,110 @@ private:
         for_rows(8 * x_.columns(), [&](std::size_t row) {
             const origin& from = rows_[row];
             table.row(static_cast<std::size_t>(index_of(token(from))), x_.row(row));
-            model_.attention.rotation->fill(static_cast<std::int64_t>(batch_[from.part].position(from.row)),
-                                            rotation(row));
+            if (model_.config.embedding_scale != 1.0F)
+                scale(x_.row(row), model_.config.embedding_scale, x_.row(row));
+            for (std::size_t kind = 0; kind < kinds_.size(); ++kind)
+                if (rotates(kind))
+                    rotate(kind, row, batch_[from.part].position(from.row));
         });
     }
 
-    void norm(std::size_t row, std::span<const float> weight) {
-        rms_norm(x_.row(row), weight, model_.config.rms_norm_eps, normed_.row(row));
+    // Fills the rotation of a row for layers of a kind.
+    void rotate(std::size_t kind, std::size_t row, std::size_t position) {
+        const auto made = rotation(kind, row);
+        kinds_[kind].shape.rotation->fill(static_cast<std::int64_t>(position), made);
+        const float factor = kinds_[kind].rotation_scale;
+        if (factor == 1.0F)
+            return;
+        const std::size_t half = made.size() / 2, turned = model_.config.rotated() / 2;
+        for (const std::size_t begin : {std::size_t{0}, half})
+            scale(made.subspan(begin, turned), factor, made.subspan(begin, turned));
+    }
+
+    // What enters attention: the stream, normalized where the block does so.
+    [[nodiscard]] activations& entering(const block_weights& w) {
+        if (w.attention_norm.empty())
+            return x_;
+        for_rows(x_.columns(), [&](std::size_t row) { norm(x_.row(row), w.attention_norm, normed_.row(row)); });
+        return normed_;
+    }
+
+    void attend(const block_weights& w, layer_id layer, const attended_layer& at) {
+        project(layer);
+        for_rows(qkv_.columns(), [&](std::size_t row) { place(at, row); });
+        attention_.run(at, threads_);
+        if (model_.config.gated_attention)
+            for_rows(4 * q_,
+                     [&](std::size_t row) { gate_by_sigmoid(qkv_.row(row).subspan(q_, q_), attended_.row(row)); });
+        w.output.apply(attended_.in(rows_.size()), normed_.out(), threads_, scratch_);
+    }
+
+    void norm(std::span<const float> from, std::span<const float> weight, std::span<float> to) const {
+        rms_norm(from, weight, model_.config.rms_norm_eps, to);
+    }
+
+    // Adds the output of attention or MLP to the stream, normalized where the block does so.
+    void add(std::size_t row, std::span<const float> output_norm) {
+        const auto output = normed_.row(row);
+        if (!output_norm.empty())
+            norm(output, output_norm, output);
+        if (model_.config.residual_scale != 1.0F)
+            scale(output, model_.config.residual_scale, output);
+        add_to(x_.row(row), output);
     }
 
     // Applies RoPE to the keys, and writes keys and values into the pages.
-    void place(layer_id layer, std::size_t row) {
+    void place(const attended_layer& at, std::size_t row) {
         const std::size_t dim = model_.config.head_dim;
         const auto& part = batch_[rows_[row].part];
         const std::size_t to = part.row_of(rows_[row].row);
         if (part.lease->opened().keeps(to))
             return;
-        const auto keys = qkv_.row(row).subspan(q_, kv_), values = qkv_.row(row).subspan(q_ + kv_);
-        for (std::size_t at = 0; at < kv_; at += dim)
-            rotate_head(keys.subspan(at, dim), rotation(row), keys.subspan(at, dim));
-        attention_.write(*part.lease, to, row, layer, keys, values);
+        for (std::size_t head = 0; rotates(at.kind) && head < kv_; head += dim)
+            rotate_head(keys(row).subspan(head, dim), rotation(at.kind, row), keys(row).subspan(head, dim));
+        attention_.write(*part.lease, to, row, at, keys(row), values(row));
+    }
+
+    // Where a layer's keys and values are: in a cache without layer groups all layers are in the pages.
+    [[nodiscard]] attended_layer place_of(layer_id layer) const {
+        attended_layer at = model_.layers[index_of(layer)];
+        if constexpr (!grouped_lease<Lease>)
+            at.layer = layer;
+        return at;
     }
 
     void norm_heads(std::span<float> heads, std::span<const float> weight) const {
         for (std::size_t at = 0; at < heads.size(); at += weight.size()) {
             const auto head = heads.subspan(at, weight.size());
-            rms_norm(head, weight, model_.config.rms_norm_eps, head);
+            norm(head, weight, head);
         }
     }
 
     [[nodiscard]] token_id token(const origin& from) const { return batch_[from.part].tokens[from.row]; }
-    [[nodiscard]] std::span<float> rotation(std::size_t row) {
-        return {rotations_.data() + row * model_.config.head_dim, model_.config.head_dim};
+    [[nodiscard]] bool rotates(std::size_t kind) const { return model_.kinds[kind].shape.rotation != nullptr; }
+    [[nodiscard]] std::span<float> rotation(std::size_t kind, std::size_t row) {
+        return {rotations_[kind].data() + row * model_.config.head_dim, model_.config.head_dim};
     }
 
     model_parts model_;
     thread_pool& threads_;
     std::size_t q_;
     std::size_t kv_;
+    std::size_t keys_at_; // in a row of qkv_: after the queries, and their gates
     std::vector<batch_slice<Lease>> batch_;
     std::vector<origin> rows_;
     Attention attention_;
-    activations x_;                   // (rows, hidden): the residual stream
-    activations normed_;              // (rows, hidden)
-    activations qkv_;                 // (rows, q + 2 kv)
-    activations attended_;            // (rows, q)
-    activations inner_;               // (rows, 2 intermediate)
-    int8_block_rows scratch_;         // (rows, GEMM inputs): quantized rows
-    aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
+    activations x_;        // (rows, hidden): the residual stream
+    activations normed_;   // (rows, hidden)
+    activations qkv_;      // (rows, q + gates + 2 kv)
+    activations attended_; // (rows, q)
+    dense_mlp mlp_;
+    expert_mlp experts_;
+    recurrent_mixer mixer_;
+    std::vector<recurrent_rows> recurrent_;
+    int8_block_rows scratch_;                      // (rows, GEMM inputs): quantized rows
+    std::vector<aligned_vector<float>> rotations_; // by kind of layer: (rows, 2, head_dim / 2)
+    std::vector<attention_kind> kinds_;
 };
 
 }} // namespace kvcache

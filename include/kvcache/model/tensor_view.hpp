@@ -12,6 +12,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -44,8 +45,47 @@ enum class dtype : std::uint8_t {
     return "?";
 }
 
-/// View of a stored weight, in little-endian bytes without alignment. It owns only its shape; the bytes belong to the
-/// checkpoint.
+/// Heads of q and k that checkpoints store in another order. Where RoPE rotates the first dimensions of a head only:
+/// the reference transformer rotates dimension i with dimension i + head_dim / 2, so it has the first half of those
+/// that are rotated at the begin of a head, the second half at head_dim / 2, and the others after them. Where a head is
+/// stored with other parts of the same weight, as its gate: all heads, then all second parts, and so on.
+struct head_layout {
+    std::size_t rows = 0;                  ///< The first rows of a weight are in such heads; 0: none.
+    std::size_t head_dim = 0;              ///< Rows of a head.
+    std::size_t rotary = 0;                ///< Rows of a head that are rotated.
+    std::array<std::size_t, 4> parts = {}; ///< Rows that are stored after one another for each head; none: the head.
+
+    friend bool operator==(const head_layout&, const head_layout&) = default;
+
+    /// Where a row is in the order of checkpoints.
+    [[nodiscard]] std::size_t stored(std::size_t row) const noexcept {
+        if (row >= rows)
+            return row;
+        if (parts[0] == 0)
+            return row - row % head_dim + in_stored_head(row % head_dim);
+        const std::size_t stride = parts[0] + parts[1] + parts[2] + parts[3], heads = rows / stride;
+        std::size_t first = 0, before = 0; // rows of the parts before, of all heads and of one
+        for (std::size_t part = 0;; ++part) {
+            if (const std::size_t at = row - first; at < heads * parts[part]) {
+                const std::size_t in_part = at % parts[part];
+                return at / parts[part] * stride + before + (part == 0 ? in_stored_head(in_part) : in_part);
+            }
+            first += heads * parts[part];
+            before += parts[part];
+        }
+    }
+
+private:
+    [[nodiscard]] std::size_t in_stored_head(std::size_t in_head) const noexcept {
+        if (rotary == head_dim)
+            return in_head;
+        const std::size_t half = head_dim / 2, turned = rotary / 2, at = in_head % half, upper = in_head / half;
+        return at < turned ? at + upper * turned : rotary + at - turned + upper * (half - turned);
+    }
+};
+
+/// View of a stored weight, in little-endian bytes without alignment. The bytes belong to the checkpoint, unless it
+/// stores the weight in another order.
 ///
 /// Weights may be quantised in blocks; a row is whole blocks. The rows of a head may be stored interleaved, as GGUF
 /// files of the llama architecture have them for q and k: row i + j * head_rows / 2 of a head (j is 0 or 1) is stored
@@ -54,8 +94,10 @@ struct tensor_view {
     kvcache::dtype dtype = kvcache::dtype::f32; ///< Format of the numbers; F32 for blocks, which it reads as such.
     std::vector<std::size_t> shape = {};        ///< Outermost first, row-major.
     std::span<const std::byte> bytes = {};      ///< All of it, as stored: whole blocks, or bytes_of(dtype) an element.
-    std::optional<block_format> blocks = std::nullopt; ///< Format of quantised weights.
-    std::size_t head_rows = 0;                         ///< Rows of a head that is stored interleaved; 0: none is.
+    std::optional<block_format> blocks = std::nullopt;  ///< Format of quantised weights.
+    std::size_t head_rows = 0;                          ///< Rows of a head that is stored interleaved; 0: none is.
+    head_layout heads = {};                             ///< Heads that are stored in another order.
+    std::shared_ptr<const std::byte[]> owned = nullptr; ///< Memory of the bytes, where they are not the checkpoint's.
 
     /// Number of elements.
     [[nodiscard]] std::size_t size() const noexcept {
@@ -69,6 +111,7 @@ struct tensor_view {
 
     /// Where row `row` is stored: its number among the rows in `bytes`. Requires: row < rows().
     [[nodiscard]] std::size_t stored_row(std::size_t row) const noexcept {
+        row = heads.stored(row);
         if (head_rows == 0)
             return row;
         const std::size_t half = head_rows / 2, in_head = row % head_rows;
@@ -91,7 +134,7 @@ struct tensor_view {
 
     /// The 16 bits of element `index`. Requires: index < size(), and a 16-bit format whose rows are in order.
     [[nodiscard]] std::uint16_t bits(std::size_t index) const {
-        expects(index < size() && bytes_of(dtype) == 2 && head_rows == 0,
+        expects(index < size() && bytes_of(dtype) == 2 && head_rows == 0 && heads.rows == 0,
                 "bits are read inside a view of 16-bit numbers");
         return static_cast<std::uint16_t>(halfword(index));
     }
@@ -100,7 +143,7 @@ struct tensor_view {
     /// size().
     void read(std::size_t first, std::span<float> out) const {
         expects(first <= size() && out.size() <= size() - first, "a tensor view is read only inside its bytes");
-        if (head_rows == 0)
+        if (head_rows == 0 && heads.rows == 0)
             return read_stored(first, out);
         const std::size_t width = size() / rows();
         while (!out.empty()) {

@@ -3,19 +3,23 @@
 
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/identity.hpp>
+#include <kvcache/core/layout.hpp>
 #include <kvcache/core/platform/number_text.hpp>
 #include <kvcache/core/platform/standard.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/kernel/rope.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/forward_pass.hpp>
+#include <kvcache/model/make_rope.hpp>
 #include <kvcache/model/weights.hpp>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,46 +27,18 @@
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Returns the RoPE of a configuration, with its scaling applied to the frequencies (formulas at rope_config).
-/// Requires: the configuration is checked.
-[[nodiscard]] inline rope make_rope(const rope_config& config, std::size_t head_dim) {
-    constexpr double two_pi = 6.283185307179586;
-    std::vector<double> frequencies = rope::standard_frequencies(head_dim, config.theta);
-    for (std::size_t i = 0; i < frequencies.size(); ++i) {
-        double& f = frequencies[i];
-        switch (config.scaling) {
-        case rope_config::kind::none:
-            break;
-        case rope_config::kind::linear:
-            f /= config.factor;
-            break;
-        case rope_config::kind::llama3: {
-            const double turns = config.original_max_positions * f / two_pi; // over the original context
-            if (turns < config.low_freq_factor) {
-                f /= config.factor;
-            } else if (turns <= config.high_freq_factor) {
-                const double span = config.high_freq_factor - config.low_freq_factor;
-                const double s = (turns - config.low_freq_factor) / span;
-                f = std::fma(1.0 - s, f / config.factor, s * f);
-            }
-            break;
-        }
-        case rope_config::kind::factors:
-            f /= static_cast<double>(config.factors[i]);
-            break;
-        }
-    }
-    return rope(std::move(frequencies));
-}
-
-/// Reference transformer: a Llama-family decoder in which every reduction has one fixed order (the numeric contract),
+/// Reference transformer: a decoder in which every reduction has one fixed order (the numeric contract),
 /// so that a token's logits depend only on its own past. Immutable; any number of forward passes may share it.
 class transformer {
 public:
     transformer(model_config config, model_weights weights)
-        : config_(std::move(config)), weights_(std::move(weights)), rope_(make_rope(config_.rope, config_.head_dim)) {
-        for (std::size_t i = 0; i < config_.layers; ++i)
+        : config_(std::move(config)), weights_(std::move(weights)), ropes_(ropes_of(config_)) {
+        for (std::size_t i = 0; i < config_.layers; ++i) {
             layers_.push_back(layer_id{static_cast<std::uint32_t>(i)});
+            places_.push_back(place_of(config_.layer(i)));
+        }
+        if (config_.sinks)
+            place_sinks();
     }
 
     [[nodiscard]] const model_config& config() const noexcept { return config_; }
@@ -78,28 +54,44 @@ public:
                 static_cast<std::uint32_t>(config_.head_dim), tokens};
     }
 
-    /// Returns whether keys rotated for one position can be moved to another, which needs RoPE to be a pure rotation.
-    /// Errors: unsupported, with the reason.
-    [[nodiscard]] result<void> keys_can_move() const {
-        switch (config_.rope.scaling) {
-        case rope_config::kind::none:
-        case rope_config::kind::linear:
-        case rope_config::kind::llama3:
-        case rope_config::kind::factors:
-            return {};
-        }
-        return error{error_code::unsupported, "rope.scaling",
-                     "this scaling of RoPE is not known to be a pure rotation"};
-    }
-    /// RoPE of its queries and keys.
-    [[nodiscard]] const rope& rotation() const noexcept { return rope_; }
+    /// Layout of a cache of layer groups for this model, whose pages have `tokens` positions each: layers without a
+    /// window, those of each window, and those with a state.
+    [[nodiscard]] cache_layout layout(std::uint32_t tokens) const { return {tokens, groups_}; }
 
-    /// Bytes of the weights that every token reads: all matrices but the embedding.
+    /// The layer group of recurrent layers; nullopt if there are none.
+    [[nodiscard]] std::optional<std::size_t> state_group() const noexcept {
+        for (std::size_t group = 0; group < groups_.size(); ++group)
+            if (groups_[group].kind() == group_kind::state)
+                return group;
+        return std::nullopt;
+    }
+
+    /// Returns whether keys rotated for one position can be moved to another, which needs RoPE to be a pure rotation:
+    /// all kinds here are. Errors: unsupported, for recurrent layers, whose states are of all tokens before.
+    [[nodiscard]] result<void> keys_can_move() const {
+        if (state_group())
+            return error{error_code::unsupported, "layers", "a state cannot be moved after other tokens"};
+        return {};
+    }
+    /// RoPE of a layer's queries and keys; null if it has none.
+    [[nodiscard]] const rope* rotation(layer_id layer) const noexcept {
+        if (places_[index_of(layer)].recurrent)
+            return nullptr;
+        return kinds_[places_[index_of(layer)].kind].shape.rotation;
+    }
+
+    /// Bytes of the weights that every token reads: all matrices but the embedding, and of experts as many as it uses.
     [[nodiscard]] std::size_t weight_bytes() const {
         std::size_t bytes = weights_.head.bytes();
-        for (const block_weights& layer : weights_.layers)
-            for (const linear* map : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
-                bytes += map->bytes();
+        for (const block_weights& layer : weights_.layers) {
+            for (const linear* map :
+                 {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router, &layer.shared_gate_up,
+                  &layer.shared_down, &layer.mixer_input, &layer.mixer_output})
+                bytes += map->outputs() > 0 ? map->bytes() : 0;
+            for (const auto* experts : {&layer.expert_gate_up, &layer.expert_down})
+                if (!experts->empty()) // those that a token uses
+                    bytes += config_.experts.used * experts->front().bytes();
+        }
         return bytes;
     }
 
@@ -119,22 +111,87 @@ public:
     /// Returns forward passes over rows in leases of this type. Requires: this and the threads outlive it.
     template <class Lease>
     [[nodiscard]] forward_pass<Lease> make_forward_pass(thread_pool& threads) const {
-        return forward_pass<Lease>({config_, weights_, attention()}, threads);
+        return forward_pass<Lease>({config_, weights_, kinds_, places_}, threads);
     }
 
     /// The same with a custom attention.
     template <class Lease, class Attention>
     [[nodiscard]] forward_pass<Lease, Attention> make_forward_pass(thread_pool& threads, Attention attended) const {
-        return {{config_, weights_, attention()}, threads, std::move(attended)};
+        return {{config_, weights_, kinds_, places_}, threads, std::move(attended)};
     }
 
 private:
-    [[nodiscard]] attention_shape attention() const {
-        return {.heads = static_cast<std::uint32_t>(config_.heads),
-                .kv_heads = static_cast<std::uint32_t>(config_.kv_heads),
-                .head_dim = static_cast<std::uint32_t>(config_.head_dim),
-                .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
-                .rotation = &rope_};
+    [[nodiscard]] static std::shared_ptr<const std::vector<rope>> ropes_of(const model_config& config) {
+        std::vector<rope> all{make_rope(config.rope, config.head_dim, config.rotated())};
+        if (config.window_rope)
+            all.push_back(make_rope(*config.window_rope, config.head_dim, config.rotated()));
+        return std::make_shared<const std::vector<rope>>(std::move(all));
+    }
+
+    // Adds a layer to its group, which is added if it is the first.
+    [[nodiscard]] attended_layer place_of(const layer_config& layer) {
+        std::size_t group = 0;
+        if (layer.recurrent) {
+            group = state_group().value_or(groups_.size());
+            if (group == groups_.size())
+                groups_.push_back({});
+            groups_[group].state_bytes += config_.state_floats() * sizeof(float);
+            return {.layer = layer_id{groups_[group].layers++}, .group = group, .recurrent = true};
+        }
+        while (group < groups_.size() &&
+               (groups_[group].window != layer.window || groups_[group].kind() == group_kind::state))
+            ++group;
+        if (group == groups_.size())
+            groups_.push_back({.kv_heads = static_cast<std::uint32_t>(config_.kv_heads),
+                               .head_dim = static_cast<std::uint32_t>(config_.head_dim),
+                               .window = static_cast<std::uint32_t>(layer.window)});
+        return {.layer = layer_id{groups_[group].layers++}, .kind = kind_of(layer, group), .group = group};
+    }
+
+    // The kind of layers that attend like this one, likewise.
+    [[nodiscard]] std::size_t kind_of(const layer_config& layer, std::size_t group) {
+        const bool local = layer.window > 0 && config_.window_rope;
+        const float scale =
+            config_.score_scale != 0.0F ? config_.score_scale : 1.0F / std::sqrt(static_cast<float>(config_.head_dim));
+        const rope* rotation = layer.rotates ? &(*ropes_)[local ? 1 : 0] : nullptr;
+        for (std::size_t kind = 0; kind < kinds_.size(); ++kind)
+            if (kinds_[kind].shape.window == layer.window && kinds_[kind].shape.rotation == rotation)
+                return kind;
+        // A factor of the rotated dimensions is one of the scores where all are rotated.
+        const float factor = rotation_scale(local ? *config_.window_rope : config_.rope);
+        const bool part = config_.rotated() < config_.head_dim;
+        kinds_.push_back({.shape = {.heads = static_cast<std::uint32_t>(config_.heads),
+                                    .kv_heads = static_cast<std::uint32_t>(config_.kv_heads),
+                                    .head_dim = static_cast<std::uint32_t>(config_.head_dim),
+                                    .scale = (part ? 1.0F : factor * factor) * scale,
+                                    .rotation = rotation,
+                                    .window = static_cast<std::uint32_t>(layer.window),
+                                    .soft_cap = config_.score_cap},
+                          .rotation_scale = part ? factor : 1.0F,
+                          .group = group});
+        return kinds_.size() - 1;
+    }
+
+    // The sinks of all layers, and of those of each group, in the order in which attention counts them.
+    void place_sinks() {
+        std::vector<std::vector<float>> all(1 + groups_.size());
+        for (std::size_t i = 0; i < config_.layers; ++i)
+            for (std::vector<float>* to : {&all[0], &all[1 + places_[i].group]}) {
+                to->insert(to->end(), weights_.layers[i].sinks.begin(), weights_.layers[i].sinks.end());
+                if (places_[i].recurrent && to == &all[0])
+                    to->resize(to->size() + config_.heads);
+            }
+        sinks_ = std::make_shared<const std::vector<std::vector<float>>>(std::move(all));
+        for (attention_kind& kind : kinds_) {
+            kind.shape.sinks = sinks_->front().data();
+            kind.group_sinks = (*sinks_)[1 + kind.group].data();
+        }
+    }
+
+    // The factor of queries and of keys that belongs to a rotation.
+    [[nodiscard]] static float rotation_scale(const rope_config& of) noexcept {
+        const bool has = of.scaling == rope_config::kind::yarn || of.scaling == rope_config::kind::factors;
+        return has ? static_cast<float>(of.attention_factor) : 1.0F;
     }
 
     [[nodiscard]] std::string canonical_config() const {
@@ -142,26 +199,80 @@ private:
         for (const std::size_t extent : {config_.hidden_size, config_.intermediate_size, config_.layers, config_.heads,
                                          config_.kv_heads, config_.head_dim, config_.vocabulary})
             text += ' ' + std::to_string(extent);
-        for (const bool flag :
-             {config_.tied_head, config_.qkv_bias, config_.output_bias, config_.mlp_bias, config_.qk_norm})
+        for (const bool flag : {config_.tied_head, config_.qkv_bias, config_.output_bias, config_.mlp_bias,
+                                config_.qk_norm != head_norm::none})
             text += flag ? " 1" : " 0";
-        return text + ' ' + std::to_string(bit_cast<std::uint32_t>(config_.rms_norm_eps));
+        return text + ' ' + std::to_string(bit_cast<std::uint32_t>(config_.rms_norm_eps)) + canonical_blocks();
+    }
+
+    // What differs from Llama's blocks.
+    [[nodiscard]] std::string canonical_blocks() const {
+        std::string text;
+        const auto add = [&](const char* name, float value, float usual) {
+            if (value != usual)
+                text += detail::joined({", ", name, " ", shortest_text(static_cast<double>(value))});
+        };
+        add("norms", static_cast<float>(config_.norms), 0.0F);
+        add("gate", static_cast<float>(config_.gate), 0.0F);
+        add("norm of all heads", config_.qk_norm == head_norm::all ? 1.0F : 0.0F, 0.0F);
+        add("experts", static_cast<float>(config_.experts.count), 0.0F);
+        add("used", static_cast<float>(config_.experts.used), 0.0F);
+        add("expert size", static_cast<float>(config_.experts.size), 0.0F);
+        add("shares of", config_.experts.normalized ? 1.0F : 0.0F, 0.0F);
+        add("shared expert", static_cast<float>(config_.experts.shared), 0.0F);
+        add("rotated", static_cast<float>(config_.rotary_dim), 0.0F);
+        add("embedding scale", config_.embedding_scale, 1.0F);
+        add("score scale", config_.score_scale, 0.0F);
+        add("score cap", config_.score_cap, 0.0F);
+        add("residual scale", config_.residual_scale, 1.0F);
+        add("logit scale", config_.logit_scale, 1.0F);
+        add("logit cap", config_.logit_cap, 0.0F);
+        add("sinks", config_.sinks ? 1.0F : 0.0F, 0.0F);
+        if (config_.gate == gate_function::clamped_silu)
+            text += detail::joined({", clamped ", shortest_text(static_cast<double>(config_.gate_alpha)), " ",
+                                    shortest_text(static_cast<double>(config_.gate_limit))});
+        add("gated attention", config_.gated_attention ? 1.0F : 0.0F, 0.0F);
+        add("mixer", static_cast<float>(config_.mixer), 0.0F);
+        if (const recurrence_config& of = config_.recurrence; config_.mixer != layer_mixer::attention)
+            for (const std::size_t size :
+                 {of.taps, of.key_heads, of.value_heads, of.key_dim, of.value_dim, std::size_t{of.tiled},
+                  recurrence_config::block_channels}) // with the order of a state's numbers
+                text += detail::joined({" ", std::to_string(size)});
+        for (std::size_t i = 0; i < config_.each_layer.size(); ++i) {
+            const layer_config layer = config_.layer(i);
+            text += detail::joined({i == 0 ? ", windows " : " ", std::to_string(layer.window), layer.rotates ? "" : "n",
+                                    layer.experts ? "e" : "", layer.recurrent ? "r" : ""});
+        }
+        return text;
+    }
+
+    [[nodiscard]] std::string canonical_rope() const {
+        std::string text = canonical_rope(config_.rope, ropes_->front());
+        if (config_.window_rope)
+            text += "; with a window: " + canonical_rope(*config_.window_rope, ropes_->back());
+        return text;
     }
 
     // The words are for people; the digest of the frequencies is decisive.
-    [[nodiscard]] std::string canonical_rope() const {
-        static constexpr const char* kinds[] = {"none", "linear", "llama3", "factors"};
+    [[nodiscard]] static std::string canonical_rope(const rope_config& of, const rope& made) {
+        static constexpr const char* kinds[] = {"none", "linear", "llama3", "factors", "yarn"};
         digest_builder numbers;
-        for (const double f : rope_.frequencies())
+        for (const double f : made.frequencies())
             numbers.number(bit_cast<std::uint64_t>(f));
-        return "theta " + shortest_text(config_.rope.theta) + ", scaling " +
-               kinds[static_cast<std::size_t>(config_.rope.scaling)] + ", frequencies " + to_string(numbers.finish());
+        const float factor = rotation_scale(of) * rotation_scale(of);
+        return "theta " + shortest_text(of.theta) + ", scaling " + kinds[static_cast<std::size_t>(of.scaling)] +
+               ", frequencies " + to_string(numbers.finish()) +
+               (factor == 1.0f ? "" : ", scores times " + shortest_text(static_cast<double>(factor)));
     }
 
     model_config config_;
     model_weights weights_;
-    rope rope_;
+    std::shared_ptr<const std::vector<rope>> ropes_; // of all layers, and of those with a window if it is another
+    std::shared_ptr<const std::vector<std::vector<float>>> sinks_; // of all layers, and of each group's
     std::vector<layer_id> layers_;
+    std::vector<attention_kind> kinds_;  // of layers that attend alike
+    std::vector<layer_group> groups_;    // of layers that keep equally many tokens
+    std::vector<attended_layer> places_; // by layer
 };
 
 }} // namespace kvcache

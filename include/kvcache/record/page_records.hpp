@@ -94,13 +94,12 @@ private:
     std::vector<aligned_vector<std::byte>> copies_;
 };
 
-namespace detail {
-
-// Copies a part to its destination, and verifies the copy.
+/// Copies a part of a record to its destination, and verifies the copy. Errors: malformed, mismatched, with the name of
+/// the part's kind.
 [[nodiscard]] inline result<void> place_part(const record& from, part_kind kind, std::uint32_t index,
                                              std::uint32_t rows, std::span<std::byte> to,
                                              const record_authenticator& auth) {
-    const char* const field = kind == part_kind::page ? "page" : "exact";
+    const char* const field = name_of(kind);
     const record_part* part = from.part(kind, index);
     if (part == nullptr)
         return error{error_code::malformed, field,
@@ -114,7 +113,24 @@ namespace detail {
     return record::sound(*part, to, auth);
 }
 
-} // namespace detail
+/// Checks that a record is the one that was asked for: of this kind and name, for this page. Errors: mismatched, with
+/// the field.
+[[nodiscard]] inline result<void> is_record_of(const record& read, record_kind kind, const sha256_digest& name,
+                                               const prompt_page& page) {
+    const struct {
+        const char* field;
+        bool holds;
+    } facts[] = {{"kind", read.kind() == kind},
+                 {"name", read.name() == name},
+                 {"before", read.before() == page.before},
+                 {"first_token", read.first() == page.first()},
+                 {"tokens", ranges::equal(read.tokens(), page.tokens)}};
+    for (const auto& [field, holds] : facts)
+        if (!holds)
+            return error{error_code::mismatched, field,
+                         std::string(field) + ": the record is not the one that was asked for"};
+    return {};
+}
 
 /// Returns whether a page of a lease, with `rows` rows, needs parts of a kind.
 template <class Codec, class Lease>
@@ -134,7 +150,7 @@ template <class Codec, class Lease>
         if (!places<Codec>(kind, lease, page, rows))
             continue;
         const auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
-        if (auto placed = detail::place_part(from, kind, index, rows, to, auth); !placed)
+        if (auto placed = place_part(from, kind, index, rows, to, auth); !placed)
             return placed;
     }
     return {};

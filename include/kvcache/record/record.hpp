@@ -28,6 +28,7 @@ enum class record_kind : std::uint32_t {
     page = 1,     ///< One full page of a chain.
     sequence = 2, ///< A whole sequence, from its first token.
     chunk = 3,    ///< Where a chunk lies: all tokens up to its end, and the rows after their last full page.
+    block = 4,    ///< The block that a layer group has of one full page of a chain.
 };
 
 /// The kinds of parts of a record.
@@ -35,7 +36,19 @@ enum class part_kind : std::uint32_t {
     page = 1,             ///< A page as its codec keeps it; rows after those in use are zero.
     exact = 2,            ///< The exact rows of that page, as the plain codec keeps them.
     generation_state = 3, ///< How an answer was being said (session/snapshot.hpp).
+    block = 16, ///< The block of layer group 0 for that page: keys and values, or a state. Group g has kind 16 + g.
 };
+inline constexpr std::uint32_t most_part_groups = 64; ///< Layer groups whose blocks have part kinds.
+
+/// The kind of a part with the block of a layer group.
+[[nodiscard]] constexpr part_kind group_part(std::size_t group) noexcept {
+    return static_cast<part_kind>(static_cast<std::uint32_t>(part_kind::block) + static_cast<std::uint32_t>(group));
+}
+/// The name of a part's kind, for errors.
+[[nodiscard]] constexpr const char* name_of(part_kind kind) noexcept {
+    constexpr const char* names[] = {"part", "page", "exact", "speaking"};
+    return kind >= part_kind::block ? "block" : names[static_cast<std::uint32_t>(kind)];
+}
 
 /// The offsets of a record's fields (docs/format.md). A record has exactly one valid form. Every offset follows from
 /// the counts, but is stored too, so that a reader can find a part without computing the layout.
@@ -112,6 +125,7 @@ using identity_text = std::vector<std::pair<std::string, std::string>>;
 ///     tenant's key = HMAC(secret, "kvcache tenant" | tenant)
 ///     name         = HMAC(tenant's key, name before, the identity at first | tokens | run)
 ///     chunk's name = HMAC(tenant's key, "kvcache chunk" | identity | place | tokens | first tokens of the chunk)
+///     block's name = HMAC(tenant's key, "kvcache block" | name of its page | layer group)
 ///
 /// Texts and runs are preceded by their length. Integers have 8 bytes, tokens 4, in little-endian order.
 class record_names {
@@ -156,6 +170,12 @@ public:
     [[nodiscard]] sha256_digest chunk(std::size_t place, std::span<const token_id> begin) const noexcept {
         hmac_builder more = run_;
         return finish(more.text("kvcache chunk").nested(root_).number(place), begin);
+    }
+
+    /// Returns the name of the block that a layer group has of a page. Cost: about 1 us.
+    [[nodiscard]] sha256_digest block(const sha256_digest& page, std::size_t group) const noexcept {
+        hmac_builder more = run_;
+        return more.text("kvcache block").nested(page).number(group).finish();
     }
 
 private:
@@ -242,10 +262,9 @@ public:
     /// malformed.
     [[nodiscard]] static result<void> sound(const record_part& part, std::span<const std::byte> copy,
                                             const record_authenticator& auth) {
-        static constexpr const char* names[] = {"part", "page", "exact", "speaking"};
         if (copy.size() == part.bytes.size() && same_in_constant_time(auth.of(copy), part.checksum))
             return {};
-        return refused(error_code::malformed, names[static_cast<std::uint32_t>(part.kind)],
+        return refused(error_code::malformed, name_of(part.kind),
                        "the bytes of page " + std::to_string(part.index) + " are not those that were written");
     }
 
@@ -297,7 +316,7 @@ inline result<void> record::take_fixed(std::span<const std::byte> bytes, const r
                        "the record is of format " + std::to_string(format) + ", and this build reads format " +
                            std::to_string(record_format_revision));
     const auto kind = load_little<std::uint32_t>(bytes, at::kind);
-    if (kind < static_cast<std::uint32_t>(record_kind::page) || kind > static_cast<std::uint32_t>(record_kind::chunk))
+    if (kind < static_cast<std::uint32_t>(record_kind::page) || kind > static_cast<std::uint32_t>(record_kind::block))
         return refused(error_code::malformed, "kind", std::to_string(kind) + " is no kind of record");
     kind_ = static_cast<record_kind>(kind);
     const auto sealed = load_little<std::uint32_t>(bytes, at::checksum_kind);
@@ -382,8 +401,10 @@ inline result<void> record::take_parts(std::span<const std::byte> bytes, const r
             return refused(error_code::malformed, "parts", "part " + std::to_string(i) + " " + what);
         };
         const auto kind = load_little<std::uint32_t>(bytes, entry + at::part_kind);
-        if (kind < static_cast<std::uint32_t>(part_kind::page) ||
-            kind > static_cast<std::uint32_t>(part_kind::generation_state))
+        const auto in = [kind](part_kind first, std::uint32_t count) {
+            return kind >= static_cast<std::uint32_t>(first) && kind - static_cast<std::uint32_t>(first) < count;
+        };
+        if (!in(part_kind::page, 3) && !in(part_kind::block, most_part_groups))
             return wrong("is of no known kind");
         record_part part{.kind = static_cast<part_kind>(kind),
                          .index = load_little<std::uint32_t>(bytes, entry + at::part_index),

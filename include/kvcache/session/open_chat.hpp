@@ -7,8 +7,10 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/identity.hpp>
+#include <kvcache/core/layout.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
+#include <kvcache/layers/grouped.hpp>
 #include <kvcache/model/load.hpp>
 #include <kvcache/session/chat_overflow.hpp>
 #include <kvcache/session/chat_session.hpp>
@@ -30,6 +32,7 @@
 #include <ostream>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -141,6 +144,15 @@ template <class Overflow>
     return {};
 }
 
+/// A policy as it is given; layers::grouped gets a model's layout if it has none.
+template <class Policy>
+[[nodiscard]] Policy for_model(Policy policy, const cache_layout& layout) {
+    if constexpr (std::is_same_v<Policy, layers::grouped>)
+        if (policy.layout.groups.empty())
+            policy.layout = layout;
+    return policy;
+}
+
 /// Returns an error whose message names the model's path.
 KVCACHE_LAZY [[nodiscard]] inline error in_model(const std::filesystem::path& path, error reason) {
     const std::string name = path.filename().string();
@@ -231,8 +243,9 @@ open_chat(loaded_model loaded, tokenizer words, chat_template form, chat_setting
         settings.id->tokenizer = words.digest();
     }
     std::unique_ptr<parts> made;
-    const auto open_cache = [&, id = *settings.id, limit = cache_limits{settings.bytes}] {
-        return make_cache({shape, limit, id}, std::move(policies)...);
+    const auto open_cache = [&, id = *settings.id, limit = cache_limits{settings.bytes},
+                             layout = model.layout(settings.page_tokens)] {
+        return make_cache({shape, limit, id}, detail::for_model(std::move(policies), layout)...);
     };
     if (!detail::completes<std::bad_alloc>([&] {
             chat_format format{std::move(words), std::move(form), settings.rendering};
@@ -247,7 +260,7 @@ open_chat(loaded_model loaded, tokenizer words, chat_template form, chat_setting
 
 /// Opens a chat with a Hugging Face model directory or a GGUF file: weights, tokenizer and the template named
 /// "default". Everything else has a default in the settings, and each role of the cache in the policies, given by value
-/// in any order:
+/// in any order. layers::grouped without a layout has the model's, so that layers with a window keep little:
 ///
 ///     auto chat = kvcache::open_chat("path");
 ///     const auto answer = chat->say("Who is Ella?", std::cout); // after a look at chat.error()

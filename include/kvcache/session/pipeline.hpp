@@ -2,12 +2,14 @@
 #pragma once
 
 #include <kvcache/cache/basic_cache.hpp>
+#include <kvcache/cache/snapshot_places.hpp>
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/forward_pass.hpp>
+#include <kvcache/session/layer_states.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -68,39 +70,54 @@ public:
 
     /// At most `max_batch_tokens` rows run in one forward pass. Scratch memory grows with it; results do not depend on
     /// it.
-    pipeline(Cache& cache, const Model& model, thread_pool& threads, std::size_t max_batch_tokens = 256)
+    /// `snapshots`: where the states of recurrent layers stay cached, if the model has any.
+    pipeline(Cache& cache, const Model& model, thread_pool& threads, std::size_t max_batch_tokens = 256,
+             snapshot_places snapshots = {})
         : cache_(cache),
           model_(model),
           max_batch_tokens_(max_batch_tokens),
           threads_(threads),
+          states_(cache, model, snapshots),
           pass_(model.template make_forward_pass<lease>(threads)) {
         expects(max_batch_tokens > 0, "a forward pass has at least one row");
     }
 
     /// Runs a prompt: reuses its cached prefix, computes the rest.
     /// Errors: out_of_range for an empty prompt, a token outside the vocabulary, or more tokens than the model has
-    /// positions; out_of_memory. Nothing has changed then.
+    /// positions; out_of_memory. Nothing has changed then; with layer groups, the parts of the prompt that were
+    /// computed before stay cached.
     [[nodiscard]] result<prefill_result<Cache>> prefill(std::span<const token_id> tokens,
                                                         logits_mode wanted = logits_mode::last, const tenant& of = {}) {
         if (auto valid = check(0, tokens); !valid)
             return valid.error();
         // The index finds the cached prefix, the recompute policy chooses what to compute, eviction makes space.
-        auto got = cache_.acquire(tokens, {.tenant = of, .max_batch_tokens = max_batch_tokens_});
+        // With layer groups a lease has window blocks for all its rows: a prompt is computed in parts.
+        acquire_options how{.tenant = of, .max_batch_tokens = max_batch_tokens_};
+        if constexpr (Cache::core_type::grouped)
+            how.rows = max_batch_tokens_;
+        auto got = cache_.acquire(tokens, how);
         if (!got)
             return got.error();
+        states_.begin_prompt(got->found);
         const std::size_t reused = got->lease.first();
-        const lease_guard at_the_end{leases_};
-        leases_.push_back(std::move(got->lease));
-        const batch_entry<Cache> rest{&got->sequence, tokens.subspan(reused), wanted};
-        matrix logits;
-        if (auto ran = compute(std::span(&rest, 1), logits); !ran)
-            return ran.error();
-        return prefill_result<Cache>{std::move(got->sequence), std::move(logits), reused, tokens.size() - reused,
-                                     got->found};
+        prefill_result<Cache> made{std::move(got->sequence), {}, reused, tokens.size() - reused, got->found};
+        {
+            const lease_guard at_the_end{leases_};
+            const auto some = tokens.subspan(reused, got->lease.rows());
+            leases_.push_back(std::move(got->lease));
+            const batch_entry<Cache> first{&made.sequence, some, wanted_of(wanted, reused + some.size(), tokens)};
+            if (auto ran = compute(std::span(&first, 1), made.logits); !ran)
+                return ran.error();
+        }
+        if (made.sequence.size() < tokens.size())
+            if (auto ran = prefill_rest(tokens, wanted, made); !ran)
+                return ran.error();
+        return result<prefill_result<Cache>>(std::move(made)); // nvcc copies what is named
     }
 
     /// Runs tokens after those of a sequence. Returns the logits that `wanted` selects, (rows, vocabulary).
-    /// Errors: as prefill, and io where attention runs on a device; the sequence is as before.
+    /// Errors: as prefill, and io where attention runs on a device; the sequence is as before, or ends at a snapshot
+    /// of a recurrent model's states if those after its last token were not known.
     [[nodiscard]] result<matrix> extend(typename Cache::sequence& sequence, std::span<const token_id> tokens,
                                         logits_mode wanted = logits_mode::last) {
         matrix logits;
@@ -112,19 +129,22 @@ public:
 
     /// Runs tokens after those of several different sequences in shared forward passes. `logits` is resized to
     /// (rows wanted, vocabulary), in the order of the batch; decoding into the same matrix allocates nothing as long as
-    /// the sequences have room. Tokens may be those of the sequences themselves. Errors, and what is thrown: as above;
-    /// every sequence is as before.
+    /// the sequences have room. Tokens may be those of the sequences themselves. Errors, and what is thrown: as above,
+    /// for every sequence.
     [[nodiscard]] result<void> extend(std::span<const batch_entry<Cache>> batch, matrix& logits) {
-        const lease_guard at_the_end{leases_};
-        if (auto reserved = reserve(batch); !reserved)
-            return reserved;
-        return compute(batch, logits);
+        for (const batch_entry<Cache>& one : batch)
+            if (auto ready = restore(*one.sequence); !ready)
+                return ready;
+        states_.end_prompt();
+        return extend_known(batch, logits);
     }
 
     /// Checks that tokens can run after `before` others. Errors: out_of_range.
     [[nodiscard]] result<void> check(std::size_t before, std::span<const token_id> tokens) const {
         if (auto valid = detail::check_tokens(tokens, model_.vocabulary(), "tokens"); !valid)
             return valid;
+        if (auto fits = states_.check(); !fits)
+            return fits;
         if (tokens.size() > max_positions() - std::min(before, max_positions()))
             return error{error_code::out_of_range, "max_positions",
                          std::to_string(before + tokens.size()) + " tokens are past the model's " +
@@ -138,6 +158,47 @@ public:
     [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
 
 private:
+    // The logits of a part of a prompt that ends at `end`.
+    [[nodiscard]] static logits_mode wanted_of(logits_mode all, std::size_t end, std::span<const token_id> tokens) {
+        return all == logits_mode::last && end < tokens.size() ? logits_mode::none : all;
+    }
+    // Computes a prompt after its first part. Errors: as extend.
+    [[nodiscard]] result<void> prefill_rest(std::span<const token_id> tokens, logits_mode wanted,
+                                            prefill_result<Cache>& made) {
+        matrix part;
+        while (made.sequence.size() < tokens.size()) {
+            const std::size_t at = made.sequence.size();
+            const auto some = tokens.subspan(at, std::min(tokens.size() - at, max_batch_tokens_));
+            const batch_entry<Cache> one{&made.sequence, some, wanted_of(wanted, at + some.size(), tokens)};
+            if (auto ran = extend_known(std::span(&one, 1), part); !ran)
+                return ran;
+            const Eigen::Index before = made.logits.rows();
+            made.logits.conservativeResize(before + part.rows(), part.cols());
+            made.logits.bottomRows(part.rows()) = part;
+        }
+        return {};
+    }
+
+    // The same where the states of recurrent layers are known.
+    [[nodiscard]] result<void> extend_known(std::span<const batch_entry<Cache>> batch, matrix& logits) {
+        const lease_guard at_the_end{leases_};
+        if (auto reserved = reserve(batch); !reserved)
+            return reserved;
+        return compute(batch, logits);
+    }
+
+    // Computes tokens of a sequence again from its last snapshot, if the states after them are not known. Errors: as
+    // extend; the sequence ends at the snapshot then.
+    [[nodiscard]] result<void> restore(typename Cache::sequence& sequence) {
+        if (states_.known(sequence))
+            return {};
+        const std::vector<token_id> all(sequence.tokens().begin(), sequence.tokens().end());
+        sequence.truncate(all.size() - 1);
+        const auto some = std::span(all).subspan(sequence.size());
+        auto ran = extend(sequence, some, logits_mode::none);
+        return ran ? result<void>() : result<void>(ran.error());
+    }
+
     // Rolls back the leases that a call did not commit, however it ends.
     struct lease_guard {
         std::vector<lease>& leases;
@@ -180,6 +241,7 @@ private:
         float* to = logits.data();
         parts_.clear();
         std::size_t rows = 0, own = 0;
+        states_.clear();
         for (const auto& one : batch) {
             const lease* const of = one.open != nullptr ? one.open : &leases_[own++];
             for (std::size_t row = 0; row < one.tokens.size();) {
@@ -188,6 +250,7 @@ private:
                 const logits_mode which = one.wanted == logits_mode::last && !last ? logits_mode::none : one.wanted;
                 const auto some = one.rows.empty() ? one.rows : one.rows.subspan(row, n);
                 parts_.push_back({of, some.empty() ? row : some.front(), one.tokens.subspan(row, n), which, some});
+                parts_.back().states = states_.of(*of, row, n);
                 row += n;
                 rows += n;
                 if (rows == max_batch_tokens_) {
@@ -227,6 +290,7 @@ private:
     const Model& model_;
     std::size_t max_batch_tokens_;
     thread_pool& threads_;
+    layer_states<Cache, Model> states_;
     decltype(std::declval<const Model&>().template make_forward_pass<lease>(std::declval<thread_pool&>())) pass_;
     std::vector<lease> leases_; // of the call that runs
     std::vector<batch_slice<lease>> parts_;

@@ -132,9 +132,9 @@ public:
     }
 
 private:
-    [[nodiscard]] const rope* rotation() const noexcept {
-        if constexpr (requires { model_.rotation(); })
-            return &model_.rotation();
+    [[nodiscard]] const rope* rotation(std::size_t layer) const noexcept {
+        if constexpr (requires { model_.rotation(layer_id{}); })
+            return layer < model_.layers().size() ? model_.rotation(model_.layers()[layer]) : nullptr;
         else
             return nullptr;
     }
@@ -153,8 +153,8 @@ private:
                 return lease.error();
             if (known.empty())
                 known.assign(lease->opened().spliced().begin(), lease->opened().spliced().end());
-            return deviations(*lease, tokens.subspan(lease->first()), known, policy.check_layer() + deeper,
-                              policy.compared(), rotation());
+            const std::size_t layer = policy.check_layer() + deeper;
+            return deviations(*lease, tokens.subspan(lease->first()), known, layer, policy.compared(), rotation(layer));
         };
         auto off = judge(0); // with every reused token kept, for now
         if (!off)

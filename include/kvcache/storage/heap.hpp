@@ -17,26 +17,31 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace storage {
 /// Allocates pages from a memory resource on first use, cache-line aligned and zeroed, and keeps them until the cache
 /// closes. A large capacity is allocated in slabs of adjacent pages, on huge pages where the system has them. A slab is
 /// at most an eighth of the capacity, so memory that is never needed is never allocated. If a slab cannot be allocated,
-/// its pages are allocated one by one.
+/// its pages are allocated one by one. A cache of layer groups gives the memory of each freed page back.
 struct heap {
     using role = storage_role;
     pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
     bool zeroed = false; ///< Whether the resource returns zeroed memory, so that pages are not cleared here.
+    /// Whether the memory of a freed page is kept for the next one. If not, pages are allocated one by one, and freed.
+    bool keep = true;
 
     class state {
     public:
-        state(pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
-            : resource_(resource),
-              zeroed_(zeroed),
+        /// `how` has a resource.
+        state(const heap& how, std::size_t pages, std::size_t page_bytes)
+            : resource_(how.resource),
+              zeroed_(how.zeroed),
+              keep_(how.keep),
               page_bytes_(page_bytes),
               stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
-              slab_pages_(pages_a_slab(pages, stride_)),
+              slab_pages_(keep_ ? pages_a_slab(pages, stride_) : 0),
               pages_(pages, nullptr),
               slabs_(slab_pages_ == 0 ? 0 : (pages + slab_pages_ - 1) / slab_pages_) {}
 
         state(state&& other) noexcept
             : resource_(other.resource_),
               zeroed_(other.zeroed_),
+              keep_(other.keep_),
               page_bytes_(other.page_bytes_),
               stride_(other.stride_),
               slab_pages_(other.slab_pages_),
@@ -45,6 +50,7 @@ struct heap {
         state& operator=(state&& other) noexcept {
             std::swap(resource_, other.resource_);
             std::swap(zeroed_, other.zeroed_);
+            std::swap(keep_, other.keep_);
             std::swap(page_bytes_, other.page_bytes_);
             std::swap(stride_, other.stride_);
             std::swap(slab_pages_, other.slab_pages_);
@@ -74,7 +80,10 @@ struct heap {
             return true;
         }
 
-        void release(page_id) noexcept {}
+        void release(page_id page) noexcept {
+            if (!keep_)
+                resource_->deallocate(std::exchange(pages_[index_of(page)], nullptr), page_bytes_, line_bytes);
+        }
 
         [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
             return {static_cast<std::byte*>(pages_[index_of(page)]), page_bytes_};
@@ -123,6 +132,7 @@ struct heap {
 
         pmr::memory_resource* resource_;
         bool zeroed_; // whether the resource returns zeroed memory
+        bool keep_;   // whether freed pages keep their memory
         std::size_t page_bytes_;
         std::size_t stride_;     // distance between pages of a slab, in bytes
         std::size_t slab_pages_; // 0: pages are allocated one by one
@@ -131,9 +141,12 @@ struct heap {
     };
 
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
-        if (resource == nullptr)
-            return {zeroed_memory::shared(), true, pages, page_bytes};
-        return {resource, zeroed, pages, page_bytes};
+        heap how = *this;
+        if (resource == nullptr) {
+            how.resource = zeroed_memory::shared();
+            how.zeroed = true;
+        }
+        return {how, pages, page_bytes};
     }
 };
 

@@ -6,6 +6,7 @@
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/tensor_view.hpp>
 #include <kvcache/model/transformer.hpp>
+#include <kvcache/model/weight_names.hpp>
 #include <kvcache/model/weights.hpp>
 
 #include <algorithm>
@@ -81,11 +82,12 @@ private:
     }
 
     [[nodiscard]] static spread spread_of(std::span<const std::size_t> shape, std::string_view name) {
-        if (shape.size() == 1)                                      // a vector:
-            return name.ends_with(".bias") ? spread{0, 0, 17}       // standard deviation 0.29
-                                           : spread{131072, 1, 17}; // 1, standard deviation 0.14
+        if (shape.size() == 1)                                         // a vector:
+            return name.ends_with(".bias")    ? spread{0, 0, 17}       // standard deviation 0.29
+                   : name.ends_with(".A_log") ? spread{-131072, 1, 21} // -0.06: what a state forgets
+                                              : spread{131072, 1, 17}; // 1, standard deviation 0.14
         // The power of two that brings the standard deviation closest to 1 / sqrt(inputs).
-        const std::uint64_t variance = 1431655765u * static_cast<std::uint64_t>(shape[1]);
+        const std::uint64_t variance = 1431655765u * static_cast<std::uint64_t>(shape.back());
         int shift = 0;
         while ((std::uint64_t{1} << (2 * shift + 1)) <= variance)
             ++shift;

@@ -113,6 +113,8 @@ TEST_CASE("a factor of RoPE is linear unless its type says otherwise") {
               b.number("llama.rope.scaling.factor", 4.0F).text("llama.rope.scaling.type", "none");
           }).first == scaling::none);
     CHECK(kind([](auto& b) { b.number("llama.rope.scaling.factor", 1.0F); }).first == scaling::none);
+    CHECK(kind([](auto& b) { b.number("llama.rope.scaling.factor", 4.0F).text("llama.rope.scaling.type", "yarn"); }) ==
+          std::pair(scaling::yarn, 4.0));
 }
 
 TEST_CASE("keys of GGUF that are missing, malformed or change the results are refused by name") {
@@ -121,7 +123,7 @@ TEST_CASE("keys of GGUF that are missing, malformed or change the results are re
           "llama.attention.head_count", "llama.attention.layer_norm_rms_epsilon"})
         CHECK(refused(described(key)) == key);
     CHECK(refused(gguf_builder()) == "general.architecture");
-    CHECK(refused(gguf_builder().text("general.architecture", "gemma3")) == "general.architecture");
+    CHECK(refused(gguf_builder().text("general.architecture", "gemma9")) == "general.architecture");
     CHECK(refused(described().text("general.type", "adapter")) == "general.type");
 
     CHECK(with("llama.block_count", -1) == "llama.block_count");
@@ -138,7 +140,7 @@ TEST_CASE("keys of GGUF that are missing, malformed or change the results are re
     CHECK(with("llama.rope.freq_base", 0.0F) == "llama.rope.freq_base");
     CHECK(with("llama.rope.scaling.attn_factor", 1.2F) == "llama.rope.scaling.attn_factor");
     CHECK(with("llama.attention.sliding_window", 100u) == "llama.attention.sliding_window");
-    CHECK(with("llama.expert_count", 8u) == "llama.expert_count");
+    CHECK(with("llama.expert_count", 8u) == "llama.expert_used_count"); // which is missing
     CHECK(with("llama.logit_scale", 0.5F) == "llama.logit_scale");
     CHECK(with("llama.attention.causal", false) == "llama.attention.causal");
     CHECK(with("llama.invented", 1u) == "llama.invented");
@@ -148,7 +150,12 @@ TEST_CASE("keys of GGUF that are missing, malformed or change the results are re
                       .number("llama.vocab_size", 11u)) == "llama.vocab_size");
     CHECK(with("tokenizer.ggml.eos_token_id", 10u) == "tokenizer.ggml.eos_token_id");
     CHECK(with("tokenizer.ggml.eos_token_id", 1.0F) == "tokenizer.ggml.eos_token_id");
-    CHECK(refused(described().text("llama.rope.scaling.type", "yarn")) == "llama.rope.scaling.type");
+    CHECK(refused(described().text("llama.rope.scaling.type", "longrope")) == "llama.rope.scaling.type");
+    CHECK(refused(described().text("llama.rope.scaling.type", "yarn")) == "llama.rope.scaling.factor");
+    CHECK(refused(described()
+                      .text("llama.rope.scaling.type", "yarn")
+                      .number("llama.rope.scaling.factor", 4.0F)
+                      .number("llama.rope.scaling.yarn_ext_factor", 0.5F)) == "llama.rope.scaling.yarn_ext_factor");
     CHECK(refused(described().texts("tokenizer.ggml.tokens", {"a"})) == "tokenizer.ggml.tokens");
     CHECK(refused(described().number("tokenizer.ggml.tokens", 1)) == "tokenizer.ggml.tokens");
     CHECK(refused(described().tensor("rope_freqs.weight", {3}, 0, std::string(12, '\1'))) == "rope_freqs.weight");

@@ -7,9 +7,13 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -165,7 +169,7 @@ TEST_CASE("every golden checkpoint opens, fits its configuration and has logits 
         const auto digest = weights->digest();
         REQUIRE(digest);
         CHECK(digests.insert(kv::to_string(*digest)).second);
-        for (const auto& [name, shape] : kv::weights_of(*config)) {
+        for (const auto& [name, shape, heads] : kv::weights_of(*config)) {
             const auto tensor = weights->tensor(name, shape);
             REQUIRE(tensor);
             std::vector<float> values(tensor->size());
@@ -199,9 +203,54 @@ TEST_CASE("golden configurations have the values they were generated with") {
     CHECK(read("mistral").head_dim == 80);
     CHECK(read("qwen2").qkv_bias);
     CHECK(read("qwen2").eos.size() == 2);
-    CHECK(read("qwen3").qk_norm);
+    CHECK(read("qwen3").qk_norm == kv::head_norm::each);
     CHECK(read("qwen3").rope.theta == 1000000);
     CHECK(read("llama-biases").output_bias);
+}
+
+namespace {
+
+// A config.json with changed bytes is refused by name, or describes a model whose weights are looked for.
+void change_configuration(const std::filesystem::path& golden, std::uint32_t seed, int rounds) {
+    CAPTURE(golden.filename().string(), seed);
+    std::mt19937 random(seed);
+    std::ifstream in(golden / "config.json", std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    const auto weights = kv::checkpoint::open(golden);
+    REQUIRE(weights);
+    for (int round = 0; round < rounds; ++round) {
+        std::string changed = text;
+        for (std::uint32_t i = 0, n = 1 + static_cast<std::uint32_t>(random() % 3); i < n; ++i) {
+            constexpr std::string_view letters = "0123456789.-eE,:[]{}\" ntf";
+            char& one = changed[random() % changed.size()];
+            one = random() % 8 == 0 ? static_cast<char>(random()) : letters[random() % letters.size()];
+        }
+        const testing_files::temporary_directory directory;
+        directory.write("config.json", changed);
+        const auto config = kv::read_model_config(directory.path());
+        const auto refused = config ? std::optional<kv::error>() : config.error();
+        if (refused) {
+            CHECK_FALSE(refused->field.empty());
+            CHECK_FALSE(refused->message.empty());
+            continue;
+        }
+        const auto fits = weights->holds(*config);
+        CHECK((fits || !fits.error().message.empty()));
+    }
+}
+
+} // namespace
+
+TEST_CASE("a configuration with changed bytes is refused or read, for each architecture") {
+    for (const auto& entry : std::filesystem::directory_iterator(goldens))
+        if (entry.is_directory())
+            change_configuration(entry.path(), 7, 60);
+}
+
+TEST_CASE("many configurations with changed bytes are refused or read", "[.long]") {
+    for (const auto& entry : std::filesystem::directory_iterator(goldens))
+        if (entry.is_directory())
+            change_configuration(entry.path(), 8, 1000);
 }
 
 TEST_CASE("a checkpoint that does not fit its configuration is refused by the tensor") {
@@ -221,7 +270,7 @@ TEST_CASE("a checkpoint that does not fit its configuration is refused by the te
     CHECK(fit("qwen2", [](config& c) { c.tied_head = false; }) == "lm_head.weight");
     CHECK(fit("llama", [](config& c) { c.tied_head = true; }) ==
           "lm_head.weight"); // its bytes differ from the embedding's
-    CHECK(fit("qwen3", [](config& c) { c.qk_norm = false; }) == "model.layers.0.self_attn.k_norm.weight");
+    CHECK(fit("qwen3", [](config& c) { c.qk_norm = kv::head_norm::none; }) == "model.layers.0.self_attn.k_norm.weight");
     CHECK(fit("llama-gqa-tied", [](config& c) { c.kv_heads = 4; }) == "model.layers.0.self_attn.k_proj.weight.shape");
 }
 

@@ -71,7 +71,8 @@ TEST_CASE("absent fields have the defaults of their architecture") {
     CHECK(llama.rms_norm_eps == 1e-6F);
     CHECK(llama.rope == kv::rope_config{});
     CHECK_FALSE(llama.tied_head);
-    CHECK_FALSE((llama.qkv_bias || llama.output_bias || llama.mlp_bias || llama.qk_norm));
+    CHECK_FALSE((llama.qkv_bias || llama.output_bias || llama.mlp_bias));
+    CHECK(llama.qk_norm == kv::head_norm::none);
     CHECK(llama.bos == ids{token_id{1}});
     CHECK(llama.eos == ids{token_id{2}});
 
@@ -85,13 +86,14 @@ TEST_CASE("absent fields have the defaults of their architecture") {
     CHECK(qwen2.head_dim == 2);
     CHECK(qwen2.max_positions == 32768);
     CHECK(qwen2.qkv_bias);
-    CHECK_FALSE((qwen2.output_bias || qwen2.mlp_bias || qwen2.qk_norm));
+    CHECK_FALSE((qwen2.output_bias || qwen2.mlp_bias));
+    CHECK(qwen2.qk_norm == kv::head_norm::none);
     CHECK(qwen2.bos.empty());
     CHECK(qwen2.eos.empty());
 
     const auto qwen3 = accepted(bare("qwen3"));
     CHECK(qwen3.head_dim == 128);
-    CHECK(qwen3.qk_norm);
+    CHECK(qwen3.qk_norm == kv::head_norm::each);
     CHECK_FALSE((qwen3.qkv_bias || qwen3.output_bias));
 }
 
@@ -165,11 +167,38 @@ TEST_CASE("RoPE is read in the older and the newer form, in each spelling") {
     }
 }
 
+TEST_CASE("YaRN is read with its defaults and with values of its own") {
+    const auto rope = [](std::string_view change) { return accepted(with(bare("qwen3"), change)).rope; };
+    const auto usual = rope(R"({"rope_theta": 1e6, "rope_scaling": {"rope_type": "yarn", "factor": 4.0,
+                                "original_max_position_embeddings": 32768}})");
+    CHECK(usual.scaling == kv::rope_config::kind::yarn);
+    CHECK(usual.factor == 4);
+    CHECK(usual.original_max_positions == 32768);
+    CHECK(usual.beta_fast == 32);
+    CHECK(usual.beta_slow == 1);
+    CHECK(usual.truncate);
+    CHECK(std::abs(usual.attention_factor - 1.138629436111989) < 1e-14);
+    const auto own = rope(R"({"rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 16, "beta_slow": 2,
+                              "truncate": false, "attention_factor": 1.5, "original_max_position_embeddings": 4096}})");
+    CHECK(own.beta_fast == 16);
+    CHECK(own.beta_slow == 2);
+    CHECK_FALSE(own.truncate);
+    CHECK(own.attention_factor == 1.5);
+}
+
 TEST_CASE("a window that hides nothing is no obstacle") {
     CHECK(accepted(with(bare("mistral"), R"({"sliding_window": 4096, "max_position_embeddings": 4096})")).layers == 3);
     CHECK(accepted(with(bare("qwen2"), R"({"sliding_window": 128, "use_sliding_window": false})")).layers == 3);
     CHECK(accepted(with(bare("qwen3"), R"({"layer_types": ["full_attention","full_attention","full_attention"]})"))
               .layers == 3);
+}
+
+TEST_CASE("layers keep a rotation of their own where their window hides nothing") {
+    const auto short_context =
+        accepted(with(bare("gemma3_text"), R"({"sliding_window": 64, "max_position_embeddings": 64})"));
+    REQUIRE(short_context.window_rope.has_value());
+    CHECK(short_context.window_rope->theta == 10000.0);
+    CHECK(short_context.layer(0).window == 64);
 }
 
 TEST_CASE("neutral values of foreign fields are no obstacle") {
@@ -188,12 +217,11 @@ TEST_CASE("what would run otherwise than in transformers is refused by its field
         const char* field;
     } cases[] = {
         {"qwen2_moe", "{}", "model_type"},
-        {"gemma2", "{}", "model_type"},
-        {"phi3", "{}", "model_type"},
-        {"mixtral", "{}", "model_type"},
+        {"gemma", "{}", "model_type"},
+        {"olmoe", "{}", "model_type"},
         {"gpt2", "{}", "model_type"},
-        {"smollm3", "{}", "model_type"},
-        {"qwen3_moe", "{}", "model_type"},
+        {"smollm9", "{}", "model_type"},
+        {"deepseek_v3", "{}", "model_type"},
         {"", "{}", "model_type"},
         {"llama", R"({"model_type": 3})", "model_type"},
         {"llama", R"({"architectures": ["MixtralForCausalLM"]})", "architectures"},
@@ -220,18 +248,20 @@ TEST_CASE("what would run otherwise than in transformers is refused by its field
         {"mistral", R"({"attention_bias": true, "sliding_window": null})", "attention_bias"},
         {"qwen2", R"({"mlp_bias": true})", "mlp_bias"},
         // windows
-        {"mistral", "{}", "sliding_window"},
-        {"mistral", R"({"sliding_window": 4096, "max_position_embeddings": 32768})", "sliding_window"},
         {"mistral", R"({"sliding_window": "all"})", "sliding_window"},
         {"mistral", R"({"sliding_window": -1})", "sliding_window"},
         {"llama", R"({"sliding_window": 16})", "sliding_window"},
-        {"qwen2", R"({"use_sliding_window": true, "sliding_window": 4096})", "use_sliding_window"},
-        {"qwen3", R"({"use_sliding_window": true})", "use_sliding_window"},
+        {"llama", R"({"use_sliding_window": true})", "use_sliding_window"},
         {"qwen3", R"({"layer_types": ["full_attention","sliding_attention","full_attention"]})", "layer_types"},
+        {"qwen3", R"({"layer_types": ["full_attention","chunked_attention","full_attention"]})", "layer_types"},
         {"qwen3", R"({"layer_types": ["full_attention"]})", "layer_types"},
         {"qwen3", R"({"layer_types": "full_attention"})", "layer_types"},
+        {"mistral", R"({"sliding_window": 0})", "sliding_window"},
+        {"granite", R"({"attention_multiplier": 0})", "attention_multiplier"},
+        {"granite", R"({"logits_scaling": 0})", "logits_scaling"},
+        {"mixtral", R"({"num_experts_per_tok": 9})", "num_experts_per_tok"},
         // RoPE
-        {"llama", R"({"rope_scaling": {"type": "yarn", "factor": 4}})", "rope_scaling.type"},
+        {"llama", R"({"rope_scaling": {"type": "longrope", "factor": 4}})", "rope_scaling.type"},
         {"llama", R"({"rope_scaling": {"rope_type": "longrope"}})", "rope_scaling.rope_type"},
         {"llama", R"({"rope_scaling": {"type": "dynamic", "factor": 2}})", "rope_scaling.type"},
         {"llama", R"({"rope_scaling": {"type": "su"}})", "rope_scaling.type"},
@@ -251,7 +281,7 @@ TEST_CASE("what would run otherwise than in transformers is refused by its field
         {"llama",
          R"({"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}})",
          "rope_scaling.high_freq_factor"},
-        {"llama", R"({"rope_parameters": {"rope_type": "yarn", "factor": 4}})", "rope_parameters.rope_type"},
+        {"llama", R"({"rope_parameters": {"rope_type": "dynamic", "factor": 4}})", "rope_parameters.rope_type"},
         {"llama", R"({"rope_parameters": {"full_attention": {"rope_type": "default"}}})",
          "rope_parameters.full_attention"},
         {"llama", R"({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}})",

@@ -12,7 +12,9 @@
 #include <kvcache/model/checkpoint_files.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/tensor_view.hpp>
+#include <kvcache/model/weight_names.hpp>
 
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <filesystem>
@@ -23,35 +25,57 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// Name in a GGUF file of the weight with this Hugging Face name: "blk.3.attn_q.weight" for
-/// "model.layers.3.self_attn.q_proj.weight". Empty for a name that weight_names.hpp does not give.
-KVCACHE_LAZY [[nodiscard]] inline std::string gguf_name(std::string_view name) {
-    constexpr std::pair<std::string_view, std::string_view> whole[] = {
-        {"model.embed_tokens.", "token_embd."}, {"model.norm.", "output_norm."}, {"lm_head.", "output."}};
-    constexpr std::pair<std::string_view, std::string_view> parts[] = {
-        {"input_layernorm.", "attn_norm."},    {"self_attn.q_proj.", "attn_q."},
-        {"self_attn.k_proj.", "attn_k."},      {"self_attn.v_proj.", "attn_v."},
-        {"self_attn.o_proj.", "attn_output."}, {"self_attn.q_norm.", "attn_q_norm."},
-        {"self_attn.k_norm.", "attn_k_norm."}, {"post_attention_layernorm.", "ffn_norm."},
-        {"mlp.gate_proj.", "ffn_gate."},       {"mlp.up_proj.", "ffn_up."},
-        {"mlp.down_proj.", "ffn_down."}};
-    for (const auto& [theirs, ours] : whole)
-        if (name.starts_with(theirs))
-            return std::string(ours).append(name.substr(theirs.size()));
-    constexpr std::string_view layers = "model.layers.";
-    const std::size_t dot = name.starts_with(layers) ? name.find('.', layers.size()) : name.npos;
-    if (dot == name.npos)
+/// Where a GGUF file has a weight: the name of a tensor, and which part of it for a weight of one expert.
+struct gguf_weight {
+    std::string name = {}; ///< Empty for a name that weight_names.hpp does not give.
+    std::optional<std::size_t> expert = std::nullopt;
+};
+
+/// Where a GGUF file has an architecture's weight with this Hugging Face name: "blk.3.attn_q.weight" for
+/// "model.layers.3.self_attn.q_proj.weight".
+KVCACHE_LAZY [[nodiscard]] inline gguf_weight gguf_weight_of(const architecture& of, std::string_view name) {
+    const std::size_t end = name.rfind('.');
+    if (end == name.npos)
         return {};
-    const std::string_view number = name.substr(layers.size(), dot - layers.size()), part = name.substr(dot + 1);
-    for (const auto& [theirs, ours] : parts)
-        if (part.starts_with(theirs))
-            return std::string("blk.").append(number).append(".").append(ours).append(part.substr(theirs.size()));
-    return {};
+    const std::string_view suffix = name.substr(end);
+    std::string part(name.substr(0, end)), before;
+    gguf_weight made;
+    constexpr std::string_view layers = "model.layers.";
+    if (part.starts_with(layers)) {
+        const std::size_t dot = part.find('.', layers.size());
+        if (dot == part.npos)
+            return {};
+        before = detail::joined({"blk.", part.substr(layers.size(), dot - layers.size()), "."});
+        part.erase(0, dot + 1);
+    }
+    constexpr std::string_view experts = ".experts.";
+    if (const std::size_t at = part.find(experts); at != part.npos) {
+        const char* first = part.data() + at + experts.size();
+        std::size_t number = 0;
+        const auto read = std::from_chars(first, part.data() + part.size(), number);
+        if (read.ec != std::errc())
+            return {};
+        made.expert = number;
+        part.replace(at + experts.size(), static_cast<std::size_t>(read.ptr - first), "*");
+    }
+    const std::string whole = detail::joined({part, suffix});
+    for (const auto names : {of.names, std::span<const weight_naming>(common_names)})
+        for (const weight_naming& one : names)
+            if (made.name.empty() && one.huggingface == (one.whole ? whole : part) &&
+                of.naming(one.role).huggingface == one.huggingface)
+                made.name = detail::joined({before, one.gguf, one.whole ? "" : suffix});
+    return made;
+}
+
+/// The same, the name alone.
+KVCACHE_LAZY [[nodiscard]] inline std::string gguf_name(const architecture& of, std::string_view name) {
+    return gguf_weight_of(of, name).name;
 }
 
 /// Place of a tensor's data in a GGUF file.
@@ -107,6 +131,13 @@ public:
     [[nodiscard]] const gguf_header& header() const noexcept { return parts_.front().header(); }
     /// Name of the (first) file, as used in errors.
     KVCACHE_LAZY [[nodiscard]] std::string name() const { return parts_.front().file().name(); }
+
+    /// The architecture whose names the tensors have: the one that the file says, or Llama's if it is not known.
+    KVCACHE_LAZY [[nodiscard]] const architecture& kind() const {
+        const gguf_value* stated = header().find("general.architecture");
+        const architecture* known = stated == nullptr ? nullptr : find_architecture(stated->text().value_or(""));
+        return known != nullptr ? *known : known_architectures[0];
+    }
 
     /// Number of tensors, of all parts.
     [[nodiscard]] std::size_t size() const noexcept { return tensors_.size(); }

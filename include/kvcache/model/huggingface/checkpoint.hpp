@@ -9,7 +9,9 @@
 #include <kvcache/model/checkpoint_files.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
+#include <kvcache/model/huggingface/stacked_experts.hpp>
 #include <kvcache/model/tensor_view.hpp>
+#include <kvcache/model/weight_names.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -50,6 +52,9 @@ struct shard_index {
 ///     auto norm = weights->tensor("model.norm.weight", {config.hidden_size});
 class checkpoint {
 public:
+    /// Weights are as stored: see stored_form.
+    static constexpr bool stored_forms = true;
+
     /// Maps the files of `directory` and checks their headers, and the index against them. A single model.safetensors
     /// takes precedence over an index. Errors: not_found, for a missing file or a tensor missing in its shard;
     /// malformed, for a shard name outside the directory or a tensor found in two shards; and those of
@@ -68,11 +73,15 @@ public:
     [[nodiscard]] bool contains(std::string_view name) const { return shard_of_.find(name) != shard_of_.end(); }
 
     /// Returns the tensor `name`. It must have this shape, outermost first, and be F32, F16 or BF16. The embedding of a
-    /// checkpoint that has only lm_head is that: the two are tied, or holds() refuses it. Errors: not_found;
+    /// checkpoint that has only lm_head is that: the two are tied, or holds() refuses it. A checkpoint of a multimodal
+    /// model has the names of its text model with a prefix. Errors: not_found;
     /// mismatched, for the shape; unsupported, for the dtype; truncated, when the file shrank.
     KVCACHE_LAZY [[nodiscard]] result<tensor_view> tensor(std::string_view name,
                                                           std::span<const std::size_t> shape) const {
         const auto at = shard_of_.find(stored_name(name));
+        if (at == shard_of_.end())
+            if (auto stacked = detail::stacked_expert::of(name); stacked && contains(stored_name(stacked->name)))
+                return one_expert(*std::move(stacked), shape);
         if (at == shard_of_.end())
             return error{error_code::not_found, detail::shown(name),
                          detail::joined({directory_.string(), ": ", detail::shown(name),
@@ -85,9 +94,10 @@ public:
     }
 
     /// Checks that these are exactly the weights of `config`: every weight is present, with its shape and a supported
-    /// dtype, and there are no others, since an unknown bias or norm would be ignored silently. Three exceptions are
+    /// dtype, and there are no others, since an unknown bias or norm would be ignored silently. Exceptions are
     /// allowed: rotary_emb.inv_freq, which follows from the configuration; a tied head whose bytes equal the
-    /// embedding's; and a tied head that is stored alone, without the embedding. Errors: those of tensor(); mismatched,
+    /// embedding's; a tied head that is stored alone, without the embedding; and parts for images, sounds and
+    /// multi-token prediction, by their names. Errors: those of tensor(); mismatched,
     /// for an extra tensor or a tied head that differs. Cost: reads no weights except the two of a tied head.
     KVCACHE_ONCE [[nodiscard]] result<void> holds(const model_config& config) const;
 
@@ -120,9 +130,22 @@ public:
 private:
     checkpoint() = default;
 
-    /// Name of the tensor that is returned for `name`.
-    [[nodiscard]] std::string_view stored_name(std::string_view name) const {
-        return name == embedding_name && !contains(name) ? head_name : name;
+    /// A weight of one expert out of the tensor of all. Errors: those of tensor().
+    KVCACHE_ONCE [[nodiscard]] result<tensor_view> one_expert(detail::stacked_expert stacked,
+                                                              std::span<const std::size_t> shape) const;
+
+    /// Name of the tensor that is returned for `name`, which is that if there is none.
+    KVCACHE_LAZY [[nodiscard]] std::string_view stored_name(std::string_view name) const {
+        if (contains(name))
+            return name;
+        constexpr std::string_view whole = "model.";
+        if (name.starts_with(whole))
+            if (const auto at = shard_of_.find(detail::joined({"model.language_model.", name.substr(whole.size())}));
+                at != shard_of_.end())
+                return at->first;
+        if (const auto at = shard_of_.find(detail::joined({"language_model.", name})); at != shard_of_.end())
+            return at->first;
+        return name == embedding_name && contains(head_name) ? head_name : name;
     }
 
     std::filesystem::path directory_;

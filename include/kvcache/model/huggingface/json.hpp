@@ -160,6 +160,21 @@ public:
         return value->get<double>();
     }
 
+    /// Returns a list of numbers, which is required.
+    [[nodiscard]] std::vector<float> numbers(std::string_view name) {
+        std::vector<float> all;
+        const json* value = find(name);
+        if (value == nullptr)
+            refuse(error_code::not_found, name, "the field is missing");
+        else if (!value->is_array() ||
+                 !std::all_of(value->begin(), value->end(), [](const json& one) { return one.is_number(); }))
+            refuse(error_code::malformed, name, {"it must be a list of numbers, not ", as_text(*value)});
+        else
+            for (const json& one : *value)
+                all.push_back(one.get<float>());
+        return all;
+    }
+
     [[nodiscard]] bool flag(std::string_view name, bool fallback) {
         const json* value = find(name);
         if (value == nullptr)

@@ -28,27 +28,52 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 
 namespace detail {
 
+/// Adds every field of a rotation. Fails to compile if one is added and not named here.
+KVCACHE_LAZY inline void add_rope(digest_builder& builder, const rope_config& of) {
+    const auto& [theta, scaling, factor, low, high, original, fast, slow, truncate, attention, factors] = of;
+    for (const double number : {theta, factor, low, high, original, fast, slow, truncate ? 1.0 : 0.0, attention})
+        builder.number(bit_cast<std::uint64_t>(number));
+    builder.number(static_cast<std::uint64_t>(scaling)).number(factors.size());
+    for (const float one : factors)
+        builder.number(bit_cast<std::uint32_t>(one));
+}
+
 /// Digest of every field of a configuration. Fails to compile if a field is added and not named here.
 KVCACHE_LAZY [[nodiscard]] inline digest digest_of(const model_config& config) {
     const auto& [architecture, hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions, eps, rope, tied,
-                 qkv_bias, output_bias, mlp_bias, qk_norm, bos, eos] = config;
-    const auto& [theta, scaling, factor, low, high, original, factors] = rope;
+                 qkv_bias, output_bias, mlp_bias, qk_norm, bos, eos, norms, gate, gate_alpha, gate_limit, sinks,
+                 embedding_scale, score_scale, score_cap, residual_scale, logit_scale, logit_cap, window_rope,
+                 rotary_dim, joined_mlp, gated_attention, mixer, recurrence, experts, each_layer] = config;
     digest_builder builder;
-    builder.text("kvcache model config 1").text(architecture);
+    builder.text("kvcache model config 3").text(architecture);
     for (const std::size_t extent : {hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions})
         builder.number(extent);
-    for (const double number : {static_cast<double>(eps), theta, factor, low, high, original})
-        builder.number(bit_cast<std::uint64_t>(number));
-    builder.number(static_cast<std::uint64_t>(scaling));
-    for (const float one : factors)
-        builder.number(bit_cast<std::uint32_t>(one));
-    for (const bool flag : {tied, qkv_bias, output_bias, mlp_bias, qk_norm})
-        builder.number(flag ? 1 : 0);
+    for (const float number :
+         {eps, gate_alpha, gate_limit, embedding_scale, score_scale, score_cap, residual_scale, logit_scale, logit_cap})
+        builder.number(bit_cast<std::uint32_t>(number));
+    for (const int choice :
+         {int{tied}, int{qkv_bias}, int{output_bias}, int{mlp_bias}, static_cast<int>(qk_norm), static_cast<int>(norms),
+          static_cast<int>(gate), int{joined_mlp}, int{gated_attention}, static_cast<int>(mixer), int{sinks}})
+        builder.number(static_cast<std::uint64_t>(choice));
     for (const auto& ids : {bos, eos}) {
         builder.number(ids.size());
         for (const token_id id : ids)
             builder.number(static_cast<std::uint64_t>(index_of(id)));
     }
+    add_rope(builder, rope);
+    builder.number(window_rope ? 1 : 0);
+    if (window_rope)
+        add_rope(builder, *window_rope);
+    builder.number(rotary_dim).number(each_layer.size());
+    for (const auto& [window, rotates, has_experts, recurrent] : each_layer)
+        builder.number(window).number(rotates ? 1 : 0).number(has_experts ? 1 : 0).number(recurrent ? 1 : 0);
+    const auto& [taps, key_heads, value_heads, key_dim, value_dim, conv_biased, joined_heads, joined_rates, tiled] =
+        recurrence;
+    for (const std::size_t number : {taps, key_heads, value_heads, key_dim, value_dim, std::size_t{conv_biased},
+                                     std::size_t{joined_heads}, std::size_t{joined_rates}, std::size_t{tiled}})
+        builder.number(number);
+    const auto& [count, used, size, shared, biased, normalized] = experts;
+    builder.number(count).number(used).number(size).number(shared).number(biased ? 1 : 0).number(normalized ? 1 : 0);
     return builder.finish();
 }
 

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <initializer_list>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -114,11 +115,13 @@ struct gguf_part_name {
 /// Rows of a head of q and k if the architecture stores them interleaved; else, and without the keys, 0.
 KVCACHE_LAZY [[nodiscard]] inline std::size_t gguf_head_rows(const gguf_header& header) {
     gguf_fields fields(header, "");
-    if (fields.text("general.architecture") != "llama")
+    const architecture* known = find_architecture(fields.text("general.architecture"));
+    if (known == nullptr || !known->interleaved)
         return 0;
-    const std::size_t heads = fields.count("llama.attention.head_count", 0);
-    const std::size_t shared = heads == 0 ? 0 : fields.count("llama.embedding_length", 0) / heads;
-    return fields.count("llama.attention.key_length", shared);
+    const auto key = [&](std::string_view name) { return joined({known->name, name}); };
+    const std::size_t heads = fields.count(key(".attention.head_count"), 0);
+    const std::size_t shared = heads == 0 ? 0 : fields.count(key(".embedding_length"), 0) / heads;
+    return fields.count(key(".attention.key_length"), shared);
 }
 
 } // namespace detail
@@ -186,25 +189,44 @@ KVCACHE_BODY result<gguf_checkpoint> gguf_checkpoint::open(const std::filesystem
 
 KVCACHE_BODY result<tensor_view> gguf_checkpoint::tensor(std::string_view name,
                                                          std::span<const std::size_t> shape) const {
-    const std::string stored = gguf_name(name);
+    const gguf_weight at = gguf_weight_of(kind(), name);
+    const std::string& stored = at.name; // no structured binding: Clang 14 cannot capture one
+    const std::optional<std::size_t> expert = at.expert;
     const auto refuse = [&](error_code code, std::initializer_list<std::string_view> words) {
         return error{code, stored, detail::joined({this->name(), ": ", stored, ": ", detail::joined(words)})};
     };
-    const gguf_entry* entry = find(stored);
-    if (entry == nullptr)
+    const gguf_entry* whole = find(stored);
+    if (whole == nullptr)
         return refuse(error_code::not_found, {"the tensor is not in the file"});
+    gguf_entry part;
+    if (expert) { // the tensor has all experts of its layer, outermost
+        if (whole->shape.size() < 2 || *expert >= whole->shape[0])
+            return refuse(error_code::mismatched, {"it has no expert ", std::to_string(*expert)});
+        part = *whole;
+        part.shape.erase(part.shape.begin());
+        part.bytes =
+            part.bytes.subspan(part.bytes.size() / whole->shape[0] * *expert, part.bytes.size() / whole->shape[0]);
+    }
+    const gguf_entry* entry = expert ? &part : whole;
     const auto text_of = [](std::span<const std::size_t> extents) {
         std::string text;
         for (const std::size_t extent : extents)
             text += (text.empty() ? "(" : ", ") + std::to_string(extent);
         return text + ")";
     };
-    if (!ranges::equal(entry->shape, shape))
+    const auto longer = [](std::span<const std::size_t> extents) { // those above 1: a file may have others, or not
+        std::vector<std::size_t> made;
+        for (const std::size_t extent : extents)
+            if (extent != 1)
+                made.push_back(extent);
+        return made;
+    };
+    if (longer(entry->shape) != longer(shape))
         return refuse(error_code::mismatched,
                       {"its shape is ", text_of(entry->shape), "; the configuration needs ", text_of(shape)});
-    for (const gguf_file& part : parts_)
-        if (auto whole = part.file().intact(); !whole)
-            return whole.error();
+    for (const gguf_file& file : parts_)
+        if (auto intact = file.file().intact(); !intact)
+            return intact.error();
     const bool by_heads = stored.find(".attn_q.") != stored.npos || stored.find(".attn_k.") != stored.npos;
     const std::size_t rows = entry->shape.empty() ? 1 : entry->shape[0];
     if (by_heads && (head_rows_ % 2 != 0 || (head_rows_ != 0 && rows % head_rows_ != 0)))
@@ -215,7 +237,7 @@ KVCACHE_BODY result<tensor_view> gguf_checkpoint::tensor(std::string_view name,
     return tensor_view{.dtype = half_precision ? dtype::f16
                                 : brain        ? dtype::bf16
                                                : dtype::f32,
-                       .shape = entry->shape,
+                       .shape = {shape.begin(), shape.end()},
                        .bytes = entry->bytes,
                        .blocks = plain ? std::nullopt : std::optional(entry->format),
                        .head_rows = by_heads ? head_rows_ : 0};
@@ -226,10 +248,16 @@ KVCACHE_BODY result<void> gguf_checkpoint::holds(const model_config& config) con
     for (const weight_name& weight : weights_of(config)) {
         if (auto found = tensor(weight.name, weight.shape); !found)
             return found.error();
-        needed.insert(gguf_name(weight.name));
+        const gguf_weight at = gguf_weight_of(kind(), weight.name);
+        if (at.expert && find(at.name)->shape[0] != config.experts.count)
+            return error{error_code::mismatched, at.name,
+                         detail::joined({name(), ": ", at.name, ": it has ", std::to_string(find(at.name)->shape[0]),
+                                         " experts; the configuration needs ", std::to_string(config.experts.count)})};
+        needed.insert(at.name);
     }
     if (config.rope.scaling == rope_config::kind::factors)
-        needed.insert("rope_freqs.weight");
+        for (const char* factors : {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
+            needed.insert(factors);
     for (const auto& item : tensors_)
         if (!needed.contains(item.first))
             return error{error_code::mismatched, detail::shown(item.first),
@@ -244,7 +272,8 @@ KVCACHE_BODY result<kvcache::digest> gguf_checkpoint::digest(thread_pool& thread
             return whole.error();
     std::map<std::string, kvcache::digest, std::less<>> read;
     for (const auto& [name, hash] : known)
-        read.emplace(gguf_name(name), hash);
+        if (const gguf_weight at = gguf_weight_of(kind(), name); !at.expert)
+            read.emplace(at.name, hash);
     digest_builder builder;
     builder.text("kvcache gguf weights 1").number(tensors_.size());
     for (const auto& [name, entry] : tensors_) {

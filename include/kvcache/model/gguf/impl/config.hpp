@@ -5,9 +5,14 @@
 #include <kvcache/core/file.hpp>
 #include <kvcache/core/platform/standard.hpp>
 #include <kvcache/formats/gguf_fields.hpp>
+#include <kvcache/model/architectures/all.hpp>
 #include <kvcache/model/gguf/config.hpp>
+#include <kvcache/model/gguf/end_tokens.hpp>
+#include <kvcache/model/gguf/mixer_keys.hpp>
+#include <kvcache/model/gguf/rope_keys.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -33,11 +38,17 @@ public:
         if (!fields_.problem())
             read_extents();
         if (!fields_.problem())
-            read_rope();
+            gguf_rope_reader<>(file_, fields_, *known_, config_).read();
         if (!fields_.problem())
-            read_flags();
-        read_ends();
-        refuse_foreign_mathematics();
+            read_blocks();
+        if (!fields_.problem())
+            read_gguf_mixers(fields_, file_, *known_, config_);
+        if (!fields_.problem())
+            read_windows();
+        if (known_ != nullptr) {
+            read_gguf_ends(fields_, file_.header(), config_);
+            refuse_foreign_mathematics();
+        }
         fields_.refuse_unread(prefix_);
         if (fields_.problem())
             return *fields_.problem();
@@ -52,13 +63,13 @@ private:
     [[nodiscard]] std::string key(std::string_view name) const { return joined({prefix_, name}); }
 
     void read_kind() {
-        constexpr std::string_view known[] = {"llama", "qwen2", "qwen3"};
         const std::string_view architecture = fields_.text("general.architecture");
-        if (ranges::find(known, architecture) == std::end(known))
+        known_ = find_architecture(architecture);
+        if (known_ == nullptr || !known_->has_gguf)
             return fields_.refuse(error_code::unsupported, "general.architecture",
-                                  {"\"", shown(architecture),
-                                   "\" is not supported; llama (Mistral's too), qwen2 and "
-                                   "qwen3 are"});
+                                  {"\"", shown(architecture), "\" is not supported; ",
+                                   list_of_architectures(&kvcache::architecture::name),
+                                   " are; files of Mistral's models name llama"});
         const std::string_view type = fields_.text("general.type");
         if (!type.empty() && type != "model")
             fields_.refuse(error_code::unsupported, "general.type", {"it is \"", shown(type), "\", not a model"});
@@ -81,9 +92,13 @@ private:
             fields_.refuse(error_code::mismatched, key("block_count"),
                            {"it is ", std::to_string(config_.layers), ", but the file has ",
                             std::to_string(file_.size()), " tensors"});
-        config_.intermediate_size = fields_.count(key("feed_forward_length"), std::nullopt);
+        config_.intermediate_size =
+            fields_.count(key(known_->expert_size != 0 && fields_.find(key("feed_forward_length")) == nullptr
+                                  ? "expert_feed_forward_length"
+                                  : "feed_forward_length"),
+                          std::nullopt);
         config_.heads = fields_.count(key("attention.head_count"), std::nullopt);
-        config_.kv_heads = fields_.count(key("attention.head_count_kv"), config_.heads);
+        read_gguf_kv_heads(fields_, key("attention.head_count_kv"), *known_, config_);
         config_.max_positions = fields_.count(key("context_length"), std::nullopt);
         const double eps = fields_.number(key("attention.layer_norm_rms_epsilon"), std::nullopt);
         config_.rms_norm_eps = eps > 0 && eps < 1 ? static_cast<float>(eps) : 0.0F; // check() rejects 0
@@ -123,107 +138,106 @@ private:
         check(key("vocab_size"), stated);
     }
 
-    void read_rope() {
-        rope_config& rope = config_.rope;
-        rope.theta = fields_.number(key("rope.freq_base"), rope.theta);
-        if (const std::size_t turned = fields_.count(key("rope.dimension_count"), config_.head_dim);
-            turned != config_.head_dim)
-            fields_.refuse(error_code::unsupported, key("rope.dimension_count"),
-                           {"it is ", std::to_string(turned), " of ", std::to_string(config_.head_dim),
-                            " dimensions; rotating a part of the head is not supported"});
-        // A factor without a type is linear; rope.scale_linear is its older name.
-        const double older = fields_.number(key("rope.scale_linear"), 0.0);
-        const double factor = fields_.number(key("rope.scaling.factor"), older);
-        const std::string_view type = fields_.text(key("rope.scaling.type"));
-        if (!type.empty() && type != "none" && type != "linear")
-            fields_.refuse(error_code::unsupported, key("rope.scaling.type"),
-                           {"\"", shown(type), "\" is not supported; none, linear and rope_freqs.weight are"});
-        if (type != "none" && factor != 0.0 && factor != 1.0) {
-            rope.scaling = rope_config::kind::linear;
-            rope.factor = factor;
-        }
-        fields_.only(key("rope.scaling.attn_factor"), 1, "scaling the scores");
-        // These have a meaning for YaRN only.
-        for (const std::string_view name : {"original_context_length", "finetuned", "yarn_log_multiplier",
-                                            "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"})
-            (void)fields_.find(key(joined({"rope.scaling.", name})));
-        read_rope_factors();
-    }
-
-    void read_rope_factors() {
-        const std::string_view name = "rope_freqs.weight";
-        const gguf_entry* entry = file_.find(name);
-        if (entry == nullptr)
-            return;
-        if (config_.rope.scaling != rope_config::kind::none)
-            return fields_.refuse(error_code::unsupported, name, {"factors together with rope.scaling.factor"});
-        if (entry->format != block_format::f32 || entry->shape.size() != 1)
-            return fields_.refuse(error_code::mismatched, name, {"it must be a vector in F32"});
-        config_.rope.scaling = rope_config::kind::factors;
-        config_.rope.factors.resize(entry->shape[0]);
-        tensor_view{.shape = entry->shape, .bytes = entry->bytes}.read(0, config_.rope.factors);
-    }
-
-    void read_flags() {
-        const auto has = [&](std::string_view name) { return file_.find(name) != nullptr; };
-        const bool any_bias = config_.architecture == "llama"; // its conversions carry those of the checkpoint
-        config_.tied_head = !has("output.weight");
-        config_.qkv_bias = config_.architecture == "qwen2" || (any_bias && has("blk.0.attn_q.bias"));
-        config_.output_bias = any_bias && has("blk.0.attn_output.bias");
-        config_.mlp_bias = any_bias && has("blk.0.ffn_gate.bias");
-        config_.qk_norm = config_.architecture == "qwen3";
-    }
-
-    void read_ends() {
-        const bool sentencepiece = fields_.text("tokenizer.ggml.model") == "llama";
-        const auto bos = fields_.id("tokenizer.ggml.bos_token_id");
-        if (bos || sentencepiece)
-            config_.bos = {bos.value_or(token_id{1})};
-        const auto add = [&](std::optional<token_id> id) {
-            if (id && ranges::find(config_.eos, *id) == config_.eos.end())
-                config_.eos.push_back(*id);
+    void read_blocks() {
+        const auto has = [&](weight_role role) {
+            return file_.find(joined({"blk.0.", known_->naming(role).gguf, ".bias"})) != nullptr;
         };
-        const auto eos = fields_.id("tokenizer.ggml.eos_token_id");
-        add(eos || !sentencepiece ? eos : token_id{2});
-        add(fields_.id("tokenizer.ggml.eot_token_id"));
-        add(fields_.id("tokenizer.ggml.eom_token_id"));
-        for (const std::string_view name : {"eos_token_id", "eot_token_id", "eom_token_id", "bos_token_id"})
-            if (const auto id = fields_.id(joined({"tokenizer.ggml.", name}));
-                id && static_cast<std::size_t>(index_of(*id)) >= config_.vocabulary)
-                fields_.refuse(error_code::out_of_range, joined({"tokenizer.ggml.", name}),
-                               {"the model has no token ", std::to_string(index_of(*id))});
-        // Files of before the key eot_token_id, and models that end a turn with one of several tokens.
-        constexpr std::string_view turn_ends[] = {"<|im_end|>", "<|eot_id|>",    "<|eom_id|>",
-                                                  "<|end|>",    "<end_of_turn>", "<|endoftext|>"};
-        const gguf_value* tokens = file_.header().find("tokenizer.ggml.tokens");
-        std::int32_t id = 0;
-        if (tokens != nullptr)
-            tokens->each([&](const gguf_value& token) {
-                const auto text = token.text().value_or(std::string_view());
-                if (text.starts_with('<') && ranges::find(turn_ends, text) != std::end(turn_ends))
-                    add(token_id{id});
-                ++id;
-            });
+        config_.tied_head = file_.find("output.weight") == nullptr;
+        config_.qkv_bias = known_->qkv_bias || (known_->bias_option && has(weight_role::query));
+        config_.output_bias = known_->bias_option && has(weight_role::attention_output);
+        config_.mlp_bias = known_->mlp_bias_option && has(weight_role::gate);
+        config_.qk_norm = known_->qk_norm;
+        config_.norms = known_->norms;
+        config_.gate = known_->gate;
+        config_.sinks = known_->sinks;
+        if (known_->scaled_embedding)
+            config_.embedding_scale = std::sqrt(static_cast<float>(config_.hidden_size));
+        if (known_->scaled_by_hidden != 0 && known_->scaled_by_hidden == config_.layers)
+            config_.score_scale = scale_of(config_.hidden_size / config_.heads);
+        if (known_->caps) {
+            config_.score_cap = factor("attn_logit_softcapping", known_->score_cap);
+            config_.logit_cap = factor("final_logit_softcapping", known_->logit_cap);
+        }
+        if (known_->experts && fields_.count(key("expert_count"), 0) > 0) {
+            config_.experts.count = fields_.count(key("expert_count"), 0);
+            config_.experts.used = fields_.count(key("expert_used_count"), std::nullopt);
+            config_.experts.size = fields_.count(key("expert_feed_forward_length"), config_.intermediate_size);
+            if (known_->shared_size != 0)
+                config_.experts.shared = fields_.count(key("expert_shared_feed_forward_length"), known_->shared_size);
+            config_.experts.biased = known_->biased_experts;
+            config_.experts.normalized = fields_.flag(key("expert_weights_norm"), true);
+        }
+        if (known_->multipliers) {
+            config_.embedding_scale = factor("embedding_scale", 1.0);
+            config_.residual_scale = factor("residual_scale", 1.0);
+            config_.score_scale = factor("attention.scale", 0.0);
+            config_.logit_scale = 1.0F / factor("logit_scale", 1.0);
+        }
+    }
+    [[nodiscard]] static float scale_of(std::size_t dimensions) noexcept {
+        return 1.0F / std::sqrt(static_cast<float>(dimensions));
+    }
+    [[nodiscard]] float factor(std::string_view name, double fallback) {
+        return static_cast<float>(fields_.number(key(name), fallback));
+    }
+
+    /// Which layers have a window, and their rotation.
+    void read_windows() {
+        const bool two_ropes = known_->window_theta != 0.0; // which layers have the other is not known without a window
+        const std::size_t window =
+            fields_.count(key("attention.sliding_window"), two_ropes ? std::nullopt : std::optional(known_->window));
+        if (config_.experts.count > 0) {
+            config_.each_layer.resize(config_.layers);
+            for (std::size_t i = 0; i < config_.layers; ++i)
+                config_.each_layer[i].experts =
+                    file_.find(joined({"blk.", std::to_string(i), ".ffn_gate_inp.weight"})) != nullptr;
+        }
+        if (known_->unrotated_period != 0) {
+            config_.each_layer.resize(config_.layers);
+            for (std::size_t i = 0; i < config_.layers; ++i)
+                config_.each_layer[i].rotates = (i + 1) % known_->unrotated_period != 0;
+        }
+        if (window == 0 || (window >= config_.max_positions && !two_ropes))
+            return;
+        if (known_->window_period == 0)
+            return fields_.refuse(error_code::unsupported, key("attention.sliding_window"),
+                                  {"it is ", std::to_string(window), ", below context_length ",
+                                   std::to_string(config_.max_positions), "; this architecture has no sliding window"});
+        const std::size_t period = known_->window_period;
+        config_.each_layer.resize(config_.layers);
+        for (std::size_t i = 0; i < config_.layers; ++i)
+            config_.each_layer[i].window = period == 1 || (i + 1) % period != 0 ? window : 0;
+        const std::string stated = key("attention.sliding_window_pattern");
+        if (const auto* list = fields_.array(stated, "flags", [](gguf_type t) { return t == gguf_type::boolean; })) {
+            if (list->size() != config_.layers)
+                return fields_.refuse(
+                    error_code::mismatched, stated,
+                    {"it describes ", std::to_string(list->size()), " layers of ", std::to_string(config_.layers)});
+            std::size_t i = 0;
+            list->each([&](const gguf_value& on) { config_.each_layer[i++].window = on.flag() == true ? window : 0; });
+        }
+        if (known_->window_theta != 0.0)
+            config_.window_rope = rope_config{.theta = fields_.number(key("rope.freq_base_swa"), known_->window_theta)};
     }
 
     /// Rejects every key that would make the model compute something else than the reference transformer.
     void refuse_foreign_mathematics() {
-        fields_.only(key("expert_count"), 0, "a mixture of experts");
-        fields_.only(key("expert_used_count"), 0, "a mixture of experts");
-        fields_.only(key("attention.scale"), 0, "scaling the scores");
+        for (const std::string_view name : {"expert_count", "expert_used_count"})
+            if (!known_->experts)
+                fields_.only(key(name), 0, "a mixture of experts");
+        fields_.only(key("expert_weights_scale"), 0, "scaling the shares of experts");
+        if (!known_->multipliers)
+            fields_.only(key("attention.scale"), 0, "scaling the scores");
         fields_.only(key("attention.clamp_kqv"), 0, "clamping q, k and v");
         fields_.only(key("attention.max_alibi_bias"), 0, "ALiBi");
-        fields_.only(key("attn_logit_softcapping"), 0, "soft-capping");
-        fields_.only(key("final_logit_softcapping"), 0, "soft-capping");
-        for (const std::string_view name : {"logit_scale", "embedding_scale", "residual_scale"})
-            fields_.only(key(name), 1, "scaling the stream");
+        if (!known_->caps)
+            for (const std::string_view name : {"attn_logit_softcapping", "final_logit_softcapping"})
+                fields_.only(key(name), 0, "soft-capping");
+        if (!known_->multipliers)
+            for (const std::string_view name : {"logit_scale", "embedding_scale", "residual_scale"})
+                fields_.only(key(name), 1, "scaling the stream");
         if (!fields_.flag(key("attention.causal"), true))
             fields_.refuse(error_code::unsupported, key("attention.causal"), {"it is false; another mask"});
-        const std::size_t window = fields_.count(key("attention.sliding_window"), 0);
-        if (window != 0 && window < config_.max_positions)
-            fields_.refuse(error_code::unsupported, key("attention.sliding_window"),
-                           {"it is ", std::to_string(window), ", below context_length ",
-                            std::to_string(config_.max_positions), "; a sliding window is not supported"});
         // Of the order in which an older converter stored tensors, and of embeddings: neither changes the logits.
         (void)fields_.find(key("tensor_data_layout"));
         (void)fields_.find(key("pooling_type"));
@@ -254,6 +268,7 @@ private:
     const gguf_checkpoint& file_;
     gguf_fields fields_;
     model_config config_;
+    const kvcache::architecture* known_ = nullptr;
     std::string prefix_ = "general.architecture.";
 };
 

@@ -95,6 +95,16 @@ private:
     bool found_ = false;
 };
 
+/// Whether a tensor is of a part that a text does not use: of images, sounds, or multi-token prediction.
+KVCACHE_LAZY [[nodiscard]] inline bool is_other_part(std::string_view name) {
+    constexpr std::string_view parts[] = {"mtp.",          "visual.",      "vision_tower.",
+                                          "vision_model.", "audio_tower.", "multi_modal_projector.",
+                                          "embed_vision.", "embed_audio."};
+    if (name.starts_with("model."))
+        name.remove_prefix(6);
+    return ranges::any_of(parts, [&](std::string_view part) { return name.starts_with(part); });
+}
+
 } // namespace detail
 
 KVCACHE_BODY result<shard_index> shard_index::read(const std::filesystem::path& file) {
@@ -158,9 +168,26 @@ KVCACHE_BODY result<checkpoint> checkpoint::open(const std::filesystem::path& di
     return opened;
 }
 
+KVCACHE_BODY result<tensor_view> checkpoint::one_expert(detail::stacked_expert stacked,
+                                                        std::span<const std::size_t> shape) const {
+    stacked.transposed = contains(stored_name(stacked.name + "_bias")) || stacked.name.ends_with("_bias");
+    stacked.name = stored_name(stacked.name);
+    const safetensors_file& shard = shards_[shard_of_.find(stacked.name)->second];
+    const std::vector<std::size_t>& stored = shard.header().entries.find(stacked.name)->second.shape;
+    const std::size_t experts = stored.empty() ? 0 : stored[0];
+    const auto all = shard.tensor(stacked.name, stacked.stacked_shape(experts, shape));
+    if (!all)
+        return all.error();
+    if (stacked.expert >= experts)
+        return error{error_code::mismatched, stacked.name,
+                     detail::joined({shard.file().name(), ": ", stacked.name, ": it has ", std::to_string(experts),
+                                     " experts; the configuration needs more"})};
+    return stacked.in(*all, shape);
+}
+
 KVCACHE_BODY result<void> checkpoint::holds(const model_config& config) const {
     std::set<std::string, std::less<>> needed;
-    if (!config.tied_head && !contains(embedding_name))
+    if (!config.tied_head && (!contains(stored_name(embedding_name)) || stored_name(embedding_name) == head_name))
         return error{error_code::not_found, std::string(embedding_name),
                      detail::joined({directory_.string(), ": ", embedding_name,
                                      ": the tensor is not in the checkpoint, and the configuration does not tie it to ",
@@ -168,17 +195,26 @@ KVCACHE_BODY result<void> checkpoint::holds(const model_config& config) const {
     for (weight_name& weight : weights_of(config)) {
         if (auto found = tensor(weight.name, weight.shape); !found)
             return found.error();
-        needed.insert(std::move(weight.name));
+        std::string stored(stored_name(weight.name));
+        if (const auto stacked = detail::stacked_expert::of(weight.name); stacked && !contains(stored)) {
+            stored = stored_name(stacked->name);
+            if (const auto& entry = shards_[shard_of_.find(stored)->second];
+                entry.header().entries.find(stored)->second.shape[0] != config.experts.count)
+                return error{error_code::mismatched, stored,
+                             detail::joined({entry.file().name(), ": ", stored, ": the configuration needs ",
+                                             std::to_string(config.experts.count), " experts"})};
+        }
+        needed.insert(std::move(stored));
     }
     for (const auto& item : shard_of_) { // no structured binding: Clang 14 cannot capture one
         const std::string& name = item.first;
-        if (needed.contains(name) || name.ends_with(".rotary_emb.inv_freq"))
+        if (needed.contains(name) || name.ends_with(".rotary_emb.inv_freq") || detail::is_other_part(name))
             continue;
         const auto refuse = [&](const std::string& what) {
             return error{error_code::mismatched, detail::shown(name),
                          detail::joined({shards_[item.second].file().name(), ": ", detail::shown(name), ": ", what})};
         };
-        if (!config.tied_head || name != head_name)
+        if (!config.tied_head || name != stored_name(head_name))
             return refuse("the configuration has no use for this tensor");
         const std::size_t shape[] = {config.vocabulary, config.hidden_size};
         const auto head = tensor(head_name, shape);
