@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../../bench/traces/byte_source.hpp"
+#include "support/folders.hpp"
 #include <zlib.h>
 #include <zstd.h>
 
@@ -18,7 +19,7 @@ namespace kv = kvcache;
 
 /// Returns a trace from the external data, or prints that it is missing.
 inline std::optional<std::filesystem::path> shared_trace(const std::string& name) {
-    const auto path = std::filesystem::path(KVCACHE_TEST_DATA) / "traces" / name;
+    const auto path = test_folders::data() / "traces" / name;
     if (std::filesystem::exists(path))
         return path;
     std::cout << "SKIPPED: " << path.string() << " is missing\n";

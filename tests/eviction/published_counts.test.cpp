@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 #include <zlib.h>
 
@@ -27,7 +28,7 @@ struct request {
 const std::vector<request>& trace() {
     static const std::vector<request> requests = [] {
         std::vector<request> read;
-        const auto path = std::filesystem::path(KVCACHE_TEST_DATA) / "traces" / "cloudPhysicsIO.oracleGeneral.bin.gz";
+        const auto path = test_folders::data() / "traces" / "cloudPhysicsIO.oracleGeneral.bin.gz";
         if (const gzFile file = gzopen(path.c_str(), "rb")) {
             std::array<char, 24> record{};
             while (gzread(file, record.data(), record.size()) == static_cast<int>(record.size())) {
@@ -106,7 +107,7 @@ row measured(const Policy& policy, double cost = 1.0) {
 
 bool absent() {
     if (trace().empty())
-        std::cout << "SKIPPED: no traces/cloudPhysicsIO.oracleGeneral.bin.gz in " << KVCACHE_TEST_DATA << "\n";
+        std::cout << "SKIPPED: no traces/cloudPhysicsIO.oracleGeneral.bin.gz in " << test_folders::data() << "\n";
     return trace().empty();
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 #include <model/huggingface/files.hpp>
 #include <support/gguf_builder.hpp>
@@ -198,7 +199,7 @@ TEST_CASE("a GGUF header with changed bytes is refused or read, never past its e
 }
 
 TEST_CASE("real GGUF vocabularies are read") {
-    const std::filesystem::path folder = std::filesystem::path(KVCACHE_TEST_DATA) / "gguf-vocab";
+    const std::filesystem::path folder = test_folders::data() / "gguf-vocab";
     for (const auto& [name, tokens] : {std::pair("gpt-2", 50257u), std::pair("phi-3", 32064u)}) {
         const auto path = folder / ("ggml-vocab-" + std::string(name) + ".gguf");
         if (!testing_files::has_test_data(path))

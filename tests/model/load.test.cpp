@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 #include <model/huggingface/files.hpp>
 
@@ -24,7 +25,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path goldens = fs::path(KVCACHE_SOURCE_DIR) / "tests" / "data" / "checkpoints";
+const fs::path goldens = test_folders::project() / "tests" / "data" / "checkpoints";
 
 /// A copy of a golden model's directory, to be modified.
 class copied {

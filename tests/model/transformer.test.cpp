@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -81,7 +82,7 @@ double worst(std::span<const float> ours, std::span<const float> golden) {
 
 // Directory of the real weights; prints a line if they are missing.
 std::optional<fs::path> stories() {
-    const fs::path directory = fs::path(KVCACHE_TEST_DATA) / "models" / "stories260k";
+    const fs::path directory = test_folders::data() / "models" / "stories260k";
     if (fs::exists(directory))
         return directory;
     std::cout << "SKIPPED: " << directory.string() << " is not here\n";
@@ -109,7 +110,7 @@ TEST_CASE("the frequencies of YaRN are those of transformers' formulas in double
 
 TEST_CASE("the logits of every architecture are those of transformers") {
     std::size_t models = 0;
-    for (const auto& entry : fs::directory_iterator(fs::path(KVCACHE_SOURCE_DIR) / "tests" / "data" / "checkpoints")) {
+    for (const auto& entry : fs::directory_iterator(test_folders::project() / "tests" / "data" / "checkpoints")) {
         if (!entry.is_directory())
             continue;
         CAPTURE(entry.path().filename().string());

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "record/records.hpp"
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 
 using namespace record_tests;
@@ -36,7 +37,7 @@ std::string fault(std::span<const std::byte> all, const std::string& secret) {
 }
 
 bytes golden(const char* name) {
-    std::ifstream in(std::string(KVCACHE_SOURCE_DIR) + "/tests/golden/" + name, std::ios::binary);
+    std::ifstream in(test_folders::project() / "tests/golden" / name, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(in), {}};
     const auto all = std::as_bytes(std::span(text));
     return {all.begin(), all.end()};

@@ -11,6 +11,7 @@
 
 #include "promise_fixture.hpp"
 #include "session/small_model.hpp"
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 
 using namespace promise;
@@ -93,7 +94,7 @@ TEST_CASE("where there are no pages for what is left nothing has changed") {
 }
 
 TEST_CASE("a conversation that drops tokens continues for ever without recomputing any") {
-    const auto directory = std::filesystem::path(KVCACHE_SOURCE_DIR) / "examples" / "models" / "worlds-2m";
+    const auto directory = test_folders::project() / "examples" / "models" / "worlds-2m";
     auto words = kv::tokenizer::open(directory);
     REQUIRE(words.has_value());
     auto form = kv::chat_template::open(*words, "default");

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -17,7 +18,7 @@ namespace {
 
 const kv::chat_format& form() {
     static const kv::chat_format made = [] {
-        const auto directory = std::filesystem::path(KVCACHE_SOURCE_DIR) / "examples" / "models" / "worlds-2m";
+        const auto directory = test_folders::project() / "examples" / "models" / "worlds-2m";
         auto words = kv::tokenizer::open(directory);
         REQUIRE(words.has_value());
         auto writes = kv::chat_template::open(*words, "default");

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "promise_fixture.hpp"
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 
 using namespace promise;
@@ -22,7 +23,7 @@ using sliding = kv::chat_session<cache, kv::slide_overflow>;
 
 const kv::chat_format& form() {
     static const kv::chat_format made = [] {
-        const auto directory = std::filesystem::path(KVCACHE_SOURCE_DIR) / "examples" / "models" / "worlds-2m";
+        const auto directory = test_folders::project() / "examples" / "models" / "worlds-2m";
         auto words = kv::tokenizer::open(directory);
         REQUIRE(words.has_value());
         auto writes = kv::chat_template::open(*words, "default");

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "promise_fixture.hpp"
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 
 using namespace promise;
@@ -112,8 +113,7 @@ TEST_CASE("a conversation of ten turns over recurrent layers computes at most on
 }
 
 TEST_CASE("a chat over recurrent layers says the same with other pages and threads") {
-    const std::filesystem::path worlds =
-        std::filesystem::path(KVCACHE_SOURCE_DIR) / "examples" / "models" / "worlds-2m";
+    const std::filesystem::path worlds = test_folders::project() / "examples" / "models" / "worlds-2m";
     const auto words = kv::tokenizer::open(worlds);
     const auto form = kv::chat_template::open(*words, "default");
     REQUIRE(words);

@@ -17,13 +17,14 @@
 #include "model/gguf/files.hpp"
 #include "model/huggingface/files.hpp"
 #include "promise_fixture.hpp"
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 
 using namespace promise;
 
 namespace {
 
-const std::filesystem::path worlds = std::filesystem::path(KVCACHE_SOURCE_DIR) / "examples" / "models" / "worlds-2m";
+const std::filesystem::path worlds = test_folders::project() / "examples" / "models" / "worlds-2m";
 const std::vector<std::string> questions = {"Who is Ella?", "Where does she live?", "of of of <|im_end|> \xc3\xa9"};
 
 kv::chat_settings<> brief() {

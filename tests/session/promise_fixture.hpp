@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "session/small_model.hpp"
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 
 namespace promise {
@@ -32,7 +33,7 @@ inline const kv::transformer& random_model() {
 /// The trained model of examples/models.
 inline const kv::transformer& tiny_model() {
     static const kv::transformer model = [] {
-        const std::filesystem::path models = std::filesystem::path(KVCACHE_SOURCE_DIR) / "examples" / "models";
+        const std::filesystem::path models = test_folders::project() / "examples" / "models";
         auto loaded = kv::load_model(std::filesystem::directory_iterator(models)->path());
         REQUIRE(loaded.has_value());
         return std::move(loaded->model);

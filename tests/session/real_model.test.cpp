@@ -23,6 +23,7 @@
 
 #include "model/huggingface/files.hpp"
 #include "promise_fixture.hpp"
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 
 using namespace promise;
@@ -42,7 +43,7 @@ const real_model models[] = {
 
 // The model, if build/models has it.
 std::optional<kv::transformer> open(const real_model& which) {
-    const auto file = std::filesystem::path(KVCACHE_SOURCE_DIR) / "build" / "models" / which.file;
+    const auto file = test_folders::project() / "build" / "models" / which.file;
     if (!std::filesystem::exists(file)) {
         std::cout << "SKIPPED: no build/models/" << which.file << "; tools/fetch_model.py " << which.named
                   << " downloads it\n";

@@ -18,6 +18,7 @@
 
 #include "model/huggingface/files.hpp"
 #include "promise_fixture.hpp"
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 
 using namespace promise;
@@ -30,8 +31,7 @@ const kv::transformer& recurrent_model(std::size_t which) {
     static const std::vector<kv::transformer> all = [] {
         std::vector<kv::transformer> made;
         for (const char* name : {"lfm2", "qwen35", "granitehybrid"}) {
-            auto loaded =
-                kv::load_model(std::filesystem::path(KVCACHE_SOURCE_DIR) / "tests" / "data" / "checkpoints" / name);
+            auto loaded = kv::load_model(test_folders::project() / "tests" / "data" / "checkpoints" / name);
             REQUIRE((loaded ? std::string() : loaded.error().message) == "");
             made.push_back(std::move(loaded->model));
         }

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -22,7 +23,7 @@ using tokens = std::vector<kv::token_id>;
 
 const kv::transformer& model() {
     static const kv::transformer made = [] {
-        auto loaded = kv::load_model(std::filesystem::path(KVCACHE_SOURCE_DIR) / "examples" / "models" / "worlds-2m");
+        auto loaded = kv::load_model(test_folders::project() / "examples" / "models" / "worlds-2m");
         REQUIRE(loaded.has_value());
         return std::move(loaded->model);
     }();

@@ -9,14 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 
 namespace text_tests {
 
 /// The small tokenizers and expected values that tools/goldens/tokenizers.py makes.
-inline const std::filesystem::path goldens = std::filesystem::path(KVCACHE_SOURCE_DIR) / "tests" / "data" / "text";
+inline const std::filesystem::path goldens = test_folders::project() / "tests" / "data" / "text";
 /// Real data, which may be missing.
-inline const std::filesystem::path shared = KVCACHE_TEST_DATA;
+inline const std::filesystem::path shared = test_folders::data();
 
 /// Returns whether real data is present; prints a message if not.
 inline bool have(const std::filesystem::path& path) {

@@ -20,12 +20,12 @@
 #include <utility>
 #include <vector>
 
+#include "support/folders.hpp"
 #include <support/gguf_builder.hpp>
 
 namespace testing_files {
 
-inline const std::filesystem::path golden_checkpoints =
-    std::filesystem::path(KVCACHE_SOURCE_DIR) / "tests" / "data" / "checkpoints";
+inline const std::filesystem::path golden_checkpoints = test_folders::project() / "tests" / "data" / "checkpoints";
 
 /// Type number and bytes of a stored tensor.
 using gguf_data = std::pair<std::uint32_t, std::string>;

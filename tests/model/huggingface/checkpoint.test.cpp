@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 #include <model/huggingface/files.hpp>
 
@@ -48,7 +49,7 @@ std::string refused(const std::string& index_text) {
     return opened ? "accepted" : opened.error().field;
 }
 
-const std::filesystem::path goldens = std::filesystem::path(KVCACHE_SOURCE_DIR) / "tests/data/checkpoints";
+const std::filesystem::path goldens = test_folders::project() / "tests/data/checkpoints";
 
 std::vector<std::filesystem::path> golden_directories() {
     std::vector<std::filesystem::path> all;
@@ -275,7 +276,7 @@ TEST_CASE("a checkpoint that does not fit its configuration is refused by the te
 }
 
 TEST_CASE("a real checkpoint opens and fits its configuration") {
-    const auto directory = std::filesystem::path(KVCACHE_TEST_DATA) / "models/stories260k";
+    const auto directory = test_folders::data() / "models/stories260k";
     if (!testing_files::has_test_data(directory))
         return;
     const auto config = kv::read_model_config(directory);

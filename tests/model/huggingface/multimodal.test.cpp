@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 #include <model/huggingface/files.hpp>
 
@@ -22,7 +23,7 @@ namespace kv = kvcache;
 
 namespace {
 
-const std::filesystem::path goldens = std::filesystem::path(KVCACHE_SOURCE_DIR) / "tests/data/checkpoints";
+const std::filesystem::path goldens = test_folders::project() / "tests/data/checkpoints";
 
 std::string read(const std::filesystem::path& file) {
     std::ifstream in(file, std::ios::binary);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/folders.hpp"
 #include <catch2/catch.hpp>
 #include <model/huggingface/files.hpp>
 
@@ -240,7 +241,7 @@ TEST_CASE("a tensor is returned only in the requested shape and in a dtype that 
 }
 
 TEST_CASE("real small safetensors files open, and only their floats are given out") {
-    const std::filesystem::path folder = std::filesystem::path(KVCACHE_TEST_DATA) / "safetensors";
+    const std::filesystem::path folder = test_folders::data() / "safetensors";
     if (!testing_files::has_test_data(folder))
         return;
     const auto open = [&](const char* name) { return kv::safetensors_file::open(folder / name); };
