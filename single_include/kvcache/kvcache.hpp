@@ -17335,7 +17335,7 @@ public:
     /// uses; empty if there is neither.
     [[nodiscard]] std::span<const std::byte> last_state(const sequence_state& state, std::size_t group) const {
         const std::size_t pool = blocks().pool_of(group);
-        if (const auto running = state.running.last(); !running.empty())
+        if (const auto running = state.running.last(); !running.empty() && !blocks().description(pool).opaque)
             return running.subspan(running_bytes(pool), blocks().block_bytes(pool));
         for (const sequence_state::snapshot& one : state.snapshots)
             if (one.pool == pool && (one.entry + 1) * page_tokens_ == state.tokens.size())
@@ -26764,6 +26764,13 @@ public:
     }
 
     void add(part_source other) { parts_.push_back(other); }
+    /// Adds the block of another layer group in the format of its codec, of which `other.rows` rows are in use.
+    template <row_writer Codec>
+    void add(part_source other, const Codec& codec) {
+        if (other.rows < core_.shape().tokens)
+            other.bytes = cut(codec, other.bytes, other.rows);
+        parts_.push_back(other);
+    }
 
     [[nodiscard]] std::span<const part_source> parts() const noexcept { return parts_; }
 
@@ -31285,6 +31292,120 @@ KVCACHE_LAZY [[nodiscard]] inline std::string shown(std::string_view name) {
 
 }} // namespace kvcache
 
+// ---- kvcache/session/group_parts.hpp ------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+/// The blocks of layer groups in the snapshot of a sequence of `tokens` tokens: of a window those that the next query
+/// reads, of a recurrent group the state after the last token, as a part of the last page.
+template <class Core>
+class group_parts {
+public:
+    static_assert(Core::owns_blocks, "snapshots are of caches that have the memory of their layer groups");
+
+    group_parts(const Core& core, std::size_t tokens)
+        : core_(core), blocks_(core.pages().blocks()), tokens_(tokens), page_tokens_(core.shape().tokens) {}
+
+    /// Checks that a sequence has its states. Errors: unsupported, with the group.
+    [[nodiscard]] result<void> check(const typename Core::sequence& of) const {
+        for (std::size_t pool = 0; pool < blocks_.size(); ++pool)
+            if (tokens_ > 0 && blocks_.is_state(pool) && of.state_of(blocks_.group(pool)).empty())
+                return error{error_code::unsupported, field(pool),
+                             field(pool) + ": the state after the last of " + std::to_string(tokens_) +
+                                 " tokens is not known; a fork that ends at a snapshot can be saved"};
+        return {};
+    }
+    /// Adds the parts of a page of such a sequence, which are valid as long as the sequence stays as it is.
+    void add(const typename Core::sequence& of, std::size_t page, page_parts<Core>& to) const {
+        for (std::size_t pool = 0; pool < blocks_.size(); ++pool) {
+            if (!has(pool, page))
+                continue;
+            const auto kind = group_part(blocks_.group(pool));
+            const auto index = static_cast<std::uint32_t>(page);
+            if (blocks_.is_state(pool))
+                to.add({kind, index, 0, of.state_of(blocks_.group(pool))});
+            else
+                to.add({kind, index, of.table()[page].count, bytes(of.state_in(core_), pool, page)},
+                       blocks_.memory().codec(pool));
+        }
+    }
+
+    /// Whether `place` reads a part, for a sequence whose first `known` pages are in the cache.
+    [[nodiscard]] bool places(const record_part& part, std::size_t known) const {
+        for (std::size_t pool = 0; pool < blocks_.size(); ++pool)
+            if (part.kind == group_part(blocks_.group(pool)))
+                return part.index >= known && has(pool, part.index);
+        return false;
+    }
+    /// Copies the parts after the first `known` pages into a lease of all rows after them, and verifies the copies. A
+    /// state at the end of a page is a snapshot too, if there is room. Errors: malformed, mismatched, with the name of
+    /// the parts' kind; out_of_memory.
+    [[nodiscard]] result<void> place(const record& from, std::size_t known, const open_lease<Core>& lease,
+                                     const record_authenticator& auth) const {
+        const std::size_t pages = (tokens_ + page_tokens_ - 1) / page_tokens_;
+        for (std::size_t page = known; page < pages; ++page)
+            for (std::size_t pool = 0; pool < blocks_.size(); ++pool) {
+                if (!has(pool, page))
+                    continue;
+                const auto rows = static_cast<std::uint32_t>(std::min(page_tokens_, tokens_ - page * page_tokens_));
+                const auto placed = blocks_.is_state(pool) ? place_state(from, pool, page, lease, auth)
+                                                           : place_part(from, group_part(blocks_.group(pool)),
+                                                                        static_cast<std::uint32_t>(page), rows,
+                                                                        bytes(lease.state, pool, page), auth);
+                if (!placed)
+                    return placed;
+            }
+        return {};
+    }
+
+private:
+    // Whether a page has a part of a group.
+    [[nodiscard]] bool has(std::size_t pool, std::size_t page) const {
+        return blocks_.is_state(pool) ? (page + 1) * page_tokens_ >= tokens_ && page * page_tokens_ < tokens_
+                                      : page >= blocks_.first_entry(pool, tokens_);
+    }
+    [[nodiscard]] std::string field(std::size_t pool) const {
+        return "groups[" + std::to_string(blocks_.group(pool)) + "]";
+    }
+    [[nodiscard]] std::span<std::byte> bytes(const sequence_state& of, std::size_t pool, std::size_t page) const {
+        return blocks_.memory().bytes(pool, blocks_.block(pool, of.table[page].page));
+    }
+
+    // The state after the last token of a lease.
+    [[nodiscard]] result<void> place_state(const record& from, std::size_t pool, std::size_t page,
+                                           const open_lease<Core>& lease, const record_authenticator& auth) const {
+        const std::size_t group = blocks_.group(pool);
+        const bool opaque = blocks_.description(pool).opaque;
+        const auto index = static_cast<std::uint32_t>(page);
+        const record_part* const part = from.part(group_part(group), index);
+        if (part == nullptr || part->bytes.empty() || (opaque && tokens_ % page_tokens_ != 0))
+            return error{error_code::malformed, "block", "block: the state after the last token is missing"};
+        const auto copy = [&](std::span<std::byte> to) {
+            return place_part(from, group_part(group), index, 0, to, auth);
+        };
+        if (!opaque) // of the sequence itself
+            if (auto copied =
+                    copy(lease.core.groups([&](auto& groups) { return groups.next_state(lease.state, group); }));
+                !copied)
+                return copied;
+        if (tokens_ % page_tokens_ != 0)
+            return {};
+        const auto made = lease.core.groups([&](auto& groups) {
+            return groups.snapshot(lease.state, group, tokens_, opaque ? part->bytes.size() : 0);
+        });
+        if (!made)
+            return opaque ? result<void>(made.error()) : result<void>();
+        return copy(bytes(lease.state, pool, page));
+    }
+
+    const Core& core_;
+    const typename Core::layers_type& blocks_;
+    std::size_t tokens_;
+    std::size_t page_tokens_;
+};
+
+}}} // namespace kvcache::detail
+
 // ---- kvcache/session/snapshot.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -31339,13 +31460,23 @@ namespace detail {
     return {code, std::move(field), std::move(words)};
 }
 
+/// The parts of layer groups, if a cache has any.
+template <class Core>
+[[nodiscard]] auto group_parts_of(const Core& core, std::size_t tokens) {
+    if constexpr (Core::grouped)
+        return group_parts<Core>(core, tokens);
+    else
+        return nullptr;
+}
+
 } // namespace detail
 
 /// Passes a snapshot of a sequence to `write(std::span<const std::span<const std::byte>>)`, which returns
 /// result<void>. The snapshot is a record of the sequence's tokens, pages and generation state, named and
-/// authenticated under `secret` (docs/format.md). For a sequence that continues elsewhere, save a fork. Requires: no
-/// lease of the sequence is open. Errors: unsupported for a sequence that is not exact (a fork of its first exact()
-/// tokens can be saved); those of `write`. Cost: reads every page twice.
+/// authenticated under `secret` (docs/format.md); with layer groups also of the blocks and states with which the next
+/// token runs. For a sequence that continues elsewhere, save a fork. Requires: no lease of the sequence is open.
+/// Errors: unsupported for a sequence that is not exact (a fork of its first exact() tokens can be saved), or whose
+/// states of recurrent layers are not known; those of `write`. Cost: reads every page twice.
 template <class Cache, class Write>
 [[nodiscard]] result<void> write_snapshot(const Cache& cache, const typename Cache::sequence& of,
                                           const generation_state& state, std::string_view secret, Write write) {
@@ -31356,8 +31487,15 @@ template <class Cache, class Write>
     const record_names names(cache.core().id(of.state_in(cache.core()).tenant), secret);
     page_parts pages(cache.core());
     const auto table = of.table();
-    for (std::uint32_t i = 0; i < table.size(); ++i)
+    [[maybe_unused]] const auto groups = detail::group_parts_of(cache.core(), of.size());
+    if constexpr (Cache::core_type::grouped)
+        if (auto whole = groups.check(of); !whole)
+            return whole;
+    for (std::uint32_t i = 0; i < table.size(); ++i) {
         pages.add(table[i], i, of.size(), i);
+        if constexpr (Cache::core_type::grouped)
+            groups.add(of, i, pages);
+    }
     const std::vector<std::byte> pending = bytes_of(state);
     pages.add({part_kind::generation_state, static_cast<std::uint32_t>(table.size()), 0, pending});
     const record_writer made({record_kind::sequence, 0, of.tokens(), names.root(),
@@ -31414,12 +31552,20 @@ template <class Cache>
         sequence.truncate(sequence.size() / page_tokens * page_tokens);
     const std::size_t first = (sequence.size() + page_tokens - 1) / page_tokens; // truncate() may keep fewer
     const auto check = [&](const record_part& part) { return record::sound(part, part.bytes, auth); };
+    [[maybe_unused]] const auto groups = detail::group_parts_of(std::as_const(cache).core(), tokens.size());
+    const auto is_placed = [&](const record_part& part) { // here or with the pages
+        if constexpr (Cache::core_type::grouped)
+            if (part.kind >= part_kind::block)
+                return groups.places(part, first);
+        return part.kind < part_kind::block && part.index >= first && part.index < pages;
+    };
     for (const record_part& part : parts)
-        if (part.index < first || part.index == pages)
+        if (!is_placed(part))
             if (auto sound = check(part); !sound)
                 return sound.error();
     if (sequence.size() < tokens.size()) {
-        auto lease = cache.reserve(sequence, tokens.size() - sequence.size(), {.max_batch_tokens = 1});
+        auto lease = cache.reserve(sequence, tokens.size() - sequence.size(),
+                                   {.max_batch_tokens = 1, .whole = Cache::core_type::grouped});
         if (!lease)
             return lease.error();
         const auto opened = lease->opened();
@@ -31436,8 +31582,13 @@ template <class Cache>
                     if (auto sound = check(*part); !sound)
                         return sound.error();
         }
+        if constexpr (Cache::core_type::grouped)
+            if (auto placed = groups.place(*saved, first, opened, auth); !placed)
+                return placed.error();
         opened.commit_in_place(tokens.subspan(sequence.size()));
     }
+    if constexpr (Cache::core_type::grouped) // a fork holds the snapshots at its end, which a commit leaves to eviction
+        sequence = sequence.fork(sequence.size());
     return restored<Cache>{std::move(sequence), std::move(*state)};
 }
 

@@ -244,7 +244,7 @@ public:
     /// uses; empty if there is neither.
     [[nodiscard]] std::span<const std::byte> last_state(const sequence_state& state, std::size_t group) const {
         const std::size_t pool = blocks().pool_of(group);
-        if (const auto running = state.running.last(); !running.empty())
+        if (const auto running = state.running.last(); !running.empty() && !blocks().description(pool).opaque)
             return running.subspan(running_bytes(pool), blocks().block_bytes(pool));
         for (const sequence_state::snapshot& one : state.snapshots)
             if (one.pool == pool && (one.entry + 1) * page_tokens_ == state.tokens.size())

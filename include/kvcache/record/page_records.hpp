@@ -77,6 +77,13 @@ public:
     }
 
     void add(part_source other) { parts_.push_back(other); }
+    /// Adds the block of another layer group in the format of its codec, of which `other.rows` rows are in use.
+    template <row_writer Codec>
+    void add(part_source other, const Codec& codec) {
+        if (other.rows < core_.shape().tokens)
+            other.bytes = cut(codec, other.bytes, other.rows);
+        parts_.push_back(other);
+    }
 
     [[nodiscard]] std::span<const part_source> parts() const noexcept { return parts_; }
 

@@ -12,6 +12,7 @@
 #include <kvcache/record/page_records.hpp>
 #include <kvcache/record/record.hpp>
 #include <kvcache/record/record_writer.hpp>
+#include <kvcache/session/group_parts.hpp>
 #include <kvcache/session/sampler.hpp>
 
 #include <algorithm>
@@ -78,13 +79,23 @@ namespace detail {
     return {code, std::move(field), std::move(words)};
 }
 
+/// The parts of layer groups, if a cache has any.
+template <class Core>
+[[nodiscard]] auto group_parts_of(const Core& core, std::size_t tokens) {
+    if constexpr (Core::grouped)
+        return group_parts<Core>(core, tokens);
+    else
+        return nullptr;
+}
+
 } // namespace detail
 
 /// Passes a snapshot of a sequence to `write(std::span<const std::span<const std::byte>>)`, which returns
 /// result<void>. The snapshot is a record of the sequence's tokens, pages and generation state, named and
-/// authenticated under `secret` (docs/format.md). For a sequence that continues elsewhere, save a fork. Requires: no
-/// lease of the sequence is open. Errors: unsupported for a sequence that is not exact (a fork of its first exact()
-/// tokens can be saved); those of `write`. Cost: reads every page twice.
+/// authenticated under `secret` (docs/format.md); with layer groups also of the blocks and states with which the next
+/// token runs. For a sequence that continues elsewhere, save a fork. Requires: no lease of the sequence is open.
+/// Errors: unsupported for a sequence that is not exact (a fork of its first exact() tokens can be saved), or whose
+/// states of recurrent layers are not known; those of `write`. Cost: reads every page twice.
 template <class Cache, class Write>
 [[nodiscard]] result<void> write_snapshot(const Cache& cache, const typename Cache::sequence& of,
                                           const generation_state& state, std::string_view secret, Write write) {
@@ -95,8 +106,15 @@ template <class Cache, class Write>
     const record_names names(cache.core().id(of.state_in(cache.core()).tenant), secret);
     page_parts pages(cache.core());
     const auto table = of.table();
-    for (std::uint32_t i = 0; i < table.size(); ++i)
+    [[maybe_unused]] const auto groups = detail::group_parts_of(cache.core(), of.size());
+    if constexpr (Cache::core_type::grouped)
+        if (auto whole = groups.check(of); !whole)
+            return whole;
+    for (std::uint32_t i = 0; i < table.size(); ++i) {
         pages.add(table[i], i, of.size(), i);
+        if constexpr (Cache::core_type::grouped)
+            groups.add(of, i, pages);
+    }
     const std::vector<std::byte> pending = bytes_of(state);
     pages.add({part_kind::generation_state, static_cast<std::uint32_t>(table.size()), 0, pending});
     const record_writer made({record_kind::sequence, 0, of.tokens(), names.root(),
@@ -153,12 +171,20 @@ template <class Cache>
         sequence.truncate(sequence.size() / page_tokens * page_tokens);
     const std::size_t first = (sequence.size() + page_tokens - 1) / page_tokens; // truncate() may keep fewer
     const auto check = [&](const record_part& part) { return record::sound(part, part.bytes, auth); };
+    [[maybe_unused]] const auto groups = detail::group_parts_of(std::as_const(cache).core(), tokens.size());
+    const auto is_placed = [&](const record_part& part) { // here or with the pages
+        if constexpr (Cache::core_type::grouped)
+            if (part.kind >= part_kind::block)
+                return groups.places(part, first);
+        return part.kind < part_kind::block && part.index >= first && part.index < pages;
+    };
     for (const record_part& part : parts)
-        if (part.index < first || part.index == pages)
+        if (!is_placed(part))
             if (auto sound = check(part); !sound)
                 return sound.error();
     if (sequence.size() < tokens.size()) {
-        auto lease = cache.reserve(sequence, tokens.size() - sequence.size(), {.max_batch_tokens = 1});
+        auto lease = cache.reserve(sequence, tokens.size() - sequence.size(),
+                                   {.max_batch_tokens = 1, .whole = Cache::core_type::grouped});
         if (!lease)
             return lease.error();
         const auto opened = lease->opened();
@@ -175,8 +201,13 @@ template <class Cache>
                     if (auto sound = check(*part); !sound)
                         return sound.error();
         }
+        if constexpr (Cache::core_type::grouped)
+            if (auto placed = groups.place(*saved, first, opened, auth); !placed)
+                return placed.error();
         opened.commit_in_place(tokens.subspan(sequence.size()));
     }
+    if constexpr (Cache::core_type::grouped) // a fork holds the snapshots at its end, which a commit leaves to eviction
+        sequence = sequence.fork(sequence.size());
     return restored<Cache>{std::move(sequence), std::move(*state)};
 }
 
