@@ -16,6 +16,7 @@
 #include "support/codec_flag.hpp"
 #include "support/conversation.hpp"
 #include "support/flags.hpp"
+#include "support/kept_layers.hpp"
 #include "support/model_directory.hpp"
 #include "support/saved_context.hpp"
 #include "support/script.hpp"
@@ -33,22 +34,18 @@ struct flags : support::generation_flags, support::document_flags {
     bool demo = false, no_cache = false;
 };
 
-template <class Codec>
+template <class Layers>
 struct host {
-    using conversation = support::conversation<Codec>;
+    using conversation = support::conversation<Layers>;
     using cache = typename conversation::cache;
 
     const support::speaker& speaker;
-    kvcache::identity id;
-    kvcache::page_shape shape;
-    kvcache::cache_limits limit;
-    Codec codec;
+    kvcache::cache_config config;
+    Layers layers;
 
     // Returns a new cache, on the heap because a cache is not movable.
     [[nodiscard]] std::unique_ptr<cache> open() const {
-        return std::unique_ptr<cache>(
-            new cache(kvcache::make_cache({.shape = shape, .limit = limit, .id = id}, codec, kvcache::index::chunk{},
-                                          *kvcache::any_recompute::named(speaker.reuse.recompute))));
+        return std::unique_ptr<cache>(new cache(support::make_cache_of(layers, config)));
     }
 };
 
@@ -64,9 +61,9 @@ void say_cost(const turn_report& turn) {
 }
 
 // Chats with a person, or with the lines of a file, until the input ends.
-template <class Codec>
-int converse(const host<Codec>& at, std::unique_ptr<typename host<Codec>::cache>& store,
-             typename host<Codec>::conversation& chat, const support::script& lines, const flags& f) {
+template <class Layers>
+int converse(const host<Layers>& at, std::unique_ptr<typename host<Layers>::cache>& store,
+             typename host<Layers>::conversation& chat, const support::script& lines, const flags& f) {
     const bool scripted = !f.replay.empty();
     const bool reuse = !f.no_cache && f.how() != kvcache::reuse_mode::baseline;
     const bool person = !scripted && isatty(STDIN_FILENO) != 0;
@@ -111,10 +108,10 @@ int converse(const host<Codec>& at, std::unique_ptr<typename host<Codec>::cache>
 }
 
 // The same, after the conversation of a file, and saved to a file at the end.
-template <class Codec>
-int talk(const host<Codec>& at, const support::script& lines, const flags& f) {
+template <class Layers>
+int talk(const host<Layers>& at, const support::script& lines, const flags& f) {
     auto store = at.open();
-    typename host<Codec>::conversation chat(at.speaker, lines.system);
+    typename host<Layers>::conversation chat(at.speaker, lines.system);
     if (!f.load.empty())
         if (auto loaded = chat.load(*store, f.load); !loaded)
             return report("chat", support::in_file("--load", f.load, loaded.error()));
@@ -126,13 +123,13 @@ int talk(const host<Codec>& at, const support::script& lines, const flags& f) {
 }
 
 // Plays a script `times` times and keeps the best times. Each run has a new cache; without reuse, each turn has one.
-template <class Codec>
-kvcache::result<std::vector<turn_report>> play(const host<Codec>& at, const support::script& lines, bool reuse,
+template <class Layers>
+kvcache::result<std::vector<turn_report>> play(const host<Layers>& at, const support::script& lines, bool reuse,
                                                int times) {
     std::vector<turn_report> best;
     for (int time = 0; time < times; ++time) {
         auto store = at.open();
-        typename host<Codec>::conversation chat(at.speaker, lines.system);
+        typename host<Layers>::conversation chat(at.speaker, lines.system);
         for (std::size_t i = 0; i < lines.turns.size(); ++i) {
             if (!reuse)
                 store = at.open();
@@ -150,8 +147,8 @@ kvcache::result<std::vector<turn_report>> play(const host<Codec>& at, const supp
     return best;
 }
 
-template <class Codec>
-int demo(const host<Codec>& at, const support::script& lines, const std::string& svg, const std::string& command) {
+template <class Layers>
+int demo(const host<Layers>& at, const support::script& lines, const std::string& svg, const std::string& command) {
     constexpr int times = 3;
     std::printf("The same conversation twice: with its past in the cache, and computed anew every turn.\n\n");
     const auto warm = play(at, lines, true, times);
@@ -234,11 +231,12 @@ int run(const flags& f, const std::string& command) {
     speaker.documents = std::move(*documents);
     kvcache::identity id = loaded->model.id(loaded->weights);
     id.tokenizer = words->digest();
-    const kvcache::page_shape shape = loaded->model.shape(f.page);
-    return support::with_codec(
-        f.codec, shape,
-        [&](const auto& codec) {
-            const host<std::decay_t<decltype(codec)>> at{speaker, id, shape, {.bytes = f.memory << 20}, codec};
+    const kvcache::cache_config config{
+        .shape = loaded->model.shape(f.page), .limit = {.bytes = f.memory << 20}, .id = id};
+    return support::with_layers(
+        loaded->model, f.page, f.codec, f.how(), *kvcache::any_recompute::named(f.recompute),
+        [&](const auto& layers) {
+            const host<std::decay_t<decltype(layers)>> at{speaker, config, layers};
             return f.demo ? demo(at, lines, f.svg, command) : talk(at, lines, f);
         },
         [](const kvcache::error& fault) { return report("chat", fault); });

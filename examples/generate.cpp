@@ -2,9 +2,7 @@
 // Continues a prompt with any Hugging Face model directory or GGUF file.
 // test: --model tests/data/checkpoints/llama-gqa-tied --ids 1,2,3 --max-tokens 4 --json
 #include <kvcache/formats/json.hpp>
-#include <kvcache/index/chunk.hpp>
 #include <kvcache/kvcache.hpp>
-#include <kvcache/session/any_recompute.hpp>
 #include <kvcache/session/beam_search.hpp>
 #include <kvcache/session/chunk_generate.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
@@ -23,6 +21,7 @@
 #include "support/codec_flag.hpp"
 #include "support/documents.hpp"
 #include "support/flags.hpp"
+#include "support/kept_layers.hpp"
 #include "support/model_directory.hpp"
 #include "support/perplexity.hpp"
 #include "support/saved_context.hpp"
@@ -108,16 +107,13 @@ int say_beams(kvcache::pipeline<Cache, kvcache::transformer>& pipeline, const fl
     return 0;
 }
 
-// Runs `say(cache, from_tier)` with the cache that the flags select, over pages of a codec.
-template <class Codec, class Say>
-int with_cache(const flags& f, const kvcache::identity& id, const kvcache::page_shape& shape, const Codec& codec,
-               kvcache::cache_limits limit, Say say) {
+// Runs `say(cache, from_tier)` with the cache that the flags select.
+template <class Layers, class Say>
+int with_cache(const flags& f, const kvcache::cache_config& config, const Layers& layers, Say say) {
     const auto tier = server::read_chosen_tier(f.tier, f.tier_secret_file);
     if (!tier)
         return support::report("generate", tier.error());
-    auto cache =
-        kvcache::make_cache({.shape = shape, .limit = limit, .id = id}, codec, *tier, kvcache::hash::xxh3{tier->secret},
-                            kvcache::index::chunk{}, *kvcache::any_recompute::named(f.recompute));
+    auto cache = support::make_cache_of(layers, config, *tier, kvcache::hash::xxh3{tier->secret});
     if (const auto damage = cache.tier().damage())
         std::cerr << "generate: warning: " << damage->message << '\n';
     if (auto open = cache.tier().status(); !open)
@@ -141,17 +137,18 @@ struct question {
 
 // Bytes for the pages of the context, the prompt, the answer and the warm-up text; a run without the cache needs a
 // second copy of both, and each beam has pages of its own.
-template <class Codec>
-std::size_t page_memory(const flags& f, const question& of, const Codec& codec) {
+template <class Layers>
+std::size_t page_memory(const flags& f, const question& of, const Layers& layers) {
     const std::size_t longest = of.prompt.size() + std::min(f.max_tokens, of.model.max_positions()); // no overflow
     std::size_t alone = of.warm.size(); // rows that are computed before
     for (const tokens& one : of.documents)
         alone +=
             one.size() + f.page + (f.chunk_size > 0 ? one.size() / f.chunk_size * (f.sinks + f.overlap + f.page) : 0);
     const std::size_t rows = 2 * longest + alone + f.beams * (longest - of.prompt.size() + f.page);
-    const std::size_t page_bytes = codec.open(of.shape).page_bytes();
-    return (rows / f.page + 4) * page_bytes + (f.load.empty() ? 0 : support::context_bytes(f.load, page_bytes)) +
-           support::residual_bytes(codec, of.shape, f.max_batch_tokens + (f.beams + 1) * f.page);
+    const std::size_t page_bytes = layers.codec.open(of.shape).page_bytes();
+    return layers.other_bytes(rows) + (rows / f.page + 4) * page_bytes +
+           (f.load.empty() ? 0 : support::context_bytes(f.load, page_bytes)) +
+           support::residual_bytes(layers.codec, of.shape, f.max_batch_tokens + (f.beams + 1) * f.page);
 }
 
 // An answer, and the state of its draws before it.
@@ -228,8 +225,8 @@ int answer_in_mode(Cache& cache, kvcache::thread_pool& pool, const flags& f, con
     return 0;
 }
 
-template <class Codec>
-int answer(const flags& f, const question& of, const Codec& codec) {
+template <class Layers>
+int answer(const flags& f, const question& of, const Layers& layers) {
     std::ofstream rows_out;
     if (!f.logits.empty()) {
         rows_out.open(f.logits, std::ios::binary);
@@ -237,11 +234,12 @@ int answer(const flags& f, const question& of, const Codec& codec) {
             return support::report("generate", unwritable(f.logits));
     }
     kvcache::thread_pool pool(f.threads);
-    const kvcache::cache_limits limit{.bytes = page_memory(f, of, codec)};
-    return with_cache(f, of.id, of.shape, codec, limit, [&](auto& cache, auto from_tier) {
+    const kvcache::cache_config config{.shape = of.shape, .limit = {.bytes = page_memory(f, of, layers)}, .id = of.id};
+    return with_cache(f, config, layers, [&](auto& cache, auto from_tier) {
         using cache_type = std::remove_reference_t<decltype(cache)>;
-        if (f.how() != kvcache::reuse_mode::prefix)
-            return answer_in_mode(cache, pool, f, of, from_tier);
+        if constexpr (kvcache::knows_chunks<cache_type>)
+            if (f.how() != kvcache::reuse_mode::prefix)
+                return answer_in_mode(cache, pool, f, of, from_tier);
         kvcache::pipeline pipeline(cache, of.model, pool, f.max_batch_tokens);
         if (!of.warm.empty() && !f.no_cache)
             if (auto warmed = pipeline.prefill(of.warm, kvcache::logits_mode::none); !warmed)
@@ -401,10 +399,13 @@ int run(const flags& f) {
     }
     of.prompt = std::move(*prompt);
     of.warm = std::move(*warm);
-    return support::with_codec(
-        f.codec, of.shape,
-        [&](const auto& codec) { return f.perplexity.empty() ? answer(f, of, codec) : say_perplexity(f, of, codec); },
-        [](const kvcache::error& fault) { return support::report("generate", fault); });
+    const auto on_error = [](const kvcache::error& fault) { return support::report("generate", fault); };
+    if (!f.perplexity.empty())
+        return support::with_codec(
+            f.codec, of.shape, [&](const auto& codec) { return say_perplexity(f, of, codec); }, on_error);
+    return support::with_layers(
+        of.model, f.page, f.codec, f.how(), *kvcache::any_recompute::named(f.recompute),
+        [&](const auto& layers) { return answer(f, of, layers); }, on_error);
 }
 
 } // namespace

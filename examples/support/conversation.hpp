@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/index/chunk.hpp>
 #include <kvcache/kvcache.hpp>
-#include <kvcache/session/any_recompute.hpp>
 #include <kvcache/session/chunk_generate.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
 #include <kvcache/session/snapshot.hpp>
@@ -21,6 +19,7 @@
 #include <vector>
 
 #include "documents.hpp"
+#include "kept_layers.hpp"
 #include "marked_text.hpp"
 #include "model_directory.hpp"
 #include "saved_chat.hpp"
@@ -52,11 +51,11 @@ struct turn_report {
     std::vector<kvcache::token_id> ids = {}; ///< Tokens of the answer.
 };
 
-/// The messages of a conversation; it generates the next answer.
-template <class Codec>
+/// The messages of a conversation; it generates the next answer. `Layers`: what its cache keeps (kept_layers.hpp).
+template <class Layers>
 class conversation {
 public:
-    using cache = kvcache::cache<Codec, kvcache::index::chunk, kvcache::any_recompute>;
+    using cache = cache_of<Layers>;
     using cache_pipeline = kvcache::pipeline<cache, kvcache::transformer>;
 
     conversation(const speaker& with, std::string_view system) : with_(with), system_(system) { clear(); }
@@ -164,15 +163,16 @@ private:
             report.ids = std::move(made.ids);
             return std::move(report);
         };
-        if (chunks) {
-            auto made = answer_with_chunks(store, *prompt, stop, on_token);
-            if (!made)
-                return made.error();
-            report.reused = made->counts.exact + made->counts.approximate;
-            report.prefilled = made->counts.prefilled + made->counts.recomputed;
-            report.approximate = made->counts.approximate;
-            return finish(*made);
-        }
+        if constexpr (kvcache::knows_chunks<cache>)
+            if (chunks) {
+                auto made = answer_with_chunks(store, *prompt, stop, on_token);
+                if (!made)
+                    return made.error();
+                report.reused = made->counts.exact + made->counts.approximate;
+                report.prefilled = made->counts.prefilled + made->counts.recomputed;
+                report.approximate = made->counts.approximate;
+                return finish(*made);
+            }
         cache_pipeline pipeline(store, with_.model, with_.threads, with_.max_batch_tokens);
         auto made = kvcache::generate(pipeline, *prompt, with_.sampling, stop, on_token);
         if (!made)
@@ -184,24 +184,24 @@ private:
 
     // Answers with documents that are computed by themselves first, unless the cache knows them.
     template <class Say>
-    kvcache::result<kvcache::spliced_answer<cache>> answer_with_chunks(cache& store,
-                                                                       std::span<const kvcache::token_id> prompt,
-                                                                       const kvcache::stop_criteria& stop, Say say) {
-        const auto split = chunking_of(with_.reuse, with_.words);
-        kvcache::chunk_pipeline<cache, kvcache::transformer> pipeline(
-            store, with_.model, with_.threads,
-            {.split = split, .store = false, .max_batch_tokens = with_.max_batch_tokens});
-        std::vector<std::vector<kvcache::token_id>> documents;
-        for (const std::string& text : with_.documents) {
-            auto ids = with_.words.encode(text, {.add_special_tokens = false, .parse_special = false});
-            if (!ids)
-                return ids.error();
-            documents.push_back(std::move(*ids));
+    auto answer_with_chunks(cache& store, std::span<const kvcache::token_id> prompt, const kvcache::stop_criteria& stop,
+                            Say say) -> kvcache::result<kvcache::spliced_answer<cache>>
+        requires kvcache::knows_chunks<cache> {
+            const auto split = chunking_of(with_.reuse, with_.words);
+            kvcache::chunk_pipeline<cache, kvcache::transformer> pipeline(
+                store, with_.model, with_.threads,
+                {.split = split, .store = false, .max_batch_tokens = with_.max_batch_tokens});
+            std::vector<std::vector<kvcache::token_id>> documents;
+            for (const std::string& text : with_.documents) {
+                auto ids = with_.words.encode(text, {.add_special_tokens = false, .parse_special = false});
+                if (!ids)
+                    return ids.error();
+                documents.push_back(std::move(*ids));
+            }
+            if (auto warmed = warm_documents(store, pipeline, with_.reuse, split, documents); !warmed)
+                return warmed.error();
+            return kvcache::generate(pipeline, prompt, kvcache::reuse_mode::chunks, with_.sampling, stop, say);
         }
-        if (auto warmed = warm_documents(store, pipeline, with_.reuse, split, documents); !warmed)
-            return warmed.error();
-        return kvcache::generate(pipeline, prompt, kvcache::reuse_mode::chunks, with_.sampling, stop, say);
-    }
 
     const speaker& with_;
     std::string system_;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "codec_flag.hpp"
+#include "kept_layers.hpp"
 
 namespace support {
 
@@ -78,21 +79,15 @@ struct text_window {
     return made;
 }
 
-/// A cache for one window, and its pipeline.
+/// A cache for one window, of the model's layer groups, and its pipeline.
 template <class Codec>
 class window_reader {
 public:
-    using cache = kvcache::cache<Codec>;
+    using cache = cache_of<grouped_layers<Codec>>;
 
-    window_reader(const kvcache::transformer& model, kvcache::thread_pool& threads, const Codec& codec,
-                  std::uint32_t page, std::size_t window, std::size_t max_batch_tokens)
-        : store_(
-              kvcache::make_cache({.shape = model.shape(page),
-                                   .limit = {.bytes = (window / page + 2) * codec.open(model.shape(page)).page_bytes() +
-                                                      residual_bytes(codec, model.shape(page), max_batch_tokens)}},
-                                  codec)),
-          pipeline_(store_, model, threads, max_batch_tokens),
-          sequence_(store_.open()) {}
+    window_reader(const kvcache::transformer& model, kvcache::thread_pool& threads, const grouped_layers<Codec>& layers,
+                  std::size_t window, std::size_t max_batch_tokens)
+        : window_reader(model, threads, layers, model.shape(layers.layout.tokens), window, max_batch_tokens) {}
 
     /// Forgets the window before.
     void begin() {
@@ -106,6 +101,16 @@ public:
     }
 
 private:
+    window_reader(const kvcache::transformer& model, kvcache::thread_pool& threads, const grouped_layers<Codec>& layers,
+                  kvcache::page_shape shape, std::size_t window, std::size_t max_batch_tokens)
+        : store_(make_cache_of(layers,
+                               {.shape = shape,
+                                .limit = {.bytes = (window / shape.tokens + 2) * layers.codec.open(shape).page_bytes() +
+                                                   residual_bytes(layers.codec, shape, max_batch_tokens) +
+                                                   layers.other_bytes(window + max_batch_tokens)}})),
+          pipeline_(store_, model, threads, max_batch_tokens),
+          sequence_(store_.open()) {}
+
     cache store_;
     kvcache::pipeline<cache, kvcache::transformer> pipeline_;
     typename cache::sequence sequence_;
@@ -139,8 +144,10 @@ perplexity_of(const kvcache::transformer& model, kvcache::thread_pool& threads, 
         return kvcache::error{kvcache::error_code::out_of_range, "text",
                               "a text of fewer than two tokens predicts none"};
     const std::size_t longest = std::min(with.window, text.size());
-    window_reader exact(model, threads, kvcache::codec::f32{}, with.page, longest, with.max_batch_tokens);
-    window_reader coded(model, threads, codec, with.page, longest, with.max_batch_tokens);
+    const kvcache::cache_layout layout = model.layout(with.page);
+    window_reader exact(model, threads, grouped_layers<kvcache::codec::f32>{{}, layout}, longest,
+                        with.max_batch_tokens);
+    window_reader coded(model, threads, grouped_layers<Codec>{codec, layout}, longest, with.max_batch_tokens);
     quality_sum sum, base;
     kvcache::matrix rows, coded_rows;
     for (std::size_t i = 0; i < windows.size(); ++i) {

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/codec/by_group.hpp>
+#include <kvcache/codec/f32.hpp>
+#include <kvcache/core/errors.hpp>
+#include <kvcache/core/layout.hpp>
+#include <kvcache/core/shape.hpp>
+#include <kvcache/index/chunk.hpp>
+#include <kvcache/layer_groups.hpp>
+#include <kvcache/model/transformer.hpp>
+#include <kvcache/session/any_recompute.hpp>
+#include <kvcache/session/reuse_mode.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "codec_flag.hpp"
+
+namespace support {
+
+/// Policies of a cache that keeps every token in every layer, in pages of a codec. It can reuse chunks.
+template <class Codec>
+struct alike_layers {
+    Codec codec;
+    kvcache::any_recompute recompute;
+
+    [[nodiscard]] auto policies() const { return std::tuple(codec, kvcache::index::chunk{}, recompute); }
+    /// Bytes of what is not in pages, for `rows` tokens of a sequence.
+    [[nodiscard]] std::size_t other_bytes(std::size_t) const { return 0; }
+};
+
+/// Policies of a cache of a model's layer groups: pages of a codec for full attention, float32 for windows, and states.
+template <class Codec>
+struct grouped_layers {
+    Codec codec;
+    kvcache::cache_layout layout;
+
+    [[nodiscard]] auto policies() const {
+        return std::tuple(kvcache::codec::by_group{codec, kvcache::codec::f32{}},
+                          kvcache::layers::grouped{.layout = layout});
+    }
+    /// A block of each window for each page, and a snapshot of each state where a prompt ends, before its end, where it
+    /// parts from another, and each four pages of an answer.
+    [[nodiscard]] std::size_t other_bytes(std::size_t rows) const {
+        const std::size_t pages = rows / layout.tokens + 4;
+        std::size_t bytes = 0;
+        for (const kvcache::layer_group& group : layout.groups)
+            if (group.window > 0)
+                bytes += pages * layout.tokens * 2 * group.layers * group.kv_heads * group.head_dim * sizeof(float);
+            else
+                bytes += (pages / 4 + 8) * group.state_bytes;
+        return bytes;
+    }
+};
+
+/// The cache that such policies make, with `More` policies.
+template <class Layers, class... More>
+[[nodiscard]] auto make_cache_of(const Layers& layers, const kvcache::cache_config& config, const More&... more) {
+    return std::apply([&](const auto&... each) { return kvcache::make_cache(config, each..., more...); },
+                      layers.policies());
+}
+template <class Layers, class... More>
+using cache_of = decltype(make_cache_of(std::declval<const Layers&>(), {}, std::declval<const More&>()...));
+
+/// Runs `use(layers)` with what a model's cache keeps and returns its result: layer groups where layers keep different
+/// things, but not if chunks are reused, which takes pages of all layers. `codec` is the name of a codec. Errors:
+/// unsupported for a model with recurrent layers that does not reuse prefixes; those of read_codec and check_page.
+template <class Use, class OnError>
+int with_layers(const kvcache::transformer& model, std::uint32_t page, std::string_view codec, kvcache::reuse_mode mode,
+                const kvcache::any_recompute& recompute, Use use, OnError on_error) {
+    const kvcache::page_shape shape = model.shape(page);
+    const kvcache::cache_layout layout = model.layout(page);
+    const bool prefixes = mode == kvcache::reuse_mode::prefix;
+    if (model.state_group() && !prefixes)
+        return on_error({kvcache::error_code::unsupported, "--mode",
+                         "--mode: a model with recurrent layers has a state of all tokens before, so it reuses "
+                         "prefixes alone"});
+    if (layout.groups.size() == 1 || !prefixes)
+        return with_codec(
+            codec, shape,
+            [&](const auto& pages) {
+                return use(alike_layers<std::decay_t<decltype(pages)>>{pages, recompute});
+            },
+            on_error);
+    const auto read = read_codec(codec);
+    if (!read)
+        return on_error(read.error());
+    if (const auto fits = check_page(*read, shape); !fits)
+        return on_error(fits.error());
+    return use(grouped_layers<kvcache::any_kv_codec>{*read, layout});
+}
+
+} // namespace support

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""generate and chat with models whose layers keep different things: windows and recurrent states. What is reused has the
+bits of what is computed; contexts are saved; a tier gives pages, windows and states to the next process.
+
+    groups.py GENERATE CHAT MODEL
+"""
+import json
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+generate, chat, model = sys.argv[1:4]
+CHECKPOINTS = Path(__file__).parents[1] / "data" / "checkpoints"
+MODELS = ["qwen35", "lfm2", "granitehybrid", "gemma3", "gpt-oss"]
+RECURRENT = MODELS[:3]
+
+
+def run(program, *flags, text="", fails=False):
+    done = subprocess.run([program, *map(str, flags)], input=text, capture_output=True, text=True, timeout=240)
+    assert (done.returncode != 0) == fails, (flags, done.returncode, done.stdout, done.stderr)
+    return done.stderr if fails else done.stdout
+
+
+def with_words(checkpoint, directory):
+    """The weights of a checkpoint with the words of MODEL: the rows of its vocabulary are repeated."""
+    shutil.copytree(model, directory)
+    config, own = (json.loads((Path(folder) / "config.json").read_text()) for folder in (checkpoint, model))
+    words, rows = own["vocab_size"], config["vocab_size"]
+    config |= {"vocab_size": words, "max_position_embeddings": 2048, "eos_token_id": own["eos_token_id"]}
+    (directory / "config.json").write_text(json.dumps(config))
+    old = (checkpoint / "model.safetensors").read_bytes()
+    size, = struct.unpack("<Q", old[:8])
+    tensors, new, entries = json.loads(old[8:8 + size]), b"", {}
+    for name, of in tensors.items():
+        if name == "__metadata__":
+            continue
+        begin, end = of["data_offsets"]
+        numbers = old[8 + size + begin:8 + size + end]
+        if of["shape"][0] == rows and name in ("lm_head.weight", "model.embed_tokens.weight"):
+            row = len(numbers) // rows
+            numbers = (numbers * (words // rows + 1))[:words * row]
+            of["shape"][0] = words
+        entries[name] = of | {"data_offsets": [len(new), len(new) + len(numbers)]}
+        new += numbers
+    header = json.dumps(entries).encode()
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + new)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        prompt = [(7 * i + i * i) % 70 + 3 for i in range(90)]
+        listed = lambda ids: ",".join(map(str, ids))
+
+        for one in MODELS:
+            path = CHECKPOINTS / one
+
+            def answer(ids, *flags, most=6):
+                return json.loads(run(generate, "--model", path, *(["--ids", listed(ids)] if ids else []), "--page", 16, "--json",
+                                      "--ignore-eos", "--max-tokens", most, *flags))
+
+            def logits(*flags):
+                run(generate, "--model", path, "--ids", listed(prompt), "--page", 16, "--max-tokens", 1, "--logits", directory / "rows",
+                    *flags)
+                return (directory / "rows").read_bytes()
+
+            cold = answer(prompt, "--no-cache")
+            warm = answer(prompt, "--warm-ids", listed(prompt[:70]))
+            assert warm["ids"] == cold["ids"] and warm["reused"] == 64, (one, cold, warm)
+            rows = logits()
+            reused = logits("--warm-ids", listed(prompt[:70]))
+            assert rows[-len(reused):] == reused and len(reused) < len(rows), one
+
+            file = directory / f"{one}.context"
+            begun = answer(prompt, "--save", file, most=2)
+            rest = answer([], "--load", file, most=4)
+            assert begun["ids"] + rest["ids"] == cold["ids"], (one, begun, rest, cold)
+            assert rest["prefilled"] == 1, rest
+
+            tier = ["--tier", f"lmdb:{directory / one}"]
+            first, second = answer(prompt, *tier), answer(prompt, *tier)
+            assert first["from_tier"] == 0 and second["from_tier"] == 80, (one, first, second)
+            assert first["ids"] == second["ids"] == cold["ids"], (one, first, second)
+
+            coded = answer(prompt, "--codec", "int8"), answer(prompt, "--codec", "int8", "--warm-ids", listed(prompt[:70]))
+            assert coded[0]["ids"] == coded[1]["ids"] and coded[1]["reused"] == 64, (one, coded)
+            beams = [answer(prompt, "--beams", 3, *flags) for flags in ([], ["--warm-ids", listed(prompt[:70])])]
+            assert beams[0]["answers"] == beams[1]["answers"], (one, beams)
+
+            if one in RECURRENT:
+                for mode in "chunks", "baseline":
+                    words = run(generate, "--model", path, "--ids", "1", "--mode", mode, fails=True)
+                    assert "recurrent layers" in words, words
+                words = run(generate, "--model", path, "--ids", "5", "--max-tokens", "0", "--codec", "int9", fails=True)
+                assert "int9" in words, words
+
+        for one in "qwen35", "gemma3":
+            path = directory / f"{one}-words"
+            with_words(CHECKPOINTS / one, path)
+            said = run(chat, "--model", path, "--demo", "--max-tokens", 6, "--page", 16)
+            assert "A hit equals a miss, bit for bit." in said, said
+            talk = lambda *flags, text: run(chat, "--model", path, "--page", 16, "--max-tokens", 6, *flags, text=text)
+            talk("--save", directory / "talk", text="Who is Ella?\n")
+            on = talk("--load", directory / "talk", text="Why?\n")
+            whole = talk(text="Who is Ella?\nWhy?\n")
+            last = lambda text: [line for line in text.splitlines() if not line.startswith("[")][-1]
+            assert last(on) == last(whole), (on, whole)
+    print("groups.py: all holds")
+
+
+main()
