@@ -25476,19 +25476,20 @@ public:
         return true;
     }
 
-    /// The rows of a prompt follow, of which so much was found.
-    void begin_prompt(const lookup_result& found) {
-        if (group_)
-            wanted_ = places_.of(found, page_tokens_);
+    /// Whether the model has recurrent layers.
+    [[nodiscard]] bool any() const noexcept { return group_.has_value(); }
+    /// Where a prompt leaves snapshots, of which so much was found; empty without recurrent layers. Throws: bad_alloc.
+    [[nodiscard]] std::vector<std::size_t> places_in(const lookup_result& found) const {
+        return group_ ? places_.of(found, page_tokens_) : std::vector<std::size_t>();
     }
-    /// Rows after prompts follow.
-    void end_prompt() noexcept { wanted_.reset(); }
     /// A batch begins.
     void clear() noexcept { used_ = 0; }
 
-    /// The states of the rows [row, row + count) of a lease, whose rows before have run. Valid until `clear`.
+    /// The states of the rows [row, row + count) of a lease, whose rows before have run. `wanted`: what places_in
+    /// returned; null for rows after a prompt. Valid until `clear`.
     template <class Lease>
-    [[nodiscard]] slice_states of(const Lease& lease, std::size_t row, std::size_t count) {
+    [[nodiscard]] slice_states of(const Lease& lease, std::size_t row, std::size_t count,
+                                  const std::vector<std::size_t>* wanted) {
         slice_states made;
         if constexpr (owns)
             if (group_) {
@@ -25496,7 +25497,7 @@ public:
                 made.before = row == 0 ? lease.state_before(*group_) : made.after;
                 if (used_ == copies_.size())
                     copies_.emplace_back();
-                take_snapshots(lease, lease.first() + row, count, copies_[used_]);
+                take_snapshots(lease, lease.first() + row, count, wanted, copies_[used_]);
                 made.copies = copies_[used_++];
             }
         return made;
@@ -25507,11 +25508,12 @@ private:
 
     // Where there is no room for a snapshot, there is none.
     template <class Lease>
-    void take_snapshots(const Lease& lease, std::size_t first, std::size_t count, std::vector<state_copy>& made) const {
+    void take_snapshots(const Lease& lease, std::size_t first, std::size_t count,
+                        const std::vector<std::size_t>* wanted, std::vector<state_copy>& made) const {
         made.clear();
         for (std::size_t at = (first / page_tokens_ + 1) * page_tokens_; at <= first + count; at += page_tokens_)
-            if (wanted_ ? std::binary_search(wanted_->begin(), wanted_->end(), at)
-                        : places_.after_prompt(at, lease.first(), lease.first() + lease.rows(), page_tokens_))
+            if (wanted != nullptr ? std::binary_search(wanted->begin(), wanted->end(), at)
+                                  : places_.after_prompt(at, lease.first(), lease.first() + lease.rows(), page_tokens_))
                 if (auto block = lease.snapshot(*group_, at))
                     made.push_back({at - first, lease.state_of(*group_, *block)});
     }
@@ -25519,8 +25521,7 @@ private:
     std::size_t page_tokens_;
     snapshot_places places_;
     std::optional<std::size_t> group_;
-    std::optional<std::vector<std::size_t>> wanted_; // of the prompt that is computed
-    std::vector<std::vector<state_copy>> copies_;    // of the slices of a batch, and memory for more
+    std::vector<std::vector<state_copy>> copies_; // of the slices of a batch, and memory for more
     std::size_t used_ = 0;
 };
 
@@ -25568,6 +25569,9 @@ struct batch_entry {
     /// a lease of their own, which is committed.
     const typename Cache::lease* open = nullptr;
     std::span<const std::size_t> rows = {};
+    /// Where the tokens, which are of a prompt, leave snapshots of recurrent layers: what pipeline::snapshots_in
+    /// returned for it. If null, they follow a prompt.
+    const std::vector<std::size_t>* snapshots = nullptr;
 };
 
 /// Tokens in, logits out: acquire, forward, commit. A row's logits have the same bits for any reuse,
@@ -25608,19 +25612,20 @@ public:
         auto got = cache_.acquire(tokens, how);
         if (!got)
             return got.error();
-        states_.begin_prompt(got->found);
+        const std::vector<std::size_t> places = snapshots_in(got->found);
         const std::size_t reused = got->lease.first();
         prefill_result<Cache> made{std::move(got->sequence), {}, reused, tokens.size() - reused, got->found};
         {
             const lease_guard at_the_end{leases_};
             const auto some = tokens.subspan(reused, got->lease.rows());
             leases_.push_back(std::move(got->lease));
-            const batch_entry<Cache> first{&made.sequence, some, wanted_of(wanted, reused + some.size(), tokens)};
+            batch_entry<Cache> first{&made.sequence, some, wanted_of(wanted, reused + some.size(), tokens)};
+            first.snapshots = &places;
             if (auto ran = compute(std::span(&first, 1), made.logits); !ran)
                 return ran.error();
         }
         if (made.sequence.size() < tokens.size())
-            if (auto ran = prefill_rest(tokens, wanted, made); !ran)
+            if (auto ran = prefill_rest(tokens, wanted, places, made); !ran)
                 return ran.error();
         return result<prefill_result<Cache>>(std::move(made)); // nvcc copies what is named
     }
@@ -25645,7 +25650,6 @@ public:
         for (const batch_entry<Cache>& one : batch)
             if (auto ready = restore(*one.sequence); !ready)
                 return ready;
-        states_.end_prompt();
         return extend_known(batch, logits);
     }
 
@@ -25662,6 +25666,14 @@ public:
         return {};
     }
 
+    /// Where a prompt leaves snapshots of recurrent layers, of which a look at the cache found so much. Throws:
+    /// bad_alloc.
+    [[nodiscard]] std::vector<std::size_t> snapshots_in(const lookup_result& found) const {
+        return states_.places_in(found);
+    }
+    /// Whether a sequence that drops tokens loses the states after those that it keeps, so that they run again from a
+    /// snapshot: the model has recurrent layers.
+    [[nodiscard]] bool has_states() const noexcept { return states_.any(); }
     /// The threads that it runs on.
     [[nodiscard]] thread_pool& threads() const noexcept { return threads_; }
     /// Positions the model can tell apart.
@@ -25674,12 +25686,13 @@ private:
     }
     // Computes a prompt after its first part. Errors: as extend.
     [[nodiscard]] result<void> prefill_rest(std::span<const token_id> tokens, logits_mode wanted,
-                                            prefill_result<Cache>& made) {
+                                            const std::vector<std::size_t>& places, prefill_result<Cache>& made) {
         matrix part;
         while (made.sequence.size() < tokens.size()) {
             const std::size_t at = made.sequence.size();
             const auto some = tokens.subspan(at, std::min(tokens.size() - at, max_batch_tokens_));
-            const batch_entry<Cache> one{&made.sequence, some, wanted_of(wanted, at + some.size(), tokens)};
+            batch_entry<Cache> one{&made.sequence, some, wanted_of(wanted, at + some.size(), tokens)};
+            one.snapshots = &places;
             if (auto ran = extend_known(std::span(&one, 1), part); !ran)
                 return ran;
             const Eigen::Index before = made.logits.rows();
@@ -25760,7 +25773,7 @@ private:
                 const logits_mode which = one.wanted == logits_mode::last && !last ? logits_mode::none : one.wanted;
                 const auto some = one.rows.empty() ? one.rows : one.rows.subspan(row, n);
                 parts_.push_back({of, some.empty() ? row : some.front(), one.tokens.subspan(row, n), which, some});
-                parts_.back().states = states_.of(*of, row, n);
+                parts_.back().states = states_.of(*of, row, n, one.snapshots);
                 row += n;
                 rows += n;
                 if (rows == max_batch_tokens_) {
@@ -28726,7 +28739,8 @@ struct engine_request {
     sampler sampling = {}; ///< Answer c draws with choice + c.
     stop_criteria stop = {};
     std::size_t choices = 1;
-    std::size_t draft = 0;         ///< Maximum tokens drafted at a time; drafts do not change the result.
+    std::size_t draft = 0;         ///< Maximum tokens drafted at a time; drafts do not change the result. With
+                                   ///< recurrent layers none are: a state cannot drop those that are refused.
     kvcache::drafter drafter = {}; ///< What drafts them; empty: prompt lookup.
     std::optional<std::size_t> log_probabilities = {}; ///< If set, log-probabilities are reported, with this number
                                                        ///< of most likely tokens.
@@ -29078,6 +29092,7 @@ struct engine_slot {
     sampler sampling = {};
     token_counts counts = {};
     std::optional<finish_reason> ended = {};
+    std::vector<std::size_t> snapshots = {}; // where its prompt leaves them
 
     // Rows of the current step.
     std::size_t rows = 0;               // number of tokens
@@ -29404,7 +29419,8 @@ private:
             slot& one = each->slots[c];
             const std::size_t spare = for_answers - 1 > answers ? for_answers - 1 - answers : 0;
             one.rows = 1;
-            each->draft(one, std::min(spare, model_.max_positions() - one.tokens.size()), model_.vocabulary());
+            if (!pipeline_.has_states()) // a draft in part would cost the states
+                each->draft(one, std::min(spare, model_.max_positions() - one.tokens.size()), model_.vocabulary());
             const std::size_t rows = one.run().size();
             add(*each, c, rows);
             for_answers -= rows;
@@ -29522,6 +29538,8 @@ private:
                           wanted == 0   ? logits_mode::none
                           : wanted == 1 ? logits_mode::last
                                         : logits_mode::all});
+        if (one.pending() > 1 || each.generated(one) == 0)
+            batch_.back().snapshots = &one.snapshots;
         if constexpr (knows_chunks<Cache>)
             if (one.splice.placed()) {
                 batch_.back().open = &one.splice.lease();
@@ -29544,7 +29562,8 @@ private:
         }
         // The tier was read ahead if possible, so only memory is searched then.
         auto& core = cache_.core();
-        auto found = core.find(core.number_of(each.request.tenant), one.tokens, true, !prefetches<Cache>).sequence;
+        auto match = core.find(core.number_of(each.request.tenant), one.tokens, true, !prefetches<Cache>);
+        auto& found = match.sequence;
         auto& given = each.request.known;
         const bool own = given && given->size() >= found.size() && given->size() < one.tokens.size();
         const std::size_t known = own ? given->size() : found.size();
@@ -29568,9 +29587,10 @@ private:
         // Waiting costs one step, so it must save a page or most of the remaining tokens.
         if (coming > held && (coming - held >= cache_.shape().tokens || 2 * coming >= held + one.tokens.size()))
             return false;
+        one.snapshots = pipeline_.snapshots_in(match.found);
         if (nearest != nullptr)
             one.sequence = nearest->sequence->fork(held);
-        else
+        if (nearest == nullptr || one.held() < known) // layers with states continue where a fork has theirs
             one.sequence = own ? std::move(*given) : std::move(found);
         given.reset();
         if constexpr (knows_chunks<Cache>)

@@ -53,6 +53,7 @@ struct engine_slot {
     sampler sampling = {};
     token_counts counts = {};
     std::optional<finish_reason> ended = {};
+    std::vector<std::size_t> snapshots = {}; // where its prompt leaves them
 
     // Rows of the current step.
     std::size_t rows = 0;               // number of tokens

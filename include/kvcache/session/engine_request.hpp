@@ -92,7 +92,8 @@ struct engine_request {
     sampler sampling = {}; ///< Answer c draws with choice + c.
     stop_criteria stop = {};
     std::size_t choices = 1;
-    std::size_t draft = 0;         ///< Maximum tokens drafted at a time; drafts do not change the result.
+    std::size_t draft = 0;         ///< Maximum tokens drafted at a time; drafts do not change the result. With
+                                   ///< recurrent layers none are: a state cannot drop those that are refused.
     kvcache::drafter drafter = {}; ///< What drafts them; empty: prompt lookup.
     std::optional<std::size_t> log_probabilities = {}; ///< If set, log-probabilities are reported, with this number
                                                        ///< of most likely tokens.

@@ -140,7 +140,8 @@ private:
             slot& one = each->slots[c];
             const std::size_t spare = for_answers - 1 > answers ? for_answers - 1 - answers : 0;
             one.rows = 1;
-            each->draft(one, std::min(spare, model_.max_positions() - one.tokens.size()), model_.vocabulary());
+            if (!pipeline_.has_states()) // a draft in part would cost the states
+                each->draft(one, std::min(spare, model_.max_positions() - one.tokens.size()), model_.vocabulary());
             const std::size_t rows = one.run().size();
             add(*each, c, rows);
             for_answers -= rows;
@@ -258,6 +259,8 @@ private:
                           wanted == 0   ? logits_mode::none
                           : wanted == 1 ? logits_mode::last
                                         : logits_mode::all});
+        if (one.pending() > 1 || each.generated(one) == 0)
+            batch_.back().snapshots = &one.snapshots;
         if constexpr (knows_chunks<Cache>)
             if (one.splice.placed()) {
                 batch_.back().open = &one.splice.lease();
@@ -280,7 +283,8 @@ private:
         }
         // The tier was read ahead if possible, so only memory is searched then.
         auto& core = cache_.core();
-        auto found = core.find(core.number_of(each.request.tenant), one.tokens, true, !prefetches<Cache>).sequence;
+        auto match = core.find(core.number_of(each.request.tenant), one.tokens, true, !prefetches<Cache>);
+        auto& found = match.sequence;
         auto& given = each.request.known;
         const bool own = given && given->size() >= found.size() && given->size() < one.tokens.size();
         const std::size_t known = own ? given->size() : found.size();
@@ -304,9 +308,10 @@ private:
         // Waiting costs one step, so it must save a page or most of the remaining tokens.
         if (coming > held && (coming - held >= cache_.shape().tokens || 2 * coming >= held + one.tokens.size()))
             return false;
+        one.snapshots = pipeline_.snapshots_in(match.found);
         if (nearest != nullptr)
             one.sequence = nearest->sequence->fork(held);
-        else
+        if (nearest == nullptr || one.held() < known) // layers with states continue where a fork has theirs
             one.sequence = own ? std::move(*given) : std::move(found);
         given.reset();
         if constexpr (knows_chunks<Cache>)

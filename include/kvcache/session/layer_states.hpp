@@ -39,19 +39,20 @@ public:
         return true;
     }
 
-    /// The rows of a prompt follow, of which so much was found.
-    void begin_prompt(const lookup_result& found) {
-        if (group_)
-            wanted_ = places_.of(found, page_tokens_);
+    /// Whether the model has recurrent layers.
+    [[nodiscard]] bool any() const noexcept { return group_.has_value(); }
+    /// Where a prompt leaves snapshots, of which so much was found; empty without recurrent layers. Throws: bad_alloc.
+    [[nodiscard]] std::vector<std::size_t> places_in(const lookup_result& found) const {
+        return group_ ? places_.of(found, page_tokens_) : std::vector<std::size_t>();
     }
-    /// Rows after prompts follow.
-    void end_prompt() noexcept { wanted_.reset(); }
     /// A batch begins.
     void clear() noexcept { used_ = 0; }
 
-    /// The states of the rows [row, row + count) of a lease, whose rows before have run. Valid until `clear`.
+    /// The states of the rows [row, row + count) of a lease, whose rows before have run. `wanted`: what places_in
+    /// returned; null for rows after a prompt. Valid until `clear`.
     template <class Lease>
-    [[nodiscard]] slice_states of(const Lease& lease, std::size_t row, std::size_t count) {
+    [[nodiscard]] slice_states of(const Lease& lease, std::size_t row, std::size_t count,
+                                  const std::vector<std::size_t>* wanted) {
         slice_states made;
         if constexpr (owns)
             if (group_) {
@@ -59,7 +60,7 @@ public:
                 made.before = row == 0 ? lease.state_before(*group_) : made.after;
                 if (used_ == copies_.size())
                     copies_.emplace_back();
-                take_snapshots(lease, lease.first() + row, count, copies_[used_]);
+                take_snapshots(lease, lease.first() + row, count, wanted, copies_[used_]);
                 made.copies = copies_[used_++];
             }
         return made;
@@ -70,11 +71,12 @@ private:
 
     // Where there is no room for a snapshot, there is none.
     template <class Lease>
-    void take_snapshots(const Lease& lease, std::size_t first, std::size_t count, std::vector<state_copy>& made) const {
+    void take_snapshots(const Lease& lease, std::size_t first, std::size_t count,
+                        const std::vector<std::size_t>* wanted, std::vector<state_copy>& made) const {
         made.clear();
         for (std::size_t at = (first / page_tokens_ + 1) * page_tokens_; at <= first + count; at += page_tokens_)
-            if (wanted_ ? std::binary_search(wanted_->begin(), wanted_->end(), at)
-                        : places_.after_prompt(at, lease.first(), lease.first() + lease.rows(), page_tokens_))
+            if (wanted != nullptr ? std::binary_search(wanted->begin(), wanted->end(), at)
+                                  : places_.after_prompt(at, lease.first(), lease.first() + lease.rows(), page_tokens_))
                 if (auto block = lease.snapshot(*group_, at))
                     made.push_back({at - first, lease.state_of(*group_, *block)});
     }
@@ -82,8 +84,7 @@ private:
     std::size_t page_tokens_;
     snapshot_places places_;
     std::optional<std::size_t> group_;
-    std::optional<std::vector<std::size_t>> wanted_; // of the prompt that is computed
-    std::vector<std::vector<state_copy>> copies_;    // of the slices of a batch, and memory for more
+    std::vector<std::vector<state_copy>> copies_; // of the slices of a batch, and memory for more
     std::size_t used_ = 0;
 };
 

@@ -58,6 +58,9 @@ struct batch_entry {
     /// a lease of their own, which is committed.
     const typename Cache::lease* open = nullptr;
     std::span<const std::size_t> rows = {};
+    /// Where the tokens, which are of a prompt, leave snapshots of recurrent layers: what pipeline::snapshots_in
+    /// returned for it. If null, they follow a prompt.
+    const std::vector<std::size_t>* snapshots = nullptr;
 };
 
 /// Tokens in, logits out: acquire, forward, commit. A row's logits have the same bits for any reuse,
@@ -98,19 +101,20 @@ public:
         auto got = cache_.acquire(tokens, how);
         if (!got)
             return got.error();
-        states_.begin_prompt(got->found);
+        const std::vector<std::size_t> places = snapshots_in(got->found);
         const std::size_t reused = got->lease.first();
         prefill_result<Cache> made{std::move(got->sequence), {}, reused, tokens.size() - reused, got->found};
         {
             const lease_guard at_the_end{leases_};
             const auto some = tokens.subspan(reused, got->lease.rows());
             leases_.push_back(std::move(got->lease));
-            const batch_entry<Cache> first{&made.sequence, some, wanted_of(wanted, reused + some.size(), tokens)};
+            batch_entry<Cache> first{&made.sequence, some, wanted_of(wanted, reused + some.size(), tokens)};
+            first.snapshots = &places;
             if (auto ran = compute(std::span(&first, 1), made.logits); !ran)
                 return ran.error();
         }
         if (made.sequence.size() < tokens.size())
-            if (auto ran = prefill_rest(tokens, wanted, made); !ran)
+            if (auto ran = prefill_rest(tokens, wanted, places, made); !ran)
                 return ran.error();
         return result<prefill_result<Cache>>(std::move(made)); // nvcc copies what is named
     }
@@ -135,7 +139,6 @@ public:
         for (const batch_entry<Cache>& one : batch)
             if (auto ready = restore(*one.sequence); !ready)
                 return ready;
-        states_.end_prompt();
         return extend_known(batch, logits);
     }
 
@@ -152,6 +155,14 @@ public:
         return {};
     }
 
+    /// Where a prompt leaves snapshots of recurrent layers, of which a look at the cache found so much. Throws:
+    /// bad_alloc.
+    [[nodiscard]] std::vector<std::size_t> snapshots_in(const lookup_result& found) const {
+        return states_.places_in(found);
+    }
+    /// Whether a sequence that drops tokens loses the states after those that it keeps, so that they run again from a
+    /// snapshot: the model has recurrent layers.
+    [[nodiscard]] bool has_states() const noexcept { return states_.any(); }
     /// The threads that it runs on.
     [[nodiscard]] thread_pool& threads() const noexcept { return threads_; }
     /// Positions the model can tell apart.
@@ -164,12 +175,13 @@ private:
     }
     // Computes a prompt after its first part. Errors: as extend.
     [[nodiscard]] result<void> prefill_rest(std::span<const token_id> tokens, logits_mode wanted,
-                                            prefill_result<Cache>& made) {
+                                            const std::vector<std::size_t>& places, prefill_result<Cache>& made) {
         matrix part;
         while (made.sequence.size() < tokens.size()) {
             const std::size_t at = made.sequence.size();
             const auto some = tokens.subspan(at, std::min(tokens.size() - at, max_batch_tokens_));
-            const batch_entry<Cache> one{&made.sequence, some, wanted_of(wanted, at + some.size(), tokens)};
+            batch_entry<Cache> one{&made.sequence, some, wanted_of(wanted, at + some.size(), tokens)};
+            one.snapshots = &places;
             if (auto ran = extend_known(std::span(&one, 1), part); !ran)
                 return ran;
             const Eigen::Index before = made.logits.rows();
@@ -250,7 +262,7 @@ private:
                 const logits_mode which = one.wanted == logits_mode::last && !last ? logits_mode::none : one.wanted;
                 const auto some = one.rows.empty() ? one.rows : one.rows.subspan(row, n);
                 parts_.push_back({of, some.empty() ? row : some.front(), one.tokens.subspan(row, n), which, some});
-                parts_.back().states = states_.of(*of, row, n);
+                parts_.back().states = states_.of(*of, row, n, one.snapshots);
                 row += n;
                 rows += n;
                 if (rows == max_batch_tokens_) {
