@@ -45,7 +45,8 @@ struct host {
 
     // Returns a new cache, on the heap because a cache is not movable.
     [[nodiscard]] std::unique_ptr<cache> open() const {
-        return std::unique_ptr<cache>(new cache(support::make_cache_of(layers, config)));
+        return std::unique_ptr<cache>(
+            new cache(support::make_cache_of(layers, config, *kvcache::any_recompute::named(speaker.reuse.recompute))));
     }
 };
 
@@ -234,7 +235,7 @@ int run(const flags& f, const std::string& command) {
     const kvcache::cache_config config{
         .shape = loaded->model.shape(f.page), .limit = {.bytes = f.memory << 20}, .id = id};
     return support::with_layers(
-        loaded->model, f.page, f.codec, f.how(), *kvcache::any_recompute::named(f.recompute),
+        loaded->model, f.page, f.codec, f.how(),
         [&](const auto& layers) {
             const host<std::decay_t<decltype(layers)>> at{speaker, config, layers};
             return f.demo ? demo(at, lines, f.svg, command) : talk(at, lines, f);

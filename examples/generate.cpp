@@ -3,6 +3,7 @@
 // test: --model tests/data/checkpoints/llama-gqa-tied --ids 1,2,3 --max-tokens 4 --json
 #include <kvcache/formats/json.hpp>
 #include <kvcache/kvcache.hpp>
+#include <kvcache/session/any_recompute.hpp>
 #include <kvcache/session/beam_search.hpp>
 #include <kvcache/session/chunk_generate.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
@@ -113,7 +114,8 @@ int with_cache(const flags& f, const kvcache::cache_config& config, const Layers
     const auto tier = server::read_chosen_tier(f.tier, f.tier_secret_file);
     if (!tier)
         return support::report("generate", tier.error());
-    auto cache = support::make_cache_of(layers, config, *tier, kvcache::hash::xxh3{tier->secret});
+    auto cache = support::make_cache_of(layers, config, *tier, kvcache::hash::xxh3{tier->secret},
+                                        *kvcache::any_recompute::named(f.recompute));
     if (const auto damage = cache.tier().damage())
         std::cerr << "generate: warning: " << damage->message << '\n';
     if (auto open = cache.tier().status(); !open)
@@ -404,8 +406,7 @@ int run(const flags& f) {
         return support::with_codec(
             f.codec, of.shape, [&](const auto& codec) { return say_perplexity(f, of, codec); }, on_error);
     return support::with_layers(
-        of.model, f.page, f.codec, f.how(), *kvcache::any_recompute::named(f.recompute),
-        [&](const auto& layers) { return answer(f, of, layers); }, on_error);
+        of.model, f.page, f.codec, f.how(), [&](const auto& layers) { return answer(f, of, layers); }, on_error);
 }
 
 } // namespace

@@ -18,16 +18,16 @@
 #include "server/origin.hpp"
 #include "server/routes.hpp"
 #include "server/web.hpp"
-#include "support/codec_flag.hpp"
 #include "support/flags.hpp"
+#include "support/kept_layers.hpp"
 #include "support/model_directory.hpp"
 #include <CLI/CLI.hpp>
 #include <malloc.h>
 
 namespace {
 
-template <class Codec>
-int run(const server::options& with, kvcache::loaded_model loaded, const Codec& codec) {
+template <class Layers>
+int run(const server::options& with, kvcache::loaded_model loaded, const Layers& layers) {
     // All threads block the signals, and one thread waits for them. A disconnected client must not end the server.
     sigset_t ends;
     sigemptyset(&ends);
@@ -44,11 +44,11 @@ int run(const server::options& with, kvcache::loaded_model loaded, const Codec& 
 
     auto opened = [&] {
         const server::computing_slice slices;
-        return server::host<Codec>::open(with, std::move(loaded), codec);
+        return server::host<Layers>::open(with, std::move(loaded), layers);
     }();
     if (!opened)
         return support::report("server", opened.error());
-    server::host<Codec>& at = **opened;
+    server::host<Layers>& at = **opened;
     const auto room = server::room_for_connections(with.connections, server::web::limits{}.reserve,
                                                    std::uint64_t{with.cache_mib + with.bodies_mib + 256} << 20);
     if (room.connections == 0)
@@ -62,7 +62,7 @@ int run(const server::options& with, kvcache::loaded_model loaded, const Codec& 
     const auto listener = server::listener::open(with.host, with.port);
     if (!listener)
         return support::report("server", listener.error());
-    server::routes<Codec> paths(at);
+    server::routes<Layers> paths(at);
     using std::chrono::seconds;
     server::web web({.connections = room.connections,
                      .patience = {.idle = seconds(75), .head = seconds(with.read_timeout_s), .write = seconds(30)}},
@@ -101,16 +101,15 @@ int run(const server::options& with) {
     auto loaded = support::open_model(with.model, with.packed_cache, with.int8);
     if (!loaded)
         return support::report("server", loaded.error());
-    const kvcache::page_shape shape = loaded->model.shape(with.page);
-    return support::with_codec(
-        with.codec, shape,
-        [&](const auto& codec) {
-            using codec_type = std::decay_t<decltype(codec)>;
-            if (!std::is_same_v<codec_type, kvcache::codec::f32> && with.overflow == "sinks")
+    return support::with_layers(
+        loaded->model, with.page, with.codec, *support::read_mode(with.mode),
+        [&](const auto& layers) {
+            using layers_type = std::decay_t<decltype(layers)>;
+            if (!std::is_same_v<layers_type, support::alike_layers<kvcache::codec::f32>> && with.overflow == "sinks")
                 return support::report("server", {kvcache::error_code::unsupported, "--overflow",
-                                                  "--overflow sinks drops single tokens, which --codec " + with.codec +
-                                                      " does not; use slide or refuse"});
-            return run(with, std::move(*loaded), codec);
+                                                  "--overflow sinks drops single tokens, which takes --codec f32 and a "
+                                                  "model whose layers all keep the same; use slide or refuse"});
+            return run(with, std::move(*loaded), layers);
         },
         [](const kvcache::error& fault) { return support::report("server", fault); });
 }

@@ -15,22 +15,22 @@
 namespace server {
 
 /// The requests of a completion, one for each prompt; one of a chat.
-template <class Codec>
-using exchanges = std::vector<std::shared_ptr<exchange<Codec>>>;
+template <class Layers>
+using exchanges = std::vector<std::shared_ptr<exchange<Layers>>>;
 
 /// Writes answers in the format of OpenAI's API. Choices are numbered through all prompts.
-template <class Codec>
+template <class Layers>
 class answer_json {
 public:
-    answer_json(exchanges<Codec> of, std::string id)
+    answer_json(exchanges<Layers> of, std::string id)
         : all_(std::move(of)), id_(std::move(id)), created_(std::time(nullptr)) {}
 
-    [[nodiscard]] const exchanges<Codec>& all() const noexcept { return all_; }
+    [[nodiscard]] const exchanges<Layers>& all() const noexcept { return all_; }
     [[nodiscard]] const question& asked() const noexcept { return all_.front()->asked(); }
 
     /// Adds the choices of a prompt. Requires: it is over; `pieces` holds all of its pieces.
     void add_choices(std::size_t prompt, const std::vector<piece>& pieces, json& to) const {
-        const exchange<Codec>& from = *all_[prompt];
+        const exchange<Layers>& from = *all_[prompt];
         for (std::size_t i = 0; i < asked().choices; ++i) {
             json one{{"index", index_of(prompt, i)}};
             if (asked().chat)
@@ -160,7 +160,7 @@ private:
     // For the web page: the prompt, token by token. A token that was in the conversation before and was computed
     // again is marked as recomputed.
     [[nodiscard]] json tokens() const {
-        const exchange<Codec>& from = *all_.front();
+        const exchange<Layers>& from = *all_.front();
         json texts = json::array();
         for (const auto token : from.prompt())
             texts.push_back(word(token));
@@ -211,7 +211,7 @@ private:
         return made;
     }
 
-    exchanges<Codec> all_;
+    exchanges<Layers> all_;
     std::string id_;
     std::time_t created_;
 };

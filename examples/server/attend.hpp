@@ -9,8 +9,8 @@
 namespace server {
 
 /// Waits until a request is over. It is cancelled if the client disconnects.
-template <class Codec>
-void serve(exchange<Codec>& talk, const connection& client) {
+template <class Layers>
+void serve(exchange<Layers>& talk, const connection& client) {
     constexpr std::chrono::milliseconds moment(100);
     while (!talk.wait(moment))
         if (client.closed())

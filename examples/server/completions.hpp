@@ -19,10 +19,10 @@
 namespace server {
 
 /// Answers chats and completions, streamed or not.
-template <class Codec>
+template <class Layers>
 class completions {
 public:
-    explicit completions(host<Codec>& at) : at_(at) {}
+    explicit completions(host<Layers>& at) : at_(at) {}
 
     void answer(const http_request& in, http_response& out, bool chat) {
         const request_watch watch(in.client, std::chrono::seconds(at_.with.timeout_s));
@@ -46,9 +46,9 @@ public:
             return refuse(out, problem_of(tenant.error()));
         asked->client = at_.client_of(in);
         const auto what = std::make_shared<question>(std::move(*asked));
-        exchanges<Codec> all;
+        exchanges<Layers> all;
         for (std::size_t i = 0; i < (chat ? 1 : what->prompts.size()); ++i)
-            all.push_back(std::make_shared<exchange<Codec>>(at_, what, i, *tenant));
+            all.push_back(std::make_shared<exchange<Layers>>(at_, what, i, *tenant));
         kvcache::result<void> begun = all.front()->join(key, watch);
         const auto prepare_all = [&](const std::stop_token& stop) {
             for (std::size_t i = 0; begun && i < all.size(); ++i)
@@ -63,7 +63,7 @@ public:
                 each->leave();
             return decline(out, begun.error());
         }
-        answer_json<Codec> write(std::move(all), (chat ? "chatcmpl-" : "cmpl-") + std::to_string(++count_));
+        answer_json<Layers> write(std::move(all), (chat ? "chatcmpl-" : "cmpl-") + std::to_string(++count_));
         if (what->stream)
             stream(std::move(write), out);
         else
@@ -81,12 +81,12 @@ private:
         return {kvcache::error_code::cancelled, "request", "the request was cancelled, or its time is over"};
     }
 
-    static void whole(const answer_json<Codec>& write, const connection& client, http_response& out) {
+    static void whole(const answer_json<Layers>& write, const connection& client, http_response& out) {
         for (const auto& each : write.all())
             serve(*each, client);
         json choices = json::array();
         for (std::size_t i = 0; i < write.all().size(); ++i) {
-            exchange<Codec>& talk = *write.all()[i];
+            exchange<Layers>& talk = *write.all()[i];
             std::vector<piece> pieces;
             while (auto each = talk.next(std::chrono::milliseconds(0)))
                 pieces.push_back(std::move(*each));
@@ -102,13 +102,13 @@ private:
 
     // The events of a stream, one prompt after another.
     struct streaming {
-        answer_json<Codec> write;
+        answer_json<Layers> write;
         std::size_t now = 0;      // the prompt
         std::vector<bool> opened; // per choice of the prompt
 
-        explicit streaming(answer_json<Codec> with) : write(std::move(with)) {}
+        explicit streaming(answer_json<Layers> with) : write(std::move(with)) {}
 
-        [[nodiscard]] exchange<Codec>& talk() const { return *write.all()[now]; }
+        [[nodiscard]] exchange<Layers>& talk() const { return *write.all()[now]; }
 
         bool send(chunk_writer& to, const json& body) const {
             const std::string event = "data: " + body.dump(-1, ' ', false, json::error_handler_t::replace) + "\n\n";
@@ -161,7 +161,7 @@ private:
         }
     };
 
-    static void stream(answer_json<Codec> write, http_response& out) {
+    static void stream(answer_json<Layers> write, http_response& out) {
         const auto to = std::make_shared<streaming>(std::move(write));
         out.headers.set(http::field::cache_control, "no-cache");
         out.type = "text/event-stream";
@@ -173,7 +173,7 @@ private:
         };
     }
 
-    host<Codec>& at_;
+    host<Layers>& at_;
     std::atomic<std::uint64_t> count_ = 0;
 };
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/index/chunk.hpp>
+#include <kvcache/hash/xxh3.hpp>
 #include <kvcache/kvcache.hpp>
 #include <kvcache/locking/mutex.hpp>
 #include <kvcache/session/chat_session.hpp>
+#include <kvcache/storage/heap.hpp>
 
 #include <cstddef>
 #include <optional>
@@ -13,15 +14,16 @@
 #include <utility>
 #include <vector>
 
+#include "../support/kept_layers.hpp"
 #include "chosen_tier.hpp"
 #include "options.hpp"
 
 namespace server {
 
-/// The cache, with pages of one codec.
-template <class Codec>
+/// The cache.
+template <class Layers>
 using store =
-    kvcache::cache<Codec, kvcache::locking::mutex, chosen_tier, kvcache::storage::heap, kvcache::index::chunk>;
+    support::cache_of<Layers, kvcache::hash::xxh3, kvcache::locking::mutex, chosen_tier, kvcache::storage::heap>;
 
 /// What a chat does when it is too long.
 struct overflow {
@@ -41,16 +43,16 @@ struct overflow {
 };
 
 /// A conversation of a tenant.
-template <class Codec>
+template <class Layers>
 struct conversation {
-    conversation(store<Codec>& cache, const kvcache::tenant& of, kvcache::chat_format form, std::size_t context,
+    conversation(store<Layers>& cache, const kvcache::tenant& of, kvcache::chat_format form, std::size_t context,
                  const options& with)
         : tenant(of), chat(cache, std::move(form), context, {}, overflow(with), of) {}
     conversation(const conversation&) = delete;
     conversation& operator=(const conversation&) = delete;
 
     kvcache::tenant tenant; // outlives what belongs to it
-    kvcache::chat_session<store<Codec>, overflow> chat;
+    kvcache::chat_session<store<Layers>, overflow> chat;
 };
 
 } // namespace server

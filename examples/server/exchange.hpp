@@ -36,11 +36,11 @@ struct piece {
 };
 
 /// A request shared by the computing thread and the client's thread. Created by ask; both own it.
-template <class Codec>
-class exchange : public ended_answer, public std::enable_shared_from_this<exchange<Codec>> {
+template <class Layers>
+class exchange : public ended_answer, public std::enable_shared_from_this<exchange<Layers>> {
 public:
     /// Answers a chat, or a prompt of a completion. It reuses and stores pages of `tenant`.
-    exchange(host<Codec>& at, std::shared_ptr<question> asked, std::size_t prompt, kvcache::tenant tenant)
+    exchange(host<Layers>& at, std::shared_ptr<question> asked, std::size_t prompt, kvcache::tenant tenant)
         : at_(at), asked_(std::move(asked)), which_(prompt), tenant_(std::move(tenant)) {}
 
     /// Makes the question a turn of a conversation, once earlier turns are over. Errors: too many conversations;
@@ -60,6 +60,10 @@ public:
     /// Makes the question a request to the engine. A request that joined no conversation reuses pages that are cached,
     /// and nothing else. Errors: an invalid question; cancelled, once `stop` is requested.
     [[nodiscard]] kvcache::result<void> prepare(const std::stop_token& stop) {
+        if (mode() == kvcache::reuse_mode::chunks && !kvcache::knows_chunks<store<Layers>>)
+            return kvcache::error{kvcache::error_code::unsupported, "cache",
+                                  "cache: this server keeps the layers of its model by group, which reuses prefixes "
+                                  "alone; --mode chunks starts one that reuses chunks"};
         if (auto begun = asked_->chat ? begin_chat(stop) : begin_completion(stop); !begun)
             return begun;
         if (stop.stop_requested())
@@ -82,22 +86,22 @@ public:
             ends.stop_tokens = at_.model.config().eos;
         for (std::size_t i = 0; i < asked_->choices; ++i)
             texts_.emplace_back(at_.words, prompt_, asked_->stop);
-        kvcache::engine_request<store<Codec>>& request = request_.emplace(
-            kvcache::engine_request<store<Codec>>{.prompt = prompt_,
-                                                  .tenant = tenant_,
-                                                  .client = asked_->client,
-                                                  .priority = asked_->priority,
-                                                  .first_token_target = at_.first_token_target(),
-                                                  .mode = mode(),
-                                                  .recompute = asked_->recompute.value_or(at_.recompute),
-                                                  .sampling = asked_->sampling,
-                                                  .stop = std::move(ends),
-                                                  .choices = asked_->choices,
-                                                  .draft = at_.with.draft,
-                                                  .drafter = at_.drafter,
-                                                  .log_probabilities = asked_->log_probabilities,
-                                                  .score_prompt = asked_->echo && asked_->log_probabilities,
-                                                  .deadline = began_ + std::chrono::seconds(at_.with.timeout_s)});
+        kvcache::engine_request<store<Layers>>& request = request_.emplace(
+            kvcache::engine_request<store<Layers>>{.prompt = prompt_,
+                                                   .tenant = tenant_,
+                                                   .client = asked_->client,
+                                                   .priority = asked_->priority,
+                                                   .first_token_target = at_.first_token_target(),
+                                                   .mode = mode(),
+                                                   .recompute = asked_->recompute.value_or(at_.recompute),
+                                                   .sampling = asked_->sampling,
+                                                   .stop = std::move(ends),
+                                                   .choices = asked_->choices,
+                                                   .draft = at_.with.draft,
+                                                   .drafter = at_.drafter,
+                                                   .log_probabilities = asked_->log_probabilities,
+                                                   .score_prompt = asked_->echo && asked_->log_probabilities,
+                                                   .deadline = began_ + std::chrono::seconds(at_.with.timeout_s)});
         if (turn_ && turn_->sequence.size() > 0 && mode() != kvcache::reuse_mode::baseline)
             request.known = std::move(turn_->sequence);
         return {};
@@ -106,16 +110,17 @@ public:
     /// Submits the request, after the marked parts of its messages are chunks. Errors: a full queue; cancelled.
     /// Requires: it was prepared.
     [[nodiscard]] kvcache::result<void> start(const request_watch& watch) {
-        if (!parts_.empty()) {
-            request_->known.reset(); // its pages are for the parts; it finds them again
-            if (auto warm = std::make_shared<part_warmer<Codec>>(at_, tenant_, asked_->client)
-                                ->run(std::exchange(parts_, {}), *request_->deadline, watch);
-                !warm)
-                return warm;
-        }
+        if constexpr (kvcache::knows_chunks<store<Layers>>)
+            if (!parts_.empty()) {
+                request_->known.reset(); // its pages are for the parts; it finds them again
+                if (auto warm = std::make_shared<part_warmer<Layers>>(at_, tenant_, asked_->client)
+                                    ->run(std::exchange(parts_, {}), *request_->deadline, watch);
+                    !warm)
+                    return warm;
+            }
         const auto self = this->shared_from_this(); // not before: a request that is never submitted would keep it
         request_->on_token = [self](const kvcache::generated_token& token) { return self->on_token(token); };
-        request_->on_finish = [self](kvcache::engine_outcome<store<Codec>>&& end) { self->done(std::move(end)); };
+        request_->on_finish = [self](kvcache::engine_outcome<store<Layers>>&& end) { self->done(std::move(end)); };
         auto id = at_.engine().submit(std::move(*request_));
         request_.reset();
         if (!id)
@@ -182,8 +187,9 @@ public:
         if (std::exchange(kept_, true))
             return;
         auto& first = outcome_->answers[0];
-        if (asked_->bare && !failure() && first.sequence && first.sequence->exact() >= prompt_.size())
-            chunk_ = kvcache::chunk_reuse<store<Codec>>(at_.cache).add(*first.sequence, 0, prompt_.size());
+        if constexpr (kvcache::knows_chunks<store<Layers>>)
+            if (asked_->bare && !failure() && first.sequence && first.sequence->exact() >= prompt_.size())
+                chunk_ = kvcache::chunk_reuse<store<Layers>>(at_.cache).add(*first.sequence, 0, prompt_.size());
         // An approximate answer is no past of a later one.
         if (held_ && !failure() && first.sequence && outcome_->approximate == 0) {
             auto& chat = (*held_)->chat;
@@ -191,7 +197,7 @@ public:
                         first.finish_reason == kvcache::finish_reason::stopped);
             cached_ = chat.info().cached;
             held_->set_kept(true);
-            held_->set_bytes((cached_ / at_.with.page + 1) * at_.cache.codec().page_bytes());
+            held_->set_bytes(at_.idle_bytes(cached_));
         }
         held_.reset();
         turn_.reset();
@@ -220,7 +226,7 @@ public:
     /// What the request reuses.
     [[nodiscard]] kvcache::reuse_mode mode() const noexcept { return asked_->mode.value_or(at_.mode); }
     [[nodiscard]] const question& asked() const noexcept { return *asked_; }
-    [[nodiscard]] host<Codec>& at() const noexcept { return at_; }
+    [[nodiscard]] host<Layers>& at() const noexcept { return at_; }
     [[nodiscard]] const std::vector<kvcache::token_id>& prompt() const noexcept { return prompt_; }
     /// The text of the prompt of a completion.
     [[nodiscard]] std::string prompt_text() const {
@@ -229,30 +235,32 @@ public:
     }
     [[nodiscard]] std::size_t known_before() const noexcept { return known_before_; }
     [[nodiscard]] const std::string& text(std::size_t choice) const { return texts_[choice].text(); }
-    [[nodiscard]] const kvcache::engine_outcome<store<Codec>>& outcome() const { return *outcome_; }
+    [[nodiscard]] const kvcache::engine_outcome<store<Layers>>& outcome() const { return *outcome_; }
     [[nodiscard]] double seconds() const {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
     }
     [[nodiscard]] double first_token() const noexcept { return first_.value_or(0.0); }
 
 private:
-    using table = kvcache::session_table<conversation<Codec>>;
+    using table = kvcache::session_table<conversation<Layers>>;
 
     // Cuts the messages at their marked parts, and encodes these.
-    [[nodiscard]] kvcache::result<void> cut(kvcache::chat_options& how) {
+    [[nodiscard]] kvcache::result<void> cut([[maybe_unused]] kvcache::chat_options& how) {
         if (asked_->marked.empty() || mode() != kvcache::reuse_mode::chunks)
             return {};
-        for (const support::marked_part& part : asked_->marked) {
-            auto ids = at_.words.encode(
-                std::string_view(asked_->messages[part.message].content).substr(part.first, part.bytes),
-                {.add_special_tokens = false, .parse_special = false, .stop = how.stop});
-            if (!ids)
-                return ids.error();
-            const std::size_t whole = kvcache::chunk_reuse<store<Codec>>(at_.cache).splice_position(ids->size());
-            if (whole >= kvcache::index::chunk{}.least && ids->size() <= at_.context())
-                parts_.push_back(std::move(*ids));
+        if constexpr (kvcache::knows_chunks<store<Layers>>) {
+            for (const support::marked_part& part : asked_->marked) {
+                auto ids = at_.words.encode(
+                    std::string_view(asked_->messages[part.message].content).substr(part.first, part.bytes),
+                    {.add_special_tokens = false, .parse_special = false, .stop = how.stop});
+                if (!ids)
+                    return ids.error();
+                const std::size_t whole = kvcache::chunk_reuse<store<Layers>>(at_.cache).splice_position(ids->size());
+                if (whole >= kvcache::index::chunk{}.least && ids->size() <= at_.context())
+                    parts_.push_back(std::move(*ids));
+            }
+            how.cut = support::cut_at_marks(asked_->messages, asked_->marked);
         }
-        how.cut = support::cut_at_marks(asked_->messages, asked_->marked);
         return {};
     }
 
@@ -260,7 +268,7 @@ private:
         if (!at_.form)
             return kvcache::error{kvcache::error_code::malformed, "messages",
                                   "messages cannot be written for this model: " + at_.no_form};
-        conversation<Codec> alone(at_.cache, tenant_, *at_.form, at_.context(), at_.with);
+        conversation<Layers> alone(at_.cache, tenant_, *at_.form, at_.context(), at_.with);
         auto& with = (held_ ? **held_ : alone).chat;
         known_before_ = with.ids().size();
         kvcache::chat_options how = at_.form->rendering;
@@ -340,7 +348,7 @@ private:
                                 : kvcache::token_action::go_on;
     }
 
-    void done(kvcache::engine_outcome<store<Codec>>&& end) {
+    void done(kvcache::engine_outcome<store<Layers>>&& end) {
         const std::lock_guard guard(lock_);
         for (std::size_t i = 0; i < texts_.size(); ++i)
             if (std::string rest = texts_[i].flush(); !rest.empty())
@@ -356,16 +364,16 @@ private:
         changed_.notify_one();
     }
 
-    host<Codec>& at_;
+    host<Layers>& at_;
     std::shared_ptr<question> asked_;
     std::size_t which_;      // of the prompts
     kvcache::tenant tenant_; // outlives what belongs to it
     std::vector<kvcache::token_id> prompt_;
     std::vector<std::vector<kvcache::token_id>> parts_; // marked
-    std::optional<kvcache::engine_request<store<Codec>>> request_;
+    std::optional<kvcache::engine_request<store<Layers>>> request_;
     std::size_t known_before_ = 0;
     std::optional<typename table::hold> held_;
-    std::optional<kvcache::chat_turn<store<Codec>>> turn_;
+    std::optional<kvcache::chat_turn<store<Layers>>> turn_;
     std::vector<kvcache::chat_text> texts_;
     std::optional<kvcache::request_id> id_;
     std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
@@ -373,7 +381,7 @@ private:
     mutable std::mutex lock_;
     std::condition_variable changed_;
     std::deque<piece> pieces_;
-    std::optional<kvcache::engine_outcome<store<Codec>>> outcome_;
+    std::optional<kvcache::engine_outcome<store<Layers>>> outcome_;
     std::optional<double> first_;
     bool abandoned_ = false;
     bool left_ = false;      // the client's thread does not finish it

@@ -40,13 +40,13 @@ inline std::string name_of(const std::filesystem::path& model) {
     return (model.extension() == ".gguf" ? model.stem() : model.filename()).string();
 }
 
-/// A model, its cache, its conversations, and the computing thread. Its pages are of one codec.
-template <class Codec>
+/// A model, its cache, its conversations, and the computing thread. `Layers`: what the cache keeps (kept_layers.hpp).
+template <class Layers>
 class host {
 public:
     /// Errors: those of the model directory, and of the tier; more memory for pages than there is.
     [[nodiscard]] static kvcache::result<std::unique_ptr<host>> open(const options& with, kvcache::loaded_model loaded,
-                                                                     const Codec& codec) {
+                                                                     const Layers& layers) {
         auto words = kvcache::tokenizer::open(with.model);
         if (!words)
             return words.error();
@@ -68,7 +68,7 @@ public:
                 return opened.error();
             drafts = std::move(*opened);
         }
-        std::unique_ptr<host> made(new host(with, std::move(loaded), *words, *tier, codec, std::move(drafts)));
+        std::unique_ptr<host> made(new host(with, std::move(loaded), *words, *tier, layers, std::move(drafts)));
         made->keys = std::move(*keys);
         if (made->context() < 2)
             return kvcache::error{kvcache::error_code::out_of_memory, "--cache-mib",
@@ -90,7 +90,7 @@ public:
 
     /// Returns a factory of a tenant's conversations. Requires: `form` is set.
     [[nodiscard]] auto make_conversation(const kvcache::tenant& of) {
-        return [this, of] { return std::make_unique<conversation<Codec>>(cache, of, *form, context(), with); };
+        return [this, of] { return std::make_unique<conversation<Layers>>(cache, of, *form, context(), with); };
     }
 
     /// Returns what a request reuses: the pages of its key and its salt. Without either, and of its key alone with
@@ -121,12 +121,17 @@ public:
         return std::chrono::milliseconds(with.first_token_target_ms);
     }
 
-    /// Tokens that the pages hold. Two pages are left for the copies of partial pages that a turn makes, and with a
-    /// codec of whole pages those of the full-precision rows of a forward pass.
+    /// Tokens that the pages hold. Two pages are left for the copies of partial pages that a turn makes, with a codec
+    /// of whole pages those of the full-precision rows of a forward pass, and with layer groups what is not in pages.
     [[nodiscard]] std::size_t cache_tokens() const {
-        const std::size_t residual = support::residual_bytes(Codec{}, cache.shape(), with.max_batch_tokens);
+        const std::size_t others = support::residual_bytes(layers.codec, cache.shape(), with.max_batch_tokens) +
+                                   layers.held_bytes(with.max_batch_tokens);
         const std::size_t pages = cache.stats().pages, page_bytes = cache.codec().page_bytes();
-        return (pages - std::min(pages, 2 + (residual + page_bytes - 1) / page_bytes)) * with.page;
+        return (pages - std::min(pages, 2 + (others + page_bytes - 1) / page_bytes)) * with.page;
+    }
+    /// Bytes that the sequence of an idle conversation of so many tokens holds.
+    [[nodiscard]] std::size_t idle_bytes(std::size_t tokens) const {
+        return (tokens / with.page + 1) * cache.codec().page_bytes() + layers.held_bytes(0);
     }
 
     /// Maximum tokens of a prompt and its answer: what the model has positions for, and the pages hold.
@@ -144,11 +149,12 @@ public:
     bool parsed_arguments = false;            ///< The template takes the arguments of calls as objects.
     api_keys keys;
     ready_memory memory;
-    store<Codec> cache;
+    Layers layers;
+    store<Layers> cache;
     kvcache::reuse_mode mode;                     ///< Of requests that do not say.
     kvcache::any_recompute recompute;             ///< Likewise.
     kvcache::tenant shared = cache.open_tenant(); ///< Of what belongs to no key and no salt.
-    kvcache::session_table<conversation<Codec>> sessions;
+    kvcache::session_table<conversation<Layers>> sessions;
     ended_answers ended;
     latencies times;
     preparation prepare;      ///< Of large requests.
@@ -156,18 +162,20 @@ public:
 
 private:
     host(options o, kvcache::loaded_model loaded, kvcache::tokenizer speaks, const chosen_tier& tier,
-         const Codec& codec, std::unique_ptr<draft_model> drafts)
+         const Layers& kept, std::unique_ptr<draft_model> drafts)
         : with(std::move(o)),
           name(!with.name.empty() ? with.name : name_of(std::filesystem::canonical(with.model))),
           model(std::move(loaded.model)),
           words(std::move(speaks)),
-          cache(kvcache::make_cache({.shape = model.shape(with.page),
-                                     .limit = {.bytes = with.cache_mib << 20},
-                                     .id = identity(loaded.weights),
-                                     .tenants = with.tenants,
-                                     .fair_tenants = true},
-                                    codec, kvcache::hash::xxh3{tier.secret}, kvcache::locking::mutex{}, tier,
-                                    kvcache::storage::heap{&memory, true}, kvcache::index::chunk{})),
+          layers(kept),
+          cache(support::make_cache_of(layers,
+                                       {.shape = model.shape(with.page),
+                                        .limit = {.bytes = with.cache_mib << 20},
+                                        .id = identity(loaded.weights),
+                                        .tenants = with.tenants,
+                                        .fair_tenants = true},
+                                       kvcache::hash::xxh3{tier.secret}, kvcache::locking::mutex{}, tier,
+                                       kvcache::storage::heap{&memory, true})),
           mode(*support::read_mode(with.mode)),
           recompute(*kvcache::any_recompute::named(with.recompute)),
           // Idle conversations hold at most three quarters of the pages.
@@ -221,8 +229,8 @@ private:
 
     std::unique_ptr<draft_model> drafts_;
     kvcache::thread_pool threads_;
-    kvcache::pipeline<store<Codec>, kvcache::transformer> pipeline_;
-    kvcache::engine<store<Codec>, kvcache::transformer> engine_;
+    kvcache::pipeline<store<Layers>, kvcache::transformer> pipeline_;
+    kvcache::engine<store<Layers>, kvcache::transformer> engine_;
     std::jthread computing_;
 
 public:

@@ -26,10 +26,10 @@ namespace server {
 
 /// The marked parts of a request: those that no cached chunk has are computed, each by itself, and registered, before
 /// the request is. Its client waits.
-template <class Codec>
-class part_warmer : public std::enable_shared_from_this<part_warmer<Codec>> {
+template <class Layers>
+class part_warmer : public std::enable_shared_from_this<part_warmer<Layers>> {
 public:
-    part_warmer(host<Codec>& at, kvcache::tenant tenant, std::uint64_t client)
+    part_warmer(host<Layers>& at, kvcache::tenant tenant, std::uint64_t client)
         : at_(at), tenant_(std::move(tenant)), client_(client) {}
 
     /// Errors: those of the engine; cancelled.
@@ -39,7 +39,7 @@ public:
         std::ranges::sort(parts);
         parts.erase(std::unique(parts.begin(), parts.end()), parts.end()); // Clang 14 has no ranges::unique
         for (auto& part : parts)
-            if (!kvcache::chunk_reuse<store<Codec>>(at_.cache).contains(part, tenant_))
+            if (!kvcache::chunk_reuse<store<Layers>>(at_.cache).contains(part, tenant_))
                 if (auto asked = ask(std::move(part), deadline); !asked) {
                     cancel();
                     return asked;
@@ -61,14 +61,14 @@ public:
 private:
     [[nodiscard]] kvcache::result<void> ask(std::vector<kvcache::token_id> part,
                                             std::chrono::steady_clock::time_point deadline) {
-        kvcache::engine_request<store<Codec>> request{.prompt = std::move(part),
-                                                      .tenant = tenant_,
-                                                      .client = client_,
-                                                      .stop = {.max_tokens = 0},
-                                                      .deadline = deadline,
-                                                      .on_finish = [self = this->shared_from_this()](auto&& end) {
-                                                          self->ended(std::forward<decltype(end)>(end));
-                                                      }};
+        kvcache::engine_request<store<Layers>> request{.prompt = std::move(part),
+                                                       .tenant = tenant_,
+                                                       .client = client_,
+                                                       .stop = {.max_tokens = 0},
+                                                       .deadline = deadline,
+                                                       .on_finish = [self = this->shared_from_this()](auto&& end) {
+                                                           self->ended(std::forward<decltype(end)>(end));
+                                                       }};
         auto id = at_.engine().submit(std::move(request));
         if (!id)
             return id.error();
@@ -84,11 +84,11 @@ private:
     }
 
     // Called by the computing thread.
-    void ended(kvcache::engine_outcome<store<Codec>>&& end) {
+    void ended(kvcache::engine_outcome<store<Layers>>&& end) {
         const auto sequence =
             end.answers.empty() || end.failure ? std::nullopt : std::exchange(end.answers[0].sequence, std::nullopt);
         if (sequence && sequence->exact() == sequence->size() && sequence->size() > 0)
-            (void)kvcache::chunk_reuse<store<Codec>>(at_.cache).add(*sequence, 0, sequence->size());
+            (void)kvcache::chunk_reuse<store<Layers>>(at_.cache).add(*sequence, 0, sequence->size());
         const std::lock_guard guard(lock_);
         ++ended_;
         if (end.failure && !failure_)
@@ -96,7 +96,7 @@ private:
         changed_.notify_one();
     }
 
-    host<Codec>& at_;
+    host<Layers>& at_;
     kvcache::tenant tenant_;
     std::uint64_t client_;
     std::mutex lock_;

@@ -21,10 +21,10 @@
 namespace server {
 
 /// The request handlers, by method and path.
-template <class Codec>
+template <class Layers>
 class routes {
 public:
-    explicit routes(host<Codec>& at) : at_(at), completions_(at) {
+    explicit routes(host<Layers>& at) : at_(at), completions_(at) {
         // With a key, or where other machines may know the server by any name, a wrong name does no harm.
         if (at.keys.empty() && is_loopback(at.with.host)) {
             names_ = {"localhost"};
@@ -138,8 +138,8 @@ private:
         if (!tenant)
             return refuse(out, problem_of(tenant.error()));
         asked->client = at_.client_of(in);
-        const auto talk = std::make_shared<exchange<Codec>>(at_, std::make_shared<question>(std::move(*asked)), 0,
-                                                            std::move(*tenant));
+        const auto talk = std::make_shared<exchange<Layers>>(at_, std::make_shared<question>(std::move(*asked)), 0,
+                                                             std::move(*tenant));
         kvcache::result<void> begun;
         prepared(in, out, [&](const std::stop_token& stop) {
             if (begun = talk->prepare(stop); !begun)
@@ -288,8 +288,8 @@ private:
         return text + to.text();
     }
 
-    host<Codec>& at_;
-    completions<Codec> completions_;
+    host<Layers>& at_;
+    completions<Layers> completions_;
     std::vector<std::string> names_; // that Host may have; empty: any
 };
 

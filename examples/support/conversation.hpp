@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/kvcache.hpp>
+#include <kvcache/session/any_recompute.hpp>
 #include <kvcache/session/chunk_generate.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
 #include <kvcache/session/snapshot.hpp>
@@ -55,7 +56,7 @@ struct turn_report {
 template <class Layers>
 class conversation {
 public:
-    using cache = cache_of<Layers>;
+    using cache = cache_of<Layers, kvcache::any_recompute>;
     using cache_pipeline = kvcache::pipeline<cache, kvcache::transformer>;
 
     conversation(const speaker& with, std::string_view system) : with_(with), system_(system) { clear(); }

@@ -10,7 +10,6 @@
 #include <kvcache/index/chunk.hpp>
 #include <kvcache/layer_groups.hpp>
 #include <kvcache/model/transformer.hpp>
-#include <kvcache/session/any_recompute.hpp>
 #include <kvcache/session/reuse_mode.hpp>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include <cstdint>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "codec_flag.hpp"
@@ -28,11 +28,12 @@ namespace support {
 template <class Codec>
 struct alike_layers {
     Codec codec;
-    kvcache::any_recompute recompute;
 
-    [[nodiscard]] auto policies() const { return std::tuple(codec, kvcache::index::chunk{}, recompute); }
-    /// Bytes of what is not in pages, for `rows` tokens of a sequence.
+    [[nodiscard]] auto policies() const { return std::tuple(codec, kvcache::index::chunk{}); }
+    /// Bytes of what is not in pages and stays cached for `rows` tokens.
     [[nodiscard]] std::size_t other_bytes(std::size_t) const { return 0; }
+    /// Bytes of what is not in pages and a sequence holds while it runs `rows` rows.
+    [[nodiscard]] std::size_t held_bytes(std::size_t) const { return 0; }
 };
 
 /// Policies of a cache of a model's layer groups: pages of a codec for full attention, float32 for windows, and states.
@@ -49,13 +50,24 @@ struct grouped_layers {
     /// parts from another, and each four pages of an answer.
     [[nodiscard]] std::size_t other_bytes(std::size_t rows) const {
         const std::size_t pages = rows / layout.tokens + 4;
-        std::size_t bytes = 0;
-        for (const kvcache::layer_group& group : layout.groups)
-            if (group.window > 0)
-                bytes += pages * layout.tokens * 2 * group.layers * group.kv_heads * group.head_dim * sizeof(float);
-            else
-                bytes += (pages / 4 + 8) * group.state_bytes;
-        return bytes;
+        return bytes([&](const kvcache::layer_group&) { return pages; }, pages / 4 + 8);
+    }
+    /// The blocks of windows and of the rows, and four states: after the last token, after the rows, and two snapshots.
+    [[nodiscard]] std::size_t held_bytes(std::size_t rows) const {
+        return bytes([&](const kvcache::layer_group& of) { return (rows + of.window) / layout.tokens + 3; }, 4);
+    }
+
+private:
+    // Bytes of so many blocks of each window group, and of so many states.
+    template <class Blocks>
+    [[nodiscard]] std::size_t bytes(const Blocks& blocks, std::size_t states) const {
+        std::size_t all = 0;
+        for (const kvcache::layer_group& of : layout.groups) {
+            all += states * of.state_bytes;
+            if (of.window > 0)
+                all += blocks(of) * layout.tokens * 2 * of.layers * of.kv_heads * of.head_dim * sizeof(float);
+        }
+        return all;
     }
 };
 
@@ -73,7 +85,7 @@ using cache_of = decltype(make_cache_of(std::declval<const Layers&>(), {}, std::
 /// unsupported for a model with recurrent layers that does not reuse prefixes; those of read_codec and check_page.
 template <class Use, class OnError>
 int with_layers(const kvcache::transformer& model, std::uint32_t page, std::string_view codec, kvcache::reuse_mode mode,
-                const kvcache::any_recompute& recompute, Use use, OnError on_error) {
+                Use use, OnError on_error) {
     const kvcache::page_shape shape = model.shape(page);
     const kvcache::cache_layout layout = model.layout(page);
     const bool prefixes = mode == kvcache::reuse_mode::prefix;
@@ -83,10 +95,7 @@ int with_layers(const kvcache::transformer& model, std::uint32_t page, std::stri
                          "prefixes alone"});
     if (layout.groups.size() == 1 || !prefixes)
         return with_codec(
-            codec, shape,
-            [&](const auto& pages) {
-                return use(alike_layers<std::decay_t<decltype(pages)>>{pages, recompute});
-            },
+            codec, shape, [&](const auto& pages) { return use(alike_layers<std::decay_t<decltype(pages)>>{pages}); },
             on_error);
     const auto read = read_codec(codec);
     if (!read)

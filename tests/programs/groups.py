@@ -6,12 +6,12 @@ bits of what is computed; contexts are saved; a tier gives pages, windows and st
     groups.py GENERATE CHAT MODEL
 """
 import json
-import shutil
-import struct
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from worded_checkpoint import with_words
 
 generate, chat, model = sys.argv[1:4]
 CHECKPOINTS = Path(__file__).parents[1] / "data" / "checkpoints"
@@ -23,31 +23,6 @@ def run(program, *flags, text="", fails=False):
     done = subprocess.run([program, *map(str, flags)], input=text, capture_output=True, text=True, timeout=240)
     assert (done.returncode != 0) == fails, (flags, done.returncode, done.stdout, done.stderr)
     return done.stderr if fails else done.stdout
-
-
-def with_words(checkpoint, directory):
-    """The weights of a checkpoint with the words of MODEL: the rows of its vocabulary are repeated."""
-    shutil.copytree(model, directory)
-    config, own = (json.loads((Path(folder) / "config.json").read_text()) for folder in (checkpoint, model))
-    words, rows = own["vocab_size"], config["vocab_size"]
-    config |= {"vocab_size": words, "max_position_embeddings": 2048, "eos_token_id": own["eos_token_id"]}
-    (directory / "config.json").write_text(json.dumps(config))
-    old = (checkpoint / "model.safetensors").read_bytes()
-    size, = struct.unpack("<Q", old[:8])
-    tensors, new, entries = json.loads(old[8:8 + size]), b"", {}
-    for name, of in tensors.items():
-        if name == "__metadata__":
-            continue
-        begin, end = of["data_offsets"]
-        numbers = old[8 + size + begin:8 + size + end]
-        if of["shape"][0] == rows and name in ("lm_head.weight", "model.embed_tokens.weight"):
-            row = len(numbers) // rows
-            numbers = (numbers * (words // rows + 1))[:words * row]
-            of["shape"][0] = words
-        entries[name] = of | {"data_offsets": [len(new), len(new) + len(numbers)]}
-        new += numbers
-    header = json.dumps(entries).encode()
-    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + new)
 
 
 def main():
@@ -100,7 +75,7 @@ def main():
 
         for one in "qwen35", "gemma3":
             path = directory / f"{one}-words"
-            with_words(CHECKPOINTS / one, path)
+            with_words(CHECKPOINTS / one, Path(model), path)
             said = run(chat, "--model", path, "--demo", "--max-tokens", 6, "--page", 16)
             assert "A hit equals a miss, bit for bit." in said, said
             talk = lambda *flags, text: run(chat, "--model", path, "--page", 16, "--max-tokens", 6, *flags, text=text)
