@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/model/gguf/config.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -166,4 +168,41 @@ TEST_CASE("keys of GGUF that are missing, malformed or change the results are re
     CHECK(refused(described(key).numbers<std::int32_t>(key, {8, 8})).empty());
     CHECK(refused(described(key).numbers<std::int32_t>(key, {8, 9})) == key);
     CHECK(refused(described(key).numbers<std::int32_t>(key, {})) == key);
+}
+
+TEST_CASE("which layers of a GGUF model are recurrent comes from a list, or from an interval") {
+    // Qwen3.5 of four layers.
+    const auto layers = [](const std::vector<bool>& recurrent) {
+        gguf_builder made;
+        made.text("general.architecture", "qwen35");
+        const std::pair<const char*, std::uint32_t> numbers[] = {
+            {"block_count", 4},          {"context_length", 256},       {"embedding_length", 16},
+            {"feed_forward_length", 8},  {"attention.head_count", 4},   {"attention.head_count_kv", 2},
+            {"attention.key_length", 8}, {"attention.value_length", 8}, {"rope.dimension_count", 4},
+            {"ssm.conv_kernel", 4},      {"ssm.group_count", 2},        {"ssm.time_step_rank", 4},
+            {"ssm.state_size", 8},       {"ssm.inner_size", 32},        {"full_attention_interval", 2}};
+        for (const auto& [key, value] : numbers)
+            made.number(std::string("qwen35.") + key, value);
+        made.number("qwen35.attention.layer_norm_rms_epsilon", 1e-5F);
+        if (!recurrent.empty())
+            made.flags("qwen35.attention.recurrent_layers", recurrent);
+        made.tensor("token_embd.weight", {10, 16}, 0, std::string(640, '\0'));
+        for (const char* layer : {"0", "1", "2", "3"})
+            made.tensor(std::string("blk.") + layer + ".attn_norm.weight", {16}, 0, std::string(64, '\0'));
+        return made;
+    };
+    const auto marked = [&](const std::vector<bool>& recurrent) {
+        const auto config = read(layers(recurrent));
+        REQUIRE((config ? std::string() : config.error().message) == "");
+        std::vector<bool> made;
+        for (std::size_t i = 0; i < config->layers; ++i)
+            made.push_back(config->layer(i).recurrent);
+        return made;
+    };
+    CHECK(marked({}) == std::vector<bool>{true, false, true, false});
+    const std::vector<bool> some{false, true, true, false};
+    CHECK(marked(some) == some);
+    CHECK(refused(layers({true, false, true})) == "qwen35.attention.recurrent_layers");
+    CHECK(refused(layers({}).number("qwen35.attention.recurrent_layers", std::uint32_t{4})) ==
+          "qwen35.attention.recurrent_layers");
 }

@@ -79,16 +79,29 @@ inline void describe(gguf_builder& to, const kvcache::model_config& config) {
     } else {
         number("attention.head_count_kv", config.kv_heads);
     }
-    if (config.mixer == kvcache::layer_mixer::mamba2)
+    if (config.mixer == kvcache::layer_mixer::mamba2) {
         to.number(architecture + ".rope.scaling.finetuned", config.layer(0).rotates);
+        number("expert_count", 0);
+        number("expert_used_count", 0);
+        number("expert_shared_feed_forward_length", config.intermediate_size);
+    }
     if (delta || config.mixer == kvcache::layer_mixer::mamba2) {
         number("ssm.conv_kernel", config.recurrence.taps);
         number("ssm.group_count", config.recurrence.key_heads);
         number("ssm.time_step_rank", config.recurrence.value_heads);
         number("ssm.state_size", config.recurrence.key_dim);
         number("ssm.inner_size", config.recurrence.value_heads * config.recurrence.value_dim);
-        if (delta)
-            number("full_attention_interval", attention_period(config));
+        if (delta) { // older converters wrote the interval alone
+            std::vector<bool> recurrent;
+            bool regular = true;
+            for (std::size_t i = 0; i < config.layers; ++i) {
+                recurrent.push_back(config.layer(i).recurrent);
+                regular = regular && recurrent.back() == ((i + 1) % attention_period(config) != 0);
+            }
+            number("full_attention_interval", regular ? attention_period(config) : 4);
+            if (!regular)
+                to.flags(architecture + ".attention.recurrent_layers", recurrent);
+        }
     }
     number("attention.key_length", config.head_dim);
     number("attention.value_length", config.head_dim);
@@ -159,9 +172,6 @@ inline void describe(gguf_builder& to, const kvcache::model_config& config) {
         return false;
     if (config.gate_alpha != 1.702F || config.gate_limit != 7.0F)
         return false;
-    for (std::size_t i = 0; kind.attention_period != 0 && i < config.layers; ++i)
-        if (config.layer(i).recurrent == ((i + 1) % attention_period(config) == 0))
-            return false; // layers that attend at other intervals than each n-th
     for (std::size_t i = 0; i < config.each_layer.size(); ++i)
         if ((config.layer(i).window != 0 && (kind.window_period == 0 || !kind.has_gguf)) ||
             (!kind.rope_option &&

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
@@ -35,6 +36,25 @@ KVCACHE_LAZY inline void read_gguf_kv_heads(gguf_fields& fields, const std::stri
             fields.refuse(error_code::unsupported, key, {"it differs from layer to layer"});
         config.kv_heads = std::max(config.kv_heads, count);
     });
+}
+
+/// Marks the recurrent layers of a list with a bool for each layer. Returns whether there is one.
+KVCACHE_LAZY inline bool read_gguf_recurrent_layers(gguf_fields& fields, const std::string& key, model_config& config) {
+    const gguf_value* value = fields.find(key);
+    if (value == nullptr)
+        return false;
+    std::vector<layer_config> layers;
+    bool flags = value->type() == gguf_type::array;
+    if (flags)
+        value->each([&](const gguf_value& one) {
+            flags = flags && one.flag().has_value();
+            layers.push_back({.recurrent = one.flag().value_or(false)});
+        });
+    if (flags && layers.size() == config.layers)
+        config.each_layer = std::move(layers);
+    else
+        fields.refuse(error_code::mismatched, key, {"it has no true or false for each layer"});
+    return true;
 }
 
 /// Reads the sizes of recurrent layers, and which layers are, where the KV heads do not say it.
@@ -81,7 +101,8 @@ KVCACHE_LAZY inline void read_gguf_mixers(gguf_fields& fields, const gguf_checkp
         return;
     (void)fields.find(joined({prefix, "rope.dimension_sections"})); // of images: alike in a text
     const std::size_t period = fields.count(joined({prefix, "full_attention_interval"}), known.attention_period);
-    if (!config.each_layer.empty())
+    if (read_gguf_recurrent_layers(fields, joined({prefix, "attention.recurrent_layers"}), config) ||
+        !config.each_layer.empty())
         return;
     config.each_layer.resize(config.layers);
     for (std::size_t i = 0; i < config.layers; ++i)

@@ -225,6 +225,9 @@ private:
         for (const std::string_view name : {"expert_count", "expert_used_count"})
             if (!known_->experts)
                 fields_.only(key(name), 0, "a mixture of experts");
+        if (config_.experts.count == 0) // dense models of a family that has experts say how wide one would be
+            fields_.only(key("expert_shared_feed_forward_length"), static_cast<double>(config_.intermediate_size),
+                         "a shared expert");
         fields_.only(key("expert_weights_scale"), 0, "scaling the shares of experts");
         if (!known_->multipliers)
             fields_.only(key("attention.scale"), 0, "scaling the scores");
