@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Our server beside llama.cpp's: the same random weights, asked in turn over local HTTP, in one run.
 
-    chat       ten turns of one user: milliseconds from the request sent to the first token read
+    chat       ten turns of one user: milliseconds from the request sent to the first token read; then the sixth message
+               is another one, without what followed, and with it
     two        two users who take turns, for five turns each
     sixteen    users with one system prompt of 1,500 tokens who come at the same time: how many tokens run
     sessions   users who talk at the same time, each behind its own past: tokens said a second, and the first token
@@ -123,7 +124,7 @@ class Bound:
 
 
 def chat(servers: dict, ids: Ids, add, said: int) -> None:
-    pasts = dict.fromkeys(servers, ids(SYSTEM))
+    pasts, middles = dict.fromkeys(servers, ids(SYSTEM)), {}
     for turn in range(1, TURNS + 1):
         words, order = ids(ASKED), list(servers)
         for who in order[turn % len(order):] + order[:turn % len(order)]:
@@ -135,8 +136,18 @@ def chat(servers: dict, ids: Ids, add, said: int) -> None:
             if rest:
                 servers[who].complete(prompt + heard["tokens"] + rest[:-1], 0)
             pasts[who] = prompt + heard["tokens"] + rest
+            if turn == TURNS // 2:
+                middles[who] = pasts[who]
         cold = servers["ours"].complete(ids(SYSTEM + turn * ASKED + (turn - 1) * SAID), 1)
         add(f"ours/chat_cold_turn_{turn:02}", 1e3 * cold["seconds"])
+    words, tail = ids(ASKED), {who: pasts[who][len(middles[who]) + ASKED:] for who in servers}
+    for who, server in servers.items():
+        if who == "bound":
+            continue
+        for name, prompt in (("edit", middles[who] + words), ("edit_kept", middles[who] + words + tail[who] + ids(ASKED))):
+            heard = server.complete(prompt, 1)
+            add(f"{who}/chat_{name}", 1e3 * heard["seconds"])
+            add(f"{who}/chat_{name}_ran", heard["ran"])
 
 
 def two(server: Ours, ids: Ids, add, turns: int = 5) -> None:
@@ -235,6 +246,16 @@ def report(state: State, turns: int, markdown: bool, best: bool) -> None:
                  "theirs: tokens run", "llama-server", "theirs / ours"], rows, markdown)
     if flat := [each for turn in pairs for each in turn]:
         print(f"\nOurs / bound over all {len(flat)} pairs of turns: median {statistics.median(flat):.3f}")
+    rows = []
+    for name, words in (("edit", "the sixth message edited"), ("edit_kept", "the same, all that followed kept")):
+        ours, theirs = (state.samples.get(f"{who}/chat_{name}", []) for who in ("ours", "theirs"))
+        if ours:
+            of_pairs = [b / a for a, b in zip(ours, theirs)]
+            rows.append([words, number(state.median(f"ours/chat_{name}_ran"), 0), number(state.median(f"ours/chat_{name}")),
+                         number(state.median(f"theirs/chat_{name}_ran"), 0), number(state.median(f"theirs/chat_{name}")),
+                         number(statistics.median(of_pairs), 2) if of_pairs else "-"])
+    print_table("An edit in the middle of the chat, milliseconds to the first token",
+                ["", "tokens run", "ours", "theirs: tokens run", "llama-server", "theirs / ours, of a pair"], rows, markdown)
     rows = []
     for turn in range(1, TURNS + 1):
         at = lambda name: state.median(f"{name}_turn_{turn:02}")

@@ -93,16 +93,14 @@ int with_layers(const kvcache::transformer& model, std::uint32_t page, std::stri
         return on_error({kvcache::error_code::unsupported, "--mode",
                          "--mode: a model with recurrent layers has a state of all tokens before, so it reuses "
                          "prefixes alone"});
-    if (layout.groups.size() == 1 || !prefixes)
-        return with_codec(
-            codec, shape, [&](const auto& pages) { return use(alike_layers<std::decay_t<decltype(pages)>>{pages}); },
-            on_error);
-    const auto read = read_codec(codec);
-    if (!read)
-        return on_error(read.error());
-    if (const auto fits = check_page(*read, shape); !fits)
-        return on_error(fits.error());
-    return use(grouped_layers<kvcache::any_kv_codec>{*read, layout});
+    return with_codec(
+        codec, shape,
+        [&](const auto& pages) {
+            using codec_type = std::decay_t<decltype(pages)>;
+            return layout.groups.size() == 1 || !prefixes ? use(alike_layers<codec_type>{pages})
+                                                          : use(grouped_layers<codec_type>{pages, layout});
+        },
+        on_error);
 }
 
 } // namespace support
