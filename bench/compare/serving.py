@@ -289,6 +289,7 @@ def main() -> None:
     parse.add_argument("--program", type=Path, help="our bench program `model`, for the bound")
     parse.add_argument("--llama-server", type=Path)
     parse.add_argument("--gguf", type=Path, help="the same weights")
+    parse.add_argument("--int8", action="store_true", help="our server with int8 activations, which llama.cpp has for quantised weights")
     parse.add_argument("--threads", type=int, default=2)
     parse.add_argument("--users", type=int, default=8)
     parse.add_argument("--turns", type=int, default=4, help="of the users who talk at the same time")
@@ -305,7 +306,8 @@ def main() -> None:
             sys.exit("serving.py: --server and --model are needed")
         ids = Ids(49152, len(json.dumps(state.samples)))
         parts = f.parts or ["chat", "two", "sixteen", "sessions"]
-        servers = {"ours": Ours(f.server, f.model, f.threads, *(("--cache-mib", 2048) if "documents" in parts else ()))}
+        servers = {"ours": Ours(f.server, f.model, f.threads, *(("--cache-mib", 2048) if "documents" in parts else ()),
+                                *(("--int8",) if f.int8 else ()))}
         if "documents" in parts and parts != ["documents"]:
             sys.exit("serving.py: documents need a llama-server of one slot; please ask for them alone")
         if f.program:
