@@ -127,7 +127,7 @@ std::vector<asked> some_requests(const kv::transformer& model, std::size_t count
             const tokens& other = all[random() % i].prompt;
             one.prompt = part(other, 0, 1 + random() % other.size());
         }
-        const tokens more = some_tokens(model, 1 + random() % 90, static_cast<int>(seed + i));
+        const tokens more = some_tokens(model, 1 + random() % 90, static_cast<unsigned>(seed + i));
         one.prompt.insert(one.prompt.end(), more.begin(), more.end());
         one.sampling = {.temperature = i % 2 == 0 ? 0.0F : 1.0F, .seed = random()};
         one.most = 1 + random() % 20;
