@@ -45,7 +45,8 @@ def main():
 
             cold = answer(prompt, "--no-cache")
             warm = answer(prompt, "--warm-ids", listed(prompt[:70]))
-            assert warm["ids"] == cold["ids"] and warm["reused"] == 64, (one, cold, warm)
+            # A state is after a whole page; keys and values are found inside a page too.
+            assert warm["ids"] == cold["ids"] and warm["reused"] == (64 if one in RECURRENT else 70), (one, cold, warm)
             rows = logits()
             reused = logits("--warm-ids", listed(prompt[:70]))
             assert rows[-len(reused):] == reused and len(reused) < len(rows), one
