@@ -52,6 +52,14 @@ class Server(running.Server):
             least = min(least, self.descriptors())
         return least
 
+    def settle(self, most):
+        """Waits until the server has met the ends of other connections than those that hold `most` descriptors."""
+        for _ in range(3000):
+            if self.descriptors() <= most:
+                return
+            time.sleep(0.01)
+        check(False, f"{self.descriptors()} descriptors stay, instead of {most}")
+
     def places(self):
         """The connections that it says it has room for."""
         found = re.findall(r"^warning: --connections is (\d+) instead of 2048, .*$", self.said(), re.M)
@@ -125,14 +133,15 @@ def descriptors_that_run_out():
     resource.prlimit(at.process.pid, resource.RLIMIT_NOFILE, (64, 64))
     links += idle(at, 200)
     close(links)
-    while at.descriptors() > unused:  # until the server has met the ends of the connections
-        time.sleep(0.01)
+    at.settle(unused)
     # All that there are belong to answers: health and metrics have their own.
     busy = []
     resource.prlimit(at.process.pid, resource.RLIMIT_NOFILE, (44, 64))
     body = json.dumps({"prompt": "x", "max_tokens": 1})
     while not busy or at.ask("POST", "/v1/completions", body)[0] == 200:
+        at.settle(unused + len(busy))
         busy += streams(at, 1)
+        at.settle(unused + len(busy))
         check(len(busy) < 64, "descriptors run out")
     for _ in range(5):
         check(at.ask("GET", "/health")[0] == 200 and at.ask("GET", "/metrics")[0] == 200, "health has a reserve")
