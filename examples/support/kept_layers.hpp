@@ -81,7 +81,7 @@ template <class Layers, class... More>
 using cache_of = decltype(make_cache_of(std::declval<const Layers&>(), {}, std::declval<const More&>()...));
 
 /// Runs `use(layers)` with what a model's cache keeps and returns its result: layer groups where layers keep different
-/// things, but not if chunks are reused, which takes pages of all layers. `codec` is the name of a codec. Errors:
+/// things, but not if chunks are reused, so that a tier keeps them too. `codec` is the name of a codec. Errors:
 /// unsupported for a model with recurrent layers that does not reuse prefixes; those of read_codec and check_page.
 template <class Use, class OnError>
 int with_layers(const kvcache::transformer& model, std::uint32_t page, std::string_view codec, kvcache::reuse_mode mode,

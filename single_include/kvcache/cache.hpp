@@ -2620,6 +2620,12 @@ struct sequence_state {
     std::vector<page_id> pinned_sources = {};
 
     // For layer groups.
+    /// The block of a group with rows that approximate rows are to be taken from.
+    struct pinned_block {
+        std::size_t pool = 0;
+        page_id page = {};
+    };
+    std::vector<pinned_block> pinned_blocks = {}; ///< Used in addition to those of the table.
     /// The state of a group after the last token of an entry.
     struct snapshot {
         std::size_t pool = 0;
@@ -2653,6 +2659,11 @@ struct sequence_state {
             table.push_back({.page = page, .count = static_cast<std::uint32_t>(count)});
             rows -= count;
         }
+    }
+
+    /// The number of leading entries of which each has the tokens of one page; those of a spliced lease follow.
+    [[nodiscard]] std::size_t whole_entries(std::size_t page_tokens) const noexcept {
+        return exact == all ? all : (exact + page_tokens - 1) / page_tokens;
     }
 
     /// Shortens the entries to `rows` rows in total. Returns the number of entries that remain; the caller removes the
@@ -3156,6 +3167,19 @@ struct open_lease {
     [[nodiscard]] bool keeps(std::size_t row) const noexcept {
         return row < state.lease.spliced.size() && state.lease.spliced[row].kept;
     }
+    /// Calls `f` with the codec and the bytes of a page in the group, as basic_lease::with_source does. Requires: the
+    /// group has rows of the page.
+    template <class F>
+    void with_page(std::size_t group, page_id page, F&& f) const requires Core::owns_blocks {
+        const auto& blocks = core.pages().blocks();
+        if (const std::size_t keeper = blocks.keeper_of(group); keeper != blocks.paged())
+            f(blocks.memory().codec(blocks.pool_of(keeper)),
+              std::span<const std::byte>(
+                  blocks.memory().bytes(blocks.pool_of(keeper), blocks.block(blocks.pool_of(keeper), page))));
+        else
+            f(core.codec(), std::span<const std::byte>(core.storage().bytes(page)));
+    }
+
     /// The locations of the rows of a spliced lease; empty for other leases.
     [[nodiscard]] std::span<const spliced_row> spliced() const noexcept { return state.lease.spliced; }
 };
@@ -3254,7 +3278,8 @@ public:
                 "a row of keys or values has head_dim numbers for each KV head");
         const row_slot to = slot_of(row);
         require(blocks.has(pool, to.page), "a whole lease has blocks only for rows that the next query reads");
-        state_->lease.written.mark(blocks.first_layer(group) + index_of(layer), row);
+        if (state_->lease.spliced.empty())
+            state_->lease.written.mark(blocks.first_layer(group) + index_of(layer), row);
         const auto bytes = blocks.memory().bytes(pool, blocks.block(pool, to.page));
         for (std::uint32_t head = 0; head < of.kv_heads; ++head)
             blocks.memory().codec(pool).encode(bytes, {layer, head_id{head}, to.row},
@@ -3309,7 +3334,7 @@ public:
         const bool paged = core("a lease shows its blocks until it ends").groups([&](const auto& groups) {
             return groups.entries(*state_, group, entries);
         });
-        sequence_pages made{.table = entries};
+        sequence_pages made{.table = entries, .residual = {}, .spliced = state_->exact != sequence_state::all};
         if (paged)
             made.residual = state_->lease.residual;
         return made;
@@ -5620,7 +5645,7 @@ private:
     // Drops a page that takes no more part in the last entry of a table.
     void drop_tail(page_id page) noexcept {
         if constexpr (grouped)
-            groups_.leave_tail(page);
+            groups_.leave_page(page);
         pages_.drop(page);
     }
 
@@ -5674,6 +5699,8 @@ private:
     }
 
     void forget_sources(sequence_state& state) noexcept {
+        if constexpr (grouped)
+            groups_.unpin(state);
         for (; !state.pinned_sources.empty(); state.pinned_sources.pop_back())
             pages_.drop(state.pinned_sources.back());
     }
@@ -5801,7 +5828,6 @@ public:
         detail::writes_blocks_by_row<layers_type>,
         "the blocks of layer groups have a codec that writes row by row: f32 or row_major, or codec::by_group "
         "with one of them for blocks");
-    static_assert(!grouped || !chunk_index_state<index_type>, "layer groups do not go with chunks");
     static_assert(
         !grouped || requires { sizeof(group_leases<page_manager_type>); },
         "layer groups need <kvcache/layer_groups.hpp>");
@@ -8409,15 +8435,24 @@ public:
         return limit(tokens, [&](std::size_t entry) { return pages[entry]; });
     }
     [[nodiscard]] std::size_t kept(const sequence_state& state, std::size_t tokens) const {
-        if (tokens == state.tokens.size())
+        if (tokens == state.tokens.size() || (tokens > state.exact && has_window(state, tokens)))
             return tokens;
-        return limit(tokens, [&](std::size_t entry) { return state.table[entry].page; }).tokens;
+        return limit(std::min(tokens, state.exact), [&](std::size_t entry) { return state.table[entry].page; }).tokens;
     }
 
-    /// Notes where a prompt ends or parts from a cached one: later prompts that do so need the windows there.
+    /// Notes where a prompt ends, parts from a cached one, or continues it: later prompts that part there need the
+    /// windows. A page that is known in part is copied when it is filled, so the one before it is noted too. Earlier
+    /// windows of the prompt are as likely to be of use again as its pages, which are touched too.
     void note(const index_match& found) noexcept {
-        if (found.end != match_end::unknown && !found.pages.empty())
-            pages_.note_branch(found.pages.back());
+        if (found.pages.empty())
+            return;
+        pages_.note_branch(found.pages.back());
+        if (found.pages.size() * page_tokens_ != found.tokens && found.pages.size() > 1)
+            pages_.note_branch(found.pages[found.pages.size() - 2]);
+        for (const page_id page : found.pages)
+            for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+                if (!blocks().is_state(pool) && blocks().has(pool, page) && pages_.ranks_block(pool, page))
+                    pages_.touch(blocks().entry(pool, page));
     }
 
     /// Makes room for what a sequence notes. Throws: bad_alloc.
@@ -8427,6 +8462,8 @@ public:
     }
     /// Uses the blocks of a sequence whose pages are referenced.
     void begin(sequence_state& state) noexcept {
+        for (const sequence_state::pinned_block& one : state.pinned_blocks)
+            pages_.cover(one.pool, one.page);
         state.group_first.assign(blocks().size(), state.table.size());
         follow(state);
         use_snapshots(state);
@@ -8444,7 +8481,7 @@ public:
             if (blocks().is_state(pool))
                 continue;
             std::size_t& first = state.group_first[pool];
-            const std::size_t wanted = blocks().first_entry(pool, state.tokens.size());
+            const std::size_t wanted = first_used(state, pool, state.tokens.size());
             const std::size_t margin = blocks().stale_distance(pool);
             for (; first < wanted; ++first)
                 if (first < state.table.size()) {
@@ -8467,8 +8504,8 @@ public:
                 leave(pool, page);
         end_snapshots(state, entry * page_tokens_);
     }
-    /// Stops using the window blocks of a page that takes no more part in the table's last entry.
-    void leave_tail(page_id page) noexcept {
+    /// Stops using the window blocks of a page that takes no more part in the table.
+    void leave_page(page_id page) noexcept {
         for (std::size_t pool = 0; pool < blocks().size(); ++pool)
             if (!blocks().is_state(pool))
                 leave(pool, page);
@@ -8678,6 +8715,11 @@ public:
                 }
         }
     }
+    /// Stops using the blocks that are pinned for chunks.
+    void unpin(sequence_state& state) noexcept {
+        for (; !state.pinned_blocks.empty(); state.pinned_blocks.pop_back())
+            leave(state.pinned_blocks.back().pool, state.pinned_blocks.back().page);
+    }
     /// Ends the use of all but the first `used` of a sequence's snapshots.
     void unpin(sequence_state& state, std::size_t used) noexcept {
         for (; state.snapshots.size() > used; state.snapshots.pop_back())
@@ -8703,6 +8745,8 @@ public:
             }
         for (const sequence_state::snapshot& one : state.snapshots)
             ++users[one.pool][index_of(state.table[one.entry].page)];
+        for (const sequence_state::pinned_block& one : state.pinned_blocks)
+            ++users[one.pool][index_of(one.page)];
     }
     /// Checks that the blocks are used by so many sequences, that each is free, in use or evictable, and that their
     /// bytes add up. Errors: malformed.
@@ -8764,6 +8808,19 @@ private:
                 detail::joined({"the block of page ", std::to_string(index_of(page)), " ", how})};
     }
 
+    // The first entry of `tokens` tokens of a sequence whose block it uses. Where rows are spliced in, all are used.
+    [[nodiscard]] std::size_t first_used(const sequence_state& state, std::size_t pool, std::size_t tokens) const {
+        return std::min(blocks().first_entry(pool, tokens), state.whole_entries(page_tokens_));
+    }
+    // Whether the query after the first `tokens` tokens finds what it reads before spliced rows.
+    [[nodiscard]] bool has_window(const sequence_state& state, std::size_t tokens) const {
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+            for (std::size_t entry = first_used(state, pool, tokens); entry < state.whole_entries(page_tokens_);
+                 ++entry)
+                if (!blocks().has(pool, state.table[entry].page))
+                    return false;
+        return true;
+    }
     // Whether prompts part in the entries [first, last] of a sequence.
     [[nodiscard]] bool parts(const sequence_state& state, std::size_t first, std::size_t last) const noexcept {
         for (std::size_t entry = first; entry <= last; ++entry)
@@ -9294,8 +9351,13 @@ public:
         refund(of.bytes[block]);
         memory_.release(pool, block);
     }
-    /// Prompts part in a page: later ones will need the windows there.
-    void note_branch(page_id page) noexcept { branches_[index_of(page)] = true; }
+    /// Prompts part in a page: later ones will need the windows there, and its blocks are evicted like others.
+    void note_branch(page_id page) noexcept {
+        branches_[index_of(page)] = true;
+        for (block_pool& of : pools_)
+            if (of.of_page[index_of(page)] != none)
+                of.stale.remove(of.of_page[index_of(page)]);
+    }
     void forget_branch(page_id page) noexcept { branches_[index_of(page)] = false; }
     [[nodiscard]] bool is_branch(page_id page) const noexcept { return branches_[index_of(page)]; }
     /// The block of a page, which no sequence uses, is evicted before all others of the cache.

@@ -5608,12 +5608,19 @@ struct spliced_tile {
 /// each tile comes once, with a mask for its gaps. The order depends on the table alone.
 class spliced_tiles {
 public:
+    /// Positions [first, last).
+    struct positions {
+        std::size_t first, last;
+    };
+
     spliced_tiles() { tiles_.reserve(attention_plan::spliced_block); }
 
-    /// Calls body(tile) for all tiles of a range before position `end` that begin in the work item's splits.
+    /// Calls body(tile) for all tiles of a range with rows at the positions of `read` that begin in the work item's
+    /// splits.
     template <class Body>
-    void for_each(std::span<const page_entry> table, const page_range& range, const work_item& item, std::size_t end,
+    void for_each(std::span<const page_entry> table, const page_range& range, const work_item& item, positions read,
                   const Body& body) {
+        const std::size_t end = read.last;
         std::size_t start = range.position, block = 0;
         for (std::size_t e = range.first; e < range.last && start < end; start += table[e++].count) {
             const page_entry& entry = table[e];
@@ -5626,7 +5633,7 @@ public:
                     block = position / attention_plan::spliced_block;
                 }
                 const std::size_t split = position / query_block::split;
-                if (split >= item.first_split && split < item.last_split)
+                if (split >= item.first_split && split < item.last_split && position + (behind - row) > read.first)
                     add(table, e, tile, row % tile_tokens, behind - row, position);
                 row = behind;
             }
@@ -5982,7 +5989,7 @@ private:
             scratch_.block.set_quantize_queries(wants_quantized_queries(
                 source_.codec->codes(source_.storage->bytes(pages.table[range.first].page), {}).keys.format));
         if (pages.spliced)
-            scratch_.spliced.for_each(pages.table, range, item_, end,
+            scratch_.spliced.for_each(pages.table, range, item_, {shape_.first_read(first_position(range)), end},
                                       [&](const spliced_tile& one) { walk_spliced(pages, range, one); });
         else if constexpr (page_writer<Codec>)
             walk_apart(pages, range, end);
@@ -7659,6 +7666,12 @@ struct sequence_state {
     std::vector<page_id> pinned_sources = {};
 
     // For layer groups.
+    /// The block of a group with rows that approximate rows are to be taken from.
+    struct pinned_block {
+        std::size_t pool = 0;
+        page_id page = {};
+    };
+    std::vector<pinned_block> pinned_blocks = {}; ///< Used in addition to those of the table.
     /// The state of a group after the last token of an entry.
     struct snapshot {
         std::size_t pool = 0;
@@ -7692,6 +7705,11 @@ struct sequence_state {
             table.push_back({.page = page, .count = static_cast<std::uint32_t>(count)});
             rows -= count;
         }
+    }
+
+    /// The number of leading entries of which each has the tokens of one page; those of a spliced lease follow.
+    [[nodiscard]] std::size_t whole_entries(std::size_t page_tokens) const noexcept {
+        return exact == all ? all : (exact + page_tokens - 1) / page_tokens;
     }
 
     /// Shortens the entries to `rows` rows in total. Returns the number of entries that remain; the caller removes the
@@ -8098,6 +8116,19 @@ struct open_lease {
     [[nodiscard]] bool keeps(std::size_t row) const noexcept {
         return row < state.lease.spliced.size() && state.lease.spliced[row].kept;
     }
+    /// Calls `f` with the codec and the bytes of a page in the group, as basic_lease::with_source does. Requires: the
+    /// group has rows of the page.
+    template <class F>
+    void with_page(std::size_t group, page_id page, F&& f) const requires Core::owns_blocks {
+        const auto& blocks = core.pages().blocks();
+        if (const std::size_t keeper = blocks.keeper_of(group); keeper != blocks.paged())
+            f(blocks.memory().codec(blocks.pool_of(keeper)),
+              std::span<const std::byte>(
+                  blocks.memory().bytes(blocks.pool_of(keeper), blocks.block(blocks.pool_of(keeper), page))));
+        else
+            f(core.codec(), std::span<const std::byte>(core.storage().bytes(page)));
+    }
+
     /// The locations of the rows of a spliced lease; empty for other leases.
     [[nodiscard]] std::span<const spliced_row> spliced() const noexcept { return state.lease.spliced; }
 };
@@ -8196,7 +8227,8 @@ public:
                 "a row of keys or values has head_dim numbers for each KV head");
         const row_slot to = slot_of(row);
         require(blocks.has(pool, to.page), "a whole lease has blocks only for rows that the next query reads");
-        state_->lease.written.mark(blocks.first_layer(group) + index_of(layer), row);
+        if (state_->lease.spliced.empty())
+            state_->lease.written.mark(blocks.first_layer(group) + index_of(layer), row);
         const auto bytes = blocks.memory().bytes(pool, blocks.block(pool, to.page));
         for (std::uint32_t head = 0; head < of.kv_heads; ++head)
             blocks.memory().codec(pool).encode(bytes, {layer, head_id{head}, to.row},
@@ -8251,7 +8283,7 @@ public:
         const bool paged = core("a lease shows its blocks until it ends").groups([&](const auto& groups) {
             return groups.entries(*state_, group, entries);
         });
-        sequence_pages made{.table = entries};
+        sequence_pages made{.table = entries, .residual = {}, .spliced = state_->exact != sequence_state::all};
         if (paged)
             made.residual = state_->lease.residual;
         return made;
@@ -10511,7 +10543,7 @@ private:
     // Drops a page that takes no more part in the last entry of a table.
     void drop_tail(page_id page) noexcept {
         if constexpr (grouped)
-            groups_.leave_tail(page);
+            groups_.leave_page(page);
         pages_.drop(page);
     }
 
@@ -10565,6 +10597,8 @@ private:
     }
 
     void forget_sources(sequence_state& state) noexcept {
+        if constexpr (grouped)
+            groups_.unpin(state);
         for (; !state.pinned_sources.empty(); state.pinned_sources.pop_back())
             pages_.drop(state.pinned_sources.back());
     }
@@ -10692,7 +10726,6 @@ public:
         detail::writes_blocks_by_row<layers_type>,
         "the blocks of layer groups have a codec that writes row by row: f32 or row_major, or codec::by_group "
         "with one of them for blocks");
-    static_assert(!grouped || !chunk_index_state<index_type>, "layer groups do not go with chunks");
     static_assert(
         !grouped || requires { sizeof(group_leases<page_manager_type>); },
         "layer groups need <kvcache/layer_groups.hpp>");
@@ -17136,15 +17169,24 @@ public:
         return limit(tokens, [&](std::size_t entry) { return pages[entry]; });
     }
     [[nodiscard]] std::size_t kept(const sequence_state& state, std::size_t tokens) const {
-        if (tokens == state.tokens.size())
+        if (tokens == state.tokens.size() || (tokens > state.exact && has_window(state, tokens)))
             return tokens;
-        return limit(tokens, [&](std::size_t entry) { return state.table[entry].page; }).tokens;
+        return limit(std::min(tokens, state.exact), [&](std::size_t entry) { return state.table[entry].page; }).tokens;
     }
 
-    /// Notes where a prompt ends or parts from a cached one: later prompts that do so need the windows there.
+    /// Notes where a prompt ends, parts from a cached one, or continues it: later prompts that part there need the
+    /// windows. A page that is known in part is copied when it is filled, so the one before it is noted too. Earlier
+    /// windows of the prompt are as likely to be of use again as its pages, which are touched too.
     void note(const index_match& found) noexcept {
-        if (found.end != match_end::unknown && !found.pages.empty())
-            pages_.note_branch(found.pages.back());
+        if (found.pages.empty())
+            return;
+        pages_.note_branch(found.pages.back());
+        if (found.pages.size() * page_tokens_ != found.tokens && found.pages.size() > 1)
+            pages_.note_branch(found.pages[found.pages.size() - 2]);
+        for (const page_id page : found.pages)
+            for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+                if (!blocks().is_state(pool) && blocks().has(pool, page) && pages_.ranks_block(pool, page))
+                    pages_.touch(blocks().entry(pool, page));
     }
 
     /// Makes room for what a sequence notes. Throws: bad_alloc.
@@ -17154,6 +17196,8 @@ public:
     }
     /// Uses the blocks of a sequence whose pages are referenced.
     void begin(sequence_state& state) noexcept {
+        for (const sequence_state::pinned_block& one : state.pinned_blocks)
+            pages_.cover(one.pool, one.page);
         state.group_first.assign(blocks().size(), state.table.size());
         follow(state);
         use_snapshots(state);
@@ -17171,7 +17215,7 @@ public:
             if (blocks().is_state(pool))
                 continue;
             std::size_t& first = state.group_first[pool];
-            const std::size_t wanted = blocks().first_entry(pool, state.tokens.size());
+            const std::size_t wanted = first_used(state, pool, state.tokens.size());
             const std::size_t margin = blocks().stale_distance(pool);
             for (; first < wanted; ++first)
                 if (first < state.table.size()) {
@@ -17194,8 +17238,8 @@ public:
                 leave(pool, page);
         end_snapshots(state, entry * page_tokens_);
     }
-    /// Stops using the window blocks of a page that takes no more part in the table's last entry.
-    void leave_tail(page_id page) noexcept {
+    /// Stops using the window blocks of a page that takes no more part in the table.
+    void leave_page(page_id page) noexcept {
         for (std::size_t pool = 0; pool < blocks().size(); ++pool)
             if (!blocks().is_state(pool))
                 leave(pool, page);
@@ -17405,6 +17449,11 @@ public:
                 }
         }
     }
+    /// Stops using the blocks that are pinned for chunks.
+    void unpin(sequence_state& state) noexcept {
+        for (; !state.pinned_blocks.empty(); state.pinned_blocks.pop_back())
+            leave(state.pinned_blocks.back().pool, state.pinned_blocks.back().page);
+    }
     /// Ends the use of all but the first `used` of a sequence's snapshots.
     void unpin(sequence_state& state, std::size_t used) noexcept {
         for (; state.snapshots.size() > used; state.snapshots.pop_back())
@@ -17430,6 +17479,8 @@ public:
             }
         for (const sequence_state::snapshot& one : state.snapshots)
             ++users[one.pool][index_of(state.table[one.entry].page)];
+        for (const sequence_state::pinned_block& one : state.pinned_blocks)
+            ++users[one.pool][index_of(one.page)];
     }
     /// Checks that the blocks are used by so many sequences, that each is free, in use or evictable, and that their
     /// bytes add up. Errors: malformed.
@@ -17491,6 +17542,19 @@ private:
                 detail::joined({"the block of page ", std::to_string(index_of(page)), " ", how})};
     }
 
+    // The first entry of `tokens` tokens of a sequence whose block it uses. Where rows are spliced in, all are used.
+    [[nodiscard]] std::size_t first_used(const sequence_state& state, std::size_t pool, std::size_t tokens) const {
+        return std::min(blocks().first_entry(pool, tokens), state.whole_entries(page_tokens_));
+    }
+    // Whether the query after the first `tokens` tokens finds what it reads before spliced rows.
+    [[nodiscard]] bool has_window(const sequence_state& state, std::size_t tokens) const {
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+            for (std::size_t entry = first_used(state, pool, tokens); entry < state.whole_entries(page_tokens_);
+                 ++entry)
+                if (!blocks().has(pool, state.table[entry].page))
+                    return false;
+        return true;
+    }
     // Whether prompts part in the entries [first, last] of a sequence.
     [[nodiscard]] bool parts(const sequence_state& state, std::size_t first, std::size_t last) const noexcept {
         for (std::size_t entry = first; entry <= last; ++entry)
@@ -17999,8 +18063,13 @@ public:
         refund(of.bytes[block]);
         memory_.release(pool, block);
     }
-    /// Prompts part in a page: later ones will need the windows there.
-    void note_branch(page_id page) noexcept { branches_[index_of(page)] = true; }
+    /// Prompts part in a page: later ones will need the windows there, and its blocks are evicted like others.
+    void note_branch(page_id page) noexcept {
+        branches_[index_of(page)] = true;
+        for (block_pool& of : pools_)
+            if (of.of_page[index_of(page)] != none)
+                of.stale.remove(of.of_page[index_of(page)]);
+    }
     void forget_branch(page_id page) noexcept { branches_[index_of(page)] = false; }
     [[nodiscard]] bool is_branch(page_id page) const noexcept { return branches_[index_of(page)]; }
     /// The block of a page, which no sequence uses, is evicted before all others of the cache.
@@ -23885,6 +23954,14 @@ public:
     /// be used. Errors: those of the device.
     [[nodiscard]] result<void> status() const requires fallible_attention<Attention> { return attention_.status(); }
 
+    /// Where a layer's keys and values are: in a cache without layer groups all layers are in the pages.
+    [[nodiscard]] attended_layer place_of(layer_id layer) const {
+        attended_layer at = model_.layers[index_of(layer)];
+        if constexpr (!grouped_lease<Lease>)
+            at.layer = layer;
+        return at;
+    }
+
     /// Number of rows that need logits.
     [[nodiscard]] std::size_t wanted() const {
         std::size_t n = 0;
@@ -24003,14 +24080,6 @@ private:
         for (std::size_t head = 0; rotates(at.kind) && head < kv_; head += dim)
             rotate_head(keys(row).subspan(head, dim), rotation(at.kind, row), keys(row).subspan(head, dim));
         attention_.write(*part.lease, to, row, at, keys(row), values(row));
-    }
-
-    // Where a layer's keys and values are: in a cache without layer groups all layers are in the pages.
-    [[nodiscard]] attended_layer place_of(layer_id layer) const {
-        attended_layer at = model_.layers[index_of(layer)];
-        if constexpr (!grouped_lease<Lease>)
-            at.layer = layer;
-        return at;
     }
 
     void norm_heads(std::span<float> heads, std::span<const float> weight) const {
@@ -27166,7 +27235,7 @@ private:
 
 }} // namespace kvcache
 
-// ---- kvcache/chunk/chunk_reuse.hpp --------------------------------------------------------------------------------
+// ---- kvcache/chunk/chunk_search.hpp -------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -27242,31 +27311,16 @@ struct reuse_map {
     }
 };
 
-/// A reuse map whose pages are pinned.
-template <class Sequence>
-class pinned_reuse {
-public:
-    /// `pins`: an empty sequence that references the pages of the map and their ancestors.
-    pinned_reuse(Sequence pins, reuse_map map) : pins_(std::move(pins)), map_(std::move(map)) {}
-
-    [[nodiscard]] const reuse_map& map() const noexcept { return map_; }
-    [[nodiscard]] const Sequence& pins() const noexcept { return pins_; }
-    [[nodiscard]] Sequence take_pins() && noexcept { return std::move(pins_); }
-
-private:
-    Sequence pins_;
-    reuse_map map_;
-};
-
 /// The reusable tokens of a prompt, and the pages to pin for them: the pages of the chunks and all their ancestors.
 struct chunk_search {
     reuse_map found = {};
     std::vector<page_id> sources = {};
 
-    /// Searches for chunks after the first `known` tokens, which are exact. The last token is never reused.
-    template <class Index>
+    /// Searches for chunks after the first `known` tokens, which are exact. The last token is never reused, nor are
+    /// chunks with a page for which `has(page)` is false.
+    template <class Index, class Has>
     chunk_search(const Index& index, std::uint32_t tenant, std::size_t page_tokens, std::span<const token_id> tokens,
-                 std::size_t known) {
+                 std::size_t known, const Has& has) {
         found.add(reuse_kind::exact, known);
         std::optional<page_entry> before; // the last entry of the previous chunk, before cut()
         for (const chunk_match& chunk : index.chunks(tenant, tokens, known)) {
@@ -27276,6 +27330,8 @@ struct chunk_search {
             before = entries.back();
             cut(entries, chunk.first, std::max(found.end(), chunk.first), tokens.size() - 1);
             found.add(reuse_kind::missing, std::max(found.end(), chunk.first) - found.end());
+            if (!ranges::all_of(entries, [&](const page_entry& one) { return has(one.page); }))
+                entries.clear();
             if (entries.empty())
                 continue;
             found.add_run(entries, goes_on && !found.runs.empty());
@@ -27338,6 +27394,88 @@ private:
         }
         entries = std::move(kept);
     }
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/chunk/group_chunks.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Chunks in a cache of layer groups: rows move if every group keeps rows, and those that moved stay in their blocks.
+/// Nothing of it is left where all layers keep the same. Requires: the cache is locked.
+template <class PageManager>
+class group_chunks {
+    static constexpr bool grouped = PageManager::grouped;
+
+public:
+    explicit group_chunks(PageManager& pages) noexcept : pages_(pages) {}
+
+    /// Whether rows that were computed elsewhere can be used. Errors: unsupported, where a layer has a state.
+    [[nodiscard]] result<void> can_move() const {
+        if constexpr (grouped)
+            for (std::size_t pool = 0; pool < pages_.blocks().size(); ++pool)
+                if (pages_.blocks().is_state(pool))
+                    return error{error_code::unsupported, "groups",
+                                 "chunks are not reused where a layer is recurrent: its state is of all tokens before"};
+        return {};
+    }
+
+    /// Whether every group has the rows of a page.
+    [[nodiscard]] bool has(page_id page) const noexcept {
+        if constexpr (grouped)
+            for (std::size_t pool = 0; pool < pages_.blocks().size(); ++pool)
+                if (!pages_.blocks().has(pool, page))
+                    return false;
+        return true;
+    }
+
+    /// The blocks of a chunk's page are evicted like those that a prompt will find, and not before them.
+    void keep([[maybe_unused]] page_id page) noexcept {
+        if constexpr (grouped)
+            pages_.note_branch(page);
+    }
+
+    /// A sequence that is added later uses the blocks of a page. Throws: bad_alloc. Requires: it has those of all
+    /// groups.
+    void pin([[maybe_unused]] sequence_state& state, [[maybe_unused]] page_id page) const {
+        if constexpr (grouped)
+            for (std::size_t pool = 0; pool < pages_.blocks().size(); ++pool)
+                state.pinned_blocks.push_back({pool, page});
+    }
+
+    /// Uses the blocks of the entries of a table from `first` on, once each.
+    void use([[maybe_unused]] const sequence_state& state, [[maybe_unused]] std::size_t first) noexcept {
+        if constexpr (grouped)
+            for (std::size_t entry = first; entry < state.table.size(); ++entry)
+                for (std::size_t pool = 0; pool < pages_.blocks().size(); ++pool)
+                    pages_.cover(pool, state.table[entry].page);
+    }
+
+private:
+    PageManager& pages_;
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/chunk/chunk_reuse.hpp --------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// A reuse map whose pages are pinned.
+template <class Sequence>
+class pinned_reuse {
+public:
+    /// `pins`: an empty sequence that references the pages of the map and their ancestors.
+    pinned_reuse(Sequence pins, reuse_map map) : pins_(std::move(pins)), map_(std::move(map)) {}
+
+    [[nodiscard]] const reuse_map& map() const noexcept { return map_; }
+    [[nodiscard]] const Sequence& pins() const noexcept { return pins_; }
+    [[nodiscard]] Sequence take_pins() && noexcept { return std::move(pins_); }
+
+private:
+    Sequence pins_;
+    reuse_map map_;
 };
 
 /// A plan that appends rows of a prompt to a sequence. Rows of reused spans stay in their pages, which are shared, not
@@ -27447,7 +27585,9 @@ template <class Model>
 } // namespace detail
 
 /// Chunk reuse over a cache: finds registered chunks anywhere in a prompt, and splices their rows into a sequence. A
-/// program that does not include this header compiles none of it. Requires: the cache outlives it.
+/// program that does not include this header compiles none of it. In a cache of layer groups a chunk moves in all of
+/// them: it is found while every window group has its rows, it stays in memory only, and a sequence with spliced rows
+/// releases none of their blocks. Requires: the cache outlives it.
 template <knows_chunks Cache>
 class chunk_reuse {
     using core_type = typename Cache::core_type;
@@ -27457,20 +27597,29 @@ public:
     using lease = typename Cache::lease;
     using match_type = pinned_reuse<sequence>;
 
-    explicit chunk_reuse(Cache& cache) : core_(cache.core()) {}
+    explicit chunk_reuse(Cache& cache) : core_(cache.core()), groups_(core_.pages()) {}
+
+    /// Whether chunks can be reused in the layers that the cache keeps. Errors: unsupported, where one is recurrent:
+    /// then none is registered or found.
+    [[nodiscard]] result<void> supported() const {
+        const std::lock_guard guard(core_.lock());
+        return groups_.can_move();
+    }
 
     /// Finds registered chunks anywhere in the part of a prompt that follows the tokens of `prefix`, and pins their
     /// pages; chunks that only the tier has are loaded first. Requires: the prompt starts with the tokens of `prefix`.
     /// Cost: O(tokens), plus the tier's reads.
     [[nodiscard]] match_type match(const sequence& prefix, std::span<const token_id> tokens) {
         std::vector<sequence> loaded; // which hold their pages until they are pinned
-        if constexpr (Cache::has_tier)
+        if constexpr (in_tier)
             load(prefix.state_in(core_).tenant, tokens, prefix.size(), loaded);
         const std::lock_guard guard(core_.lock());
         const std::uint32_t tenant = prefix.state_in(core_).tenant;
-        chunk_search search(core_.pages().index(), tenant, core_.shape().tokens, tokens, prefix.size());
-        auto pins = std::make_unique<sequence_state>();
+        chunk_search search = searched(tenant, tokens, prefix.size());
+        auto pins = core_.sequences().fresh();
         pins->tenant = tenant;
+        for (const page_entry& entry : search.found.entries)
+            groups_.pin(*pins, entry.page);
         pins->pinned_sources = std::move(search.sources);
         core_.sequences().add(*pins);
         return {sequence(core_, std::move(pins)), std::move(search.found)};
@@ -27479,7 +27628,7 @@ public:
     /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages, and
     /// in a tier as long as its records there (chunk/chunk_records.hpp). If the codec encodes whole pages, the tokens
     /// of a last page that is not full are left out. Returns the number of tokens registered: none if they are fewer
-    /// than the index's minimum or their pages are not in the index.
+    /// than the index's minimum, their pages are not in the index, or a window group has released their rows.
     std::size_t add(const sequence& of, std::size_t first, std::size_t count) {
         expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
         if (encodes_pages)
@@ -27491,14 +27640,21 @@ public:
             const std::lock_guard guard(core_.lock());
             const std::size_t page_tokens = core_.shape().tokens, last = first + count - 1;
             const sequence_state& state = of.state_in(core_);
+            const auto pages =
+                std::span(state.table).subspan(first / page_tokens, last / page_tokens - first / page_tokens + 1);
+            if (!groups_.can_move() ||
+                !ranges::all_of(pages, [&](const page_entry& one) { return groups_.has(one.page); }))
+                return 0;
             const bool done = detail::completes<std::bad_alloc>([&] {
                 known = in_memory(state.tenant, of.tokens().subspan(first, count));
                 noted = core_.pages().index().note(state.tenant, state.table[last / page_tokens].page,
                                                    static_cast<std::uint32_t>(last % page_tokens + 1), count);
             });
             noted = noted && done;
+            for (std::size_t i = 0; noted && i < pages.size(); ++i)
+                groups_.keep(pages[i].page);
         }
-        if constexpr (Cache::has_tier)
+        if constexpr (in_tier)
             if (noted)
                 chunk_records<core_type>(core_).store(of, first, count, known);
         return noted ? count : 0;
@@ -27510,7 +27666,7 @@ public:
         const std::uint32_t tenant = core_.number_of(of);
         const auto whole = tokens.first(splice_position(tokens.size()));
         std::vector<sequence> loaded;
-        if constexpr (Cache::has_tier)
+        if constexpr (in_tier)
             load(tenant, whole, 0, loaded);
         const std::lock_guard guard(core_.lock());
         return in_memory(tenant, whole);
@@ -27536,6 +27692,11 @@ public:
         splice_plan spliced(state.tokens.size(), rows, found.map().runs, found.map().entries, recomputed);
         const std::size_t own = spliced.own_pages(core_.shape().tokens);
         const std::size_t needed = own + pages().residual().more_aside(own);
+        if constexpr (core_type::grouped)
+            if (auto room = core_.sequences().groups().check(state, {.fresh = own, .pages = needed},
+                                                             state.tokens.size(), core_.codec().page_bytes());
+                !room)
+                return room.error();
         if (needed <= pages().available(state.tenant) &&
             splice(state, spliced, found.pins().state_in(core_).pinned_sources)) {
             const auto kept = static_cast<std::size_t>(
@@ -27559,7 +27720,7 @@ private:
         std::vector<prompt_span> spans;
         {
             const std::lock_guard guard(core_.lock());
-            spans = chunk_search(core_.pages().index(), tenant, core_.shape().tokens, tokens, known).found.spans;
+            spans = searched(tenant, tokens, known).found.spans;
         }
         chunk_records<core_type> records(core_);
         for (const prompt_span& one : spans)
@@ -27567,7 +27728,18 @@ private:
                 records.load(tenant, tokens, one.first, one.first + one.count, held);
     }
 
+    // What is found of a prompt. Requires: the lock is held.
+    [[nodiscard]] chunk_search searched(std::uint32_t tenant, std::span<const token_id> tokens, std::size_t known) {
+        return {core_.pages().index(),
+                tenant,
+                core_.shape().tokens,
+                tokens,
+                known,
+                [&](page_id page) { return groups_.has(page); }};
+    }
+
     static constexpr bool encodes_pages = page_writer<typename Cache::codec_type>;
+    static constexpr bool in_tier = Cache::has_tier && !core_type::grouped;
 
     [[nodiscard]] auto& pages() noexcept { return core_.pages(); }
 
@@ -27578,8 +27750,11 @@ private:
         std::vector<page_id> own;
         own.reserve(needed);
         const auto release_own = [&] {
-            for (const page_id page : own)
+            for (const page_id page : own) {
+                if constexpr (core_type::grouped)
+                    core_.sequences().groups().leave_page(page);
                 pages().drop(page);
+            }
         };
         detail::scope_guard undo([&] {
             state.pinned_sources.clear();
@@ -27591,6 +27766,9 @@ private:
                 return false;
             own.push_back(*page);
             pages().pool().clear(*page);
+            if constexpr (core_type::grouped)
+                if (!core_.sequences().groups().extend(state, *page))
+                    return false;
         }
         spliced.take(own, page_tokens);
         const std::vector<page_entry> table = spliced.table();
@@ -27603,6 +27781,7 @@ private:
             pages().hold(page);
         for (const page_entry& entry : table)
             pages().hold(entry.page);
+        groups_.use(state, before);
         release_own(); // the entries reference them now
         state.lease.begin(spliced.rows().size(), std::span(state.table).first(before), false);
         state.lease.spliced = std::move(spliced.rows());
@@ -27614,6 +27793,7 @@ private:
     }
 
     core_type& core_;
+    group_chunks<typename core_type::page_manager_type> groups_;
 };
 
 }} // namespace kvcache
@@ -27887,31 +28067,46 @@ private:
     // The squared distance of row `i` of the pass from the stored row `at`.
     [[nodiscard]] float distance(const lease_type& lease, std::size_t i, const spliced_row& at, layer_id layer,
                                  deviation_metric compared, const rope* rotation) {
-        const std::size_t heads = lease.shape().kv_heads, dim = lease.shape().head_dim;
-        const std::size_t lane = at.row % tile_tokens;
-        scratch_.resize(std::max(dim, padded_head_dim(dim)) * tile_tokens);
-        turn_.resize(dim);
-        fresh_.resize(dim);
         const bool keys = compared == deviation_metric::keys;
-        const std::span<const float> fresh = keys ? pass_.keys(i) : pass_.values(i); // (kv_heads, head_dim), no RoPE
+        fresh_.resize(lease.shape().head_dim);
+        turn_.resize(fresh_.size());
         if (keys && rotation != nullptr)
             rotation->fill(static_cast<std::int64_t>(lease.first() + part_.rows[i]) - at.base, turn_);
+        else
+            turn_.clear();
+        const std::span<const float> fresh = keys ? pass_.keys(i) : pass_.values(i); // (kv_heads, head_dim), no RoPE
+        if constexpr (grouped_lease<lease_type>) {
+            const attended_layer place = pass_.place_of(layer);
+            float sum = 0.0F;
+            lease.opened().with_page(place.group, at.page, [&](const auto& codec, std::span<const std::byte> bytes) {
+                sum = distance(codec, bytes, {place.layer, head_id{}, at.row}, fresh, keys);
+            });
+            return sum;
+        } else {
+            return distance(lease.codec(), std::span<const std::byte>(lease.storage().bytes(at.page)),
+                            {layer, head_id{}, at.row}, fresh, keys);
+        }
+    }
+    // The same of the row from one in a page, from its first head on. Keys are turned first, unless turn_ is empty.
+    template <class Codec>
+    [[nodiscard]] float distance(const Codec& codec, std::span<const std::byte> page, const page_row& at,
+                                 std::span<const float> fresh, bool keys) {
+        const std::size_t dim = fresh_.size(), lane = at.row % tile_tokens;
+        scratch_.resize(std::max(dim, padded_head_dim(dim)) * tile_tokens);
         float sum = 0.0f;
-        for (std::size_t head = 0; head < heads; ++head) {
+        for (std::size_t head = 0; head < fresh.size() / dim; ++head) {
             const auto now = fresh.subspan(head * dim, dim);
-            const page_tile tile{layer, head_id{static_cast<std::uint32_t>(head)}, at.row / tile_tokens};
-            const auto bytes = std::span<const std::byte>(lease.storage().bytes(at.page));
-            const float* stored =
-                keys ? lease.codec().keys(bytes, tile, scratch_) : lease.codec().values(bytes, tile, scratch_);
-            if (keys && rotation != nullptr)
+            const page_tile tile{at.layer, head_id{static_cast<std::uint32_t>(head)}, at.row / tile_tokens};
+            const float* stored = keys ? codec.keys(page, tile, scratch_) : codec.values(page, tile, scratch_);
+            if (keys && !turn_.empty())
                 rotate_head(now, turn_, fresh_);
             else
                 ranges::copy(now, fresh_.begin());
-            if constexpr (page_writer<std::remove_cvref_t<decltype(lease.codec())>>) { // as it is stored
+            if constexpr (page_writer<Codec>) { // as it is stored
                 if (keys)
-                    lease.codec().transform_key(fresh_);
+                    codec.transform_key(fresh_);
                 else
-                    lease.codec().transform_value(fresh_);
+                    codec.transform_value(fresh_);
             }
             for (std::size_t d = 0; d < dim; ++d) {
                 const float off =
@@ -27990,13 +28185,14 @@ public:
 
     /// Runs a prompt on top of what the cache holds of it. Only the first `cacheable` tokens of the prompt may be
     /// published for later prompts. Errors: those of pipeline::prefill; unsupported, in mode `chunks`, if the keys of
-    /// the model cannot be moved to another position. After an error only exact tokens may have been stored.
+    /// the model cannot be moved to another position, or a layer is recurrent. After an error only exact tokens may
+    /// have been stored.
     [[nodiscard]] result<spliced_prompt<Cache>> prefill(std::span<const token_id> tokens, reuse_mode mode,
                                                         std::size_t cacheable = static_cast<std::size_t>(-1)) {
         if (auto valid = exact_.check(0, tokens); !valid)
             return valid.error();
         if (mode == reuse_mode::chunks)
-            if (auto can = detail::keys_can_move(model_); !can)
+            if (auto can = can_move(); !can)
                 return can.error();
         auto sequence = mode == reuse_mode::baseline ? cache_.open() : cache_.open(tokens);
         sequence.set_cacheable_limit(cacheable);
@@ -28017,6 +28213,8 @@ public:
     [[nodiscard]] result<warmup_report> warm(std::span<const token_id> text, const warmup_options& how) {
         if (auto valid = exact_.check(0, text); !valid)
             return valid.error();
+        if (auto can = chunks_.supported(); !can)
+            return can.error();
         warmup_report done{.tokens = text.size()};
         for (const index::token_run& chunk : how_.split.split(text)) {
             std::vector<token_id> prompt;
@@ -28042,6 +28240,13 @@ public:
     }
 
 private:
+    // Whether chunks can move, in the cache's layers and with the model's keys.
+    [[nodiscard]] result<void> can_move() const {
+        if (auto can = chunks_.supported(); !can)
+            return can;
+        return detail::keys_can_move(model_);
+    }
+
     static void append(std::vector<token_id>& to, std::span<const token_id> more) {
         to.insert(to.end(), more.begin(), more.end());
     }

@@ -226,3 +226,36 @@ TEST_CASE("conversations that compute the same prompt at once hold it once, wher
         read_groups(many.host, many.cache, one, all.first(2000), true);
     CHECK(many.cache.check().has_value());
 }
+
+TEST_CASE("where memory is short, an edit of an earlier turn finds the window there") {
+    // Of its 4,000 tokens a conversation keeps all in 15 layers too, unless they are evicted: 72 MB. Prompts that never
+    // come again take the rest, and their windows leave first.
+    constexpr std::size_t turns = 10, said = 400, edited = 60;
+    fixture one(std::size_t{160} << 20);
+    std::int32_t unheard = 0;
+    const auto others = [&](const past& before, std::size_t count) {
+        unheard += static_cast<std::int32_t>(count);
+        return tailed(before, before.size(), count, unheard);
+    };
+    for (int conversation = 0; conversation < 4; ++conversation) {
+        past all;
+        for (std::size_t turn = 0; turn < turns; ++turn) {
+            all = others(all, said);
+            {
+                auto next = one.cache.open(all.tokens);
+                CHECK(next.size() == turn * said);
+                REQUIRE(one.prefill(next, all, 512).has_value());
+            }
+            const past cold = others({}, said * (turn + 1));
+            auto next = one.cache.open(cold.tokens);
+            REQUIRE(one.prefill(next, cold, 512).has_value());
+        }
+        for (std::size_t turn = turns - 1; turn > 0; --turn) {
+            const past prompt = others(all.first(turn * said), edited);
+            INFO("conversation " << conversation << ", edited after turn " << turn);
+            CHECK(one.cache.lookup(prompt.tokens).cached_tokens >= turn * said / page * page);
+        }
+        CHECK(one.cache.check().has_value());
+    }
+    CHECK(one.cache.core().pages().blocks().used() > (std::size_t{159} << 20)); // it is full
+}

@@ -284,7 +284,7 @@ private:
             scratch_.block.set_quantize_queries(wants_quantized_queries(
                 source_.codec->codes(source_.storage->bytes(pages.table[range.first].page), {}).keys.format));
         if (pages.spliced)
-            scratch_.spliced.for_each(pages.table, range, item_, end,
+            scratch_.spliced.for_each(pages.table, range, item_, {shape_.first_read(first_position(range)), end},
                                       [&](const spliced_tile& one) { walk_spliced(pages, range, one); });
         else if constexpr (page_writer<Codec>)
             walk_apart(pages, range, end);

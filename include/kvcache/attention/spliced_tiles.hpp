@@ -47,12 +47,19 @@ struct spliced_tile {
 /// each tile comes once, with a mask for its gaps. The order depends on the table alone.
 class spliced_tiles {
 public:
+    /// Positions [first, last).
+    struct positions {
+        std::size_t first, last;
+    };
+
     spliced_tiles() { tiles_.reserve(attention_plan::spliced_block); }
 
-    /// Calls body(tile) for all tiles of a range before position `end` that begin in the work item's splits.
+    /// Calls body(tile) for all tiles of a range with rows at the positions of `read` that begin in the work item's
+    /// splits.
     template <class Body>
-    void for_each(std::span<const page_entry> table, const page_range& range, const work_item& item, std::size_t end,
+    void for_each(std::span<const page_entry> table, const page_range& range, const work_item& item, positions read,
                   const Body& body) {
+        const std::size_t end = read.last;
         std::size_t start = range.position, block = 0;
         for (std::size_t e = range.first; e < range.last && start < end; start += table[e++].count) {
             const page_entry& entry = table[e];
@@ -65,7 +72,7 @@ public:
                     block = position / attention_plan::spliced_block;
                 }
                 const std::size_t split = position / query_block::split;
-                if (split >= item.first_split && split < item.last_split)
+                if (split >= item.first_split && split < item.last_split && position + (behind - row) > read.first)
                     add(table, e, tile, row % tile_tokens, behind - row, position);
                 row = behind;
             }

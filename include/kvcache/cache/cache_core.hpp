@@ -72,7 +72,6 @@ public:
         detail::writes_blocks_by_row<layers_type>,
         "the blocks of layer groups have a codec that writes row by row: f32 or row_major, or codec::by_group "
         "with one of them for blocks");
-    static_assert(!grouped || !chunk_index_state<index_type>, "layer groups do not go with chunks");
     static_assert(
         !grouped || requires { sizeof(group_leases<page_manager_type>); },
         "layer groups need <kvcache/layer_groups.hpp>");

@@ -45,15 +45,24 @@ public:
         return limit(tokens, [&](std::size_t entry) { return pages[entry]; });
     }
     [[nodiscard]] std::size_t kept(const sequence_state& state, std::size_t tokens) const {
-        if (tokens == state.tokens.size())
+        if (tokens == state.tokens.size() || (tokens > state.exact && has_window(state, tokens)))
             return tokens;
-        return limit(tokens, [&](std::size_t entry) { return state.table[entry].page; }).tokens;
+        return limit(std::min(tokens, state.exact), [&](std::size_t entry) { return state.table[entry].page; }).tokens;
     }
 
-    /// Notes where a prompt ends or parts from a cached one: later prompts that do so need the windows there.
+    /// Notes where a prompt ends, parts from a cached one, or continues it: later prompts that part there need the
+    /// windows. A page that is known in part is copied when it is filled, so the one before it is noted too. Earlier
+    /// windows of the prompt are as likely to be of use again as its pages, which are touched too.
     void note(const index_match& found) noexcept {
-        if (found.end != match_end::unknown && !found.pages.empty())
-            pages_.note_branch(found.pages.back());
+        if (found.pages.empty())
+            return;
+        pages_.note_branch(found.pages.back());
+        if (found.pages.size() * page_tokens_ != found.tokens && found.pages.size() > 1)
+            pages_.note_branch(found.pages[found.pages.size() - 2]);
+        for (const page_id page : found.pages)
+            for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+                if (!blocks().is_state(pool) && blocks().has(pool, page) && pages_.ranks_block(pool, page))
+                    pages_.touch(blocks().entry(pool, page));
     }
 
     /// Makes room for what a sequence notes. Throws: bad_alloc.
@@ -63,6 +72,8 @@ public:
     }
     /// Uses the blocks of a sequence whose pages are referenced.
     void begin(sequence_state& state) noexcept {
+        for (const sequence_state::pinned_block& one : state.pinned_blocks)
+            pages_.cover(one.pool, one.page);
         state.group_first.assign(blocks().size(), state.table.size());
         follow(state);
         use_snapshots(state);
@@ -80,7 +91,7 @@ public:
             if (blocks().is_state(pool))
                 continue;
             std::size_t& first = state.group_first[pool];
-            const std::size_t wanted = blocks().first_entry(pool, state.tokens.size());
+            const std::size_t wanted = first_used(state, pool, state.tokens.size());
             const std::size_t margin = blocks().stale_distance(pool);
             for (; first < wanted; ++first)
                 if (first < state.table.size()) {
@@ -103,8 +114,8 @@ public:
                 leave(pool, page);
         end_snapshots(state, entry * page_tokens_);
     }
-    /// Stops using the window blocks of a page that takes no more part in the table's last entry.
-    void leave_tail(page_id page) noexcept {
+    /// Stops using the window blocks of a page that takes no more part in the table.
+    void leave_page(page_id page) noexcept {
         for (std::size_t pool = 0; pool < blocks().size(); ++pool)
             if (!blocks().is_state(pool))
                 leave(pool, page);
@@ -314,6 +325,11 @@ public:
                 }
         }
     }
+    /// Stops using the blocks that are pinned for chunks.
+    void unpin(sequence_state& state) noexcept {
+        for (; !state.pinned_blocks.empty(); state.pinned_blocks.pop_back())
+            leave(state.pinned_blocks.back().pool, state.pinned_blocks.back().page);
+    }
     /// Ends the use of all but the first `used` of a sequence's snapshots.
     void unpin(sequence_state& state, std::size_t used) noexcept {
         for (; state.snapshots.size() > used; state.snapshots.pop_back())
@@ -339,6 +355,8 @@ public:
             }
         for (const sequence_state::snapshot& one : state.snapshots)
             ++users[one.pool][index_of(state.table[one.entry].page)];
+        for (const sequence_state::pinned_block& one : state.pinned_blocks)
+            ++users[one.pool][index_of(one.page)];
     }
     /// Checks that the blocks are used by so many sequences, that each is free, in use or evictable, and that their
     /// bytes add up. Errors: malformed.
@@ -400,6 +418,19 @@ private:
                 detail::joined({"the block of page ", std::to_string(index_of(page)), " ", how})};
     }
 
+    // The first entry of `tokens` tokens of a sequence whose block it uses. Where rows are spliced in, all are used.
+    [[nodiscard]] std::size_t first_used(const sequence_state& state, std::size_t pool, std::size_t tokens) const {
+        return std::min(blocks().first_entry(pool, tokens), state.whole_entries(page_tokens_));
+    }
+    // Whether the query after the first `tokens` tokens finds what it reads before spliced rows.
+    [[nodiscard]] bool has_window(const sequence_state& state, std::size_t tokens) const {
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+            for (std::size_t entry = first_used(state, pool, tokens); entry < state.whole_entries(page_tokens_);
+                 ++entry)
+                if (!blocks().has(pool, state.table[entry].page))
+                    return false;
+        return true;
+    }
     // Whether prompts part in the entries [first, last] of a sequence.
     [[nodiscard]] bool parts(const sequence_state& state, std::size_t first, std::size_t last) const noexcept {
         for (std::size_t entry = first; entry <= last; ++entry)

@@ -174,6 +174,19 @@ struct open_lease {
     [[nodiscard]] bool keeps(std::size_t row) const noexcept {
         return row < state.lease.spliced.size() && state.lease.spliced[row].kept;
     }
+    /// Calls `f` with the codec and the bytes of a page in the group, as basic_lease::with_source does. Requires: the
+    /// group has rows of the page.
+    template <class F>
+    void with_page(std::size_t group, page_id page, F&& f) const requires Core::owns_blocks {
+        const auto& blocks = core.pages().blocks();
+        if (const std::size_t keeper = blocks.keeper_of(group); keeper != blocks.paged())
+            f(blocks.memory().codec(blocks.pool_of(keeper)),
+              std::span<const std::byte>(
+                  blocks.memory().bytes(blocks.pool_of(keeper), blocks.block(blocks.pool_of(keeper), page))));
+        else
+            f(core.codec(), std::span<const std::byte>(core.storage().bytes(page)));
+    }
+
     /// The locations of the rows of a spliced lease; empty for other leases.
     [[nodiscard]] std::span<const spliced_row> spliced() const noexcept { return state.lease.spliced; }
 };
@@ -272,7 +285,8 @@ public:
                 "a row of keys or values has head_dim numbers for each KV head");
         const row_slot to = slot_of(row);
         require(blocks.has(pool, to.page), "a whole lease has blocks only for rows that the next query reads");
-        state_->lease.written.mark(blocks.first_layer(group) + index_of(layer), row);
+        if (state_->lease.spliced.empty())
+            state_->lease.written.mark(blocks.first_layer(group) + index_of(layer), row);
         const auto bytes = blocks.memory().bytes(pool, blocks.block(pool, to.page));
         for (std::uint32_t head = 0; head < of.kv_heads; ++head)
             blocks.memory().codec(pool).encode(bytes, {layer, head_id{head}, to.row},
@@ -327,7 +341,7 @@ public:
         const bool paged = core("a lease shows its blocks until it ends").groups([&](const auto& groups) {
             return groups.entries(*state_, group, entries);
         });
-        sequence_pages made{.table = entries};
+        sequence_pages made{.table = entries, .residual = {}, .spliced = state_->exact != sequence_state::all};
         if (paged)
             made.residual = state_->lease.residual;
         return made;

@@ -410,7 +410,7 @@ private:
     // Drops a page that takes no more part in the last entry of a table.
     void drop_tail(page_id page) noexcept {
         if constexpr (grouped)
-            groups_.leave_tail(page);
+            groups_.leave_page(page);
         pages_.drop(page);
     }
 
@@ -464,6 +464,8 @@ private:
     }
 
     void forget_sources(sequence_state& state) noexcept {
+        if constexpr (grouped)
+            groups_.unpin(state);
         for (; !state.pinned_sources.empty(); state.pinned_sources.pop_back())
             pages_.drop(state.pinned_sources.back());
     }

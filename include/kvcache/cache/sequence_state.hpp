@@ -241,6 +241,12 @@ struct sequence_state {
     std::vector<page_id> pinned_sources = {};
 
     // For layer groups.
+    /// The block of a group with rows that approximate rows are to be taken from.
+    struct pinned_block {
+        std::size_t pool = 0;
+        page_id page = {};
+    };
+    std::vector<pinned_block> pinned_blocks = {}; ///< Used in addition to those of the table.
     /// The state of a group after the last token of an entry.
     struct snapshot {
         std::size_t pool = 0;
@@ -274,6 +280,11 @@ struct sequence_state {
             table.push_back({.page = page, .count = static_cast<std::uint32_t>(count)});
             rows -= count;
         }
+    }
+
+    /// The number of leading entries of which each has the tokens of one page; those of a spliced lease follow.
+    [[nodiscard]] std::size_t whole_entries(std::size_t page_tokens) const noexcept {
+        return exact == all ? all : (exact + page_tokens - 1) / page_tokens;
     }
 
     /// Shortens the entries to `rows` rows in total. Returns the number of entries that remain; the caller removes the

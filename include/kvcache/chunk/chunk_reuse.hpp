@@ -3,6 +3,8 @@
 
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/chunk/chunk_records.hpp>
+#include <kvcache/chunk/chunk_search.hpp>
+#include <kvcache/chunk/group_chunks.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/index/concept.hpp>
@@ -22,78 +24,6 @@
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
-/// The provenance of the cached keys and values of a span of tokens.
-enum class reuse_kind {
-    exact,       ///< Computed after the same prefix.
-    approximate, ///< Computed after a different prefix.
-    missing,     ///< Not cached.
-};
-
-/// A span of a prompt's tokens of one kind.
-struct prompt_span {
-    reuse_kind kind = reuse_kind::missing;
-    std::size_t first = 0;
-    std::size_t count = 0;
-
-    friend bool operator==(const prompt_span&, const prompt_span&) = default;
-};
-
-/// The reusable spans of a prompt. The spans are contiguous and cover the prompt; adjacent approximate spans come from
-/// different places.
-struct reuse_map {
-    std::vector<prompt_span> spans = {};
-    std::vector<reused_span> runs = {};   ///< The approximate spans.
-    std::vector<page_entry> entries = {}; ///< Where their tokens lie, in order.
-
-    [[nodiscard]] std::size_t end() const noexcept {
-        return spans.empty() ? 0 : spans.back().first + spans.back().count;
-    }
-
-    /// The number of tokens of a kind.
-    [[nodiscard]] std::size_t tokens(reuse_kind kind) const noexcept {
-        std::size_t all = 0;
-        for (const prompt_span& one : spans)
-            all += one.kind == kind ? one.count : 0;
-        return all;
-    }
-
-    /// The position of the first approximate token that is not in `recomputed`, which ascend; end() if there is none.
-    [[nodiscard]] std::size_t first_kept(std::span<const std::size_t> recomputed) const noexcept {
-        for (const reused_span& run : runs)
-            for (std::size_t at = run.first; at < run.first + run.count; ++at) {
-                if (recomputed.empty() || recomputed.front() != at)
-                    return at;
-                recomputed = recomputed.subspan(1);
-            }
-        return end();
-    }
-
-    /// Appends a span that is not approximate.
-    void add(reuse_kind kind, std::size_t count) {
-        if (count > 0)
-            spans.push_back({kind, end(), count});
-    }
-
-    /// Appends the tokens of these page-table entries, which were computed elsewhere. If `goes_on`, they continue the
-    /// last span where it was computed, and extend it.
-    template <class Pages>
-    void add_run(const Pages& pages, bool goes_on) {
-        std::size_t count = 0;
-        for (const page_entry& entry : pages)
-            count += entry.count;
-        if (count == 0)
-            return;
-        if (goes_on) {
-            spans.back().count += count;
-            runs.back().count += count;
-        } else {
-            runs.push_back({end(), count, pages.front().first});
-            add(reuse_kind::approximate, count);
-        }
-        entries.insert(entries.end(), pages.begin(), pages.end());
-    }
-};
-
 /// A reuse map whose pages are pinned.
 template <class Sequence>
 class pinned_reuse {
@@ -108,88 +38,6 @@ public:
 private:
     Sequence pins_;
     reuse_map map_;
-};
-
-/// The reusable tokens of a prompt, and the pages to pin for them: the pages of the chunks and all their ancestors.
-struct chunk_search {
-    reuse_map found = {};
-    std::vector<page_id> sources = {};
-
-    /// Searches for chunks after the first `known` tokens, which are exact. The last token is never reused.
-    template <class Index>
-    chunk_search(const Index& index, std::uint32_t tenant, std::size_t page_tokens, std::span<const token_id> tokens,
-                 std::size_t known) {
-        found.add(reuse_kind::exact, known);
-        std::optional<page_entry> before; // the last entry of the previous chunk, before cut()
-        for (const chunk_match& chunk : index.chunks(tenant, tokens, known)) {
-            const auto path = pages_of(index, chunk.last);
-            auto entries = entries_of(path, page_tokens, chunk);
-            const bool goes_on = before && chunk.first == found.end() && follows(path, *before, entries.front());
-            before = entries.back();
-            cut(entries, chunk.first, std::max(found.end(), chunk.first), tokens.size() - 1);
-            found.add(reuse_kind::missing, std::max(found.end(), chunk.first) - found.end());
-            if (entries.empty())
-                continue;
-            found.add_run(entries, goes_on && !found.runs.empty());
-            for (const page_id page : path)
-                if (std::find(sources.begin(), sources.end(), page) == sources.end())
-                    sources.push_back(page);
-        }
-        found.add(reuse_kind::missing, tokens.size() - found.end());
-    }
-
-private:
-    // The path from the root to a page.
-    template <class Index>
-    [[nodiscard]] static std::vector<page_id> pages_of(const Index& index, page_id last) {
-        std::vector<page_id> path{last};
-        while (const auto parent = index.parent(path.back()))
-            path.push_back(*parent);
-        std::reverse(path.begin(), path.end());
-        return path;
-    }
-
-    template <class Path>
-    [[nodiscard]] static std::vector<page_entry> entries_of(const Path& path, std::size_t page_tokens,
-                                                            const chunk_match& chunk) {
-        const std::size_t behind = (path.size() - 1) * page_tokens + chunk.end, begin = behind - chunk.count;
-        const auto base = static_cast<std::int64_t>(chunk.first) - static_cast<std::int64_t>(begin);
-        std::vector<page_entry> made;
-        for (std::size_t at = begin; at < behind;) {
-            const std::size_t row = at % page_tokens, count = std::min(page_tokens - row, behind - at);
-            made.push_back(
-                {path[at / page_tokens], base, static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(count)});
-            at += count;
-        }
-        return made;
-    }
-
-    // Whether the first row of `next` directly followed the last row of `before` where both were computed.
-    template <class Path>
-    [[nodiscard]] static bool follows(const Path& path, const page_entry& before, const page_entry& next) {
-        if (before.base != next.base)
-            return false;
-        if (before.page == next.page)
-            return before.first + before.count == next.first;
-        const auto at = std::find(path.begin(), path.end(), next.page);
-        return next.first == 0 && at != path.begin() && *std::prev(at) == before.page;
-    }
-
-    // Cuts entries that start at `position` to the positions [first, last).
-    template <class Entries>
-    static void cut(Entries& entries, std::size_t position, std::size_t first, std::size_t last) {
-        Entries kept;
-        for (page_entry entry : entries) {
-            const std::size_t begin = std::max(position, first), end = std::min(position + entry.count, last);
-            entry.first += static_cast<std::uint32_t>(begin - position);
-            position += entry.count;
-            if (begin < end) {
-                entry.count = static_cast<std::uint32_t>(end - begin);
-                kept.push_back(entry);
-            }
-        }
-        entries = std::move(kept);
-    }
 };
 
 /// A plan that appends rows of a prompt to a sequence. Rows of reused spans stay in their pages, which are shared, not
@@ -299,7 +147,9 @@ template <class Model>
 } // namespace detail
 
 /// Chunk reuse over a cache: finds registered chunks anywhere in a prompt, and splices their rows into a sequence. A
-/// program that does not include this header compiles none of it. Requires: the cache outlives it.
+/// program that does not include this header compiles none of it. In a cache of layer groups a chunk moves in all of
+/// them: it is found while every window group has its rows, it stays in memory only, and a sequence with spliced rows
+/// releases none of their blocks. Requires: the cache outlives it.
 template <knows_chunks Cache>
 class chunk_reuse {
     using core_type = typename Cache::core_type;
@@ -309,20 +159,29 @@ public:
     using lease = typename Cache::lease;
     using match_type = pinned_reuse<sequence>;
 
-    explicit chunk_reuse(Cache& cache) : core_(cache.core()) {}
+    explicit chunk_reuse(Cache& cache) : core_(cache.core()), groups_(core_.pages()) {}
+
+    /// Whether chunks can be reused in the layers that the cache keeps. Errors: unsupported, where one is recurrent:
+    /// then none is registered or found.
+    [[nodiscard]] result<void> supported() const {
+        const std::lock_guard guard(core_.lock());
+        return groups_.can_move();
+    }
 
     /// Finds registered chunks anywhere in the part of a prompt that follows the tokens of `prefix`, and pins their
     /// pages; chunks that only the tier has are loaded first. Requires: the prompt starts with the tokens of `prefix`.
     /// Cost: O(tokens), plus the tier's reads.
     [[nodiscard]] match_type match(const sequence& prefix, std::span<const token_id> tokens) {
         std::vector<sequence> loaded; // which hold their pages until they are pinned
-        if constexpr (Cache::has_tier)
+        if constexpr (in_tier)
             load(prefix.state_in(core_).tenant, tokens, prefix.size(), loaded);
         const std::lock_guard guard(core_.lock());
         const std::uint32_t tenant = prefix.state_in(core_).tenant;
-        chunk_search search(core_.pages().index(), tenant, core_.shape().tokens, tokens, prefix.size());
-        auto pins = std::make_unique<sequence_state>();
+        chunk_search search = searched(tenant, tokens, prefix.size());
+        auto pins = core_.sequences().fresh();
         pins->tenant = tenant;
+        for (const page_entry& entry : search.found.entries)
+            groups_.pin(*pins, entry.page);
         pins->pinned_sources = std::move(search.sources);
         core_.sequences().add(*pins);
         return {sequence(core_, std::move(pins)), std::move(search.found)};
@@ -331,7 +190,7 @@ public:
     /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages, and
     /// in a tier as long as its records there (chunk/chunk_records.hpp). If the codec encodes whole pages, the tokens
     /// of a last page that is not full are left out. Returns the number of tokens registered: none if they are fewer
-    /// than the index's minimum or their pages are not in the index.
+    /// than the index's minimum, their pages are not in the index, or a window group has released their rows.
     std::size_t add(const sequence& of, std::size_t first, std::size_t count) {
         expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
         if (encodes_pages)
@@ -343,14 +202,21 @@ public:
             const std::lock_guard guard(core_.lock());
             const std::size_t page_tokens = core_.shape().tokens, last = first + count - 1;
             const sequence_state& state = of.state_in(core_);
+            const auto pages =
+                std::span(state.table).subspan(first / page_tokens, last / page_tokens - first / page_tokens + 1);
+            if (!groups_.can_move() ||
+                !ranges::all_of(pages, [&](const page_entry& one) { return groups_.has(one.page); }))
+                return 0;
             const bool done = detail::completes<std::bad_alloc>([&] {
                 known = in_memory(state.tenant, of.tokens().subspan(first, count));
                 noted = core_.pages().index().note(state.tenant, state.table[last / page_tokens].page,
                                                    static_cast<std::uint32_t>(last % page_tokens + 1), count);
             });
             noted = noted && done;
+            for (std::size_t i = 0; noted && i < pages.size(); ++i)
+                groups_.keep(pages[i].page);
         }
-        if constexpr (Cache::has_tier)
+        if constexpr (in_tier)
             if (noted)
                 chunk_records<core_type>(core_).store(of, first, count, known);
         return noted ? count : 0;
@@ -362,7 +228,7 @@ public:
         const std::uint32_t tenant = core_.number_of(of);
         const auto whole = tokens.first(splice_position(tokens.size()));
         std::vector<sequence> loaded;
-        if constexpr (Cache::has_tier)
+        if constexpr (in_tier)
             load(tenant, whole, 0, loaded);
         const std::lock_guard guard(core_.lock());
         return in_memory(tenant, whole);
@@ -388,6 +254,11 @@ public:
         splice_plan spliced(state.tokens.size(), rows, found.map().runs, found.map().entries, recomputed);
         const std::size_t own = spliced.own_pages(core_.shape().tokens);
         const std::size_t needed = own + pages().residual().more_aside(own);
+        if constexpr (core_type::grouped)
+            if (auto room = core_.sequences().groups().check(state, {.fresh = own, .pages = needed},
+                                                             state.tokens.size(), core_.codec().page_bytes());
+                !room)
+                return room.error();
         if (needed <= pages().available(state.tenant) &&
             splice(state, spliced, found.pins().state_in(core_).pinned_sources)) {
             const auto kept = static_cast<std::size_t>(
@@ -411,7 +282,7 @@ private:
         std::vector<prompt_span> spans;
         {
             const std::lock_guard guard(core_.lock());
-            spans = chunk_search(core_.pages().index(), tenant, core_.shape().tokens, tokens, known).found.spans;
+            spans = searched(tenant, tokens, known).found.spans;
         }
         chunk_records<core_type> records(core_);
         for (const prompt_span& one : spans)
@@ -419,7 +290,18 @@ private:
                 records.load(tenant, tokens, one.first, one.first + one.count, held);
     }
 
+    // What is found of a prompt. Requires: the lock is held.
+    [[nodiscard]] chunk_search searched(std::uint32_t tenant, std::span<const token_id> tokens, std::size_t known) {
+        return {core_.pages().index(),
+                tenant,
+                core_.shape().tokens,
+                tokens,
+                known,
+                [&](page_id page) { return groups_.has(page); }};
+    }
+
     static constexpr bool encodes_pages = page_writer<typename Cache::codec_type>;
+    static constexpr bool in_tier = Cache::has_tier && !core_type::grouped;
 
     [[nodiscard]] auto& pages() noexcept { return core_.pages(); }
 
@@ -430,8 +312,11 @@ private:
         std::vector<page_id> own;
         own.reserve(needed);
         const auto release_own = [&] {
-            for (const page_id page : own)
+            for (const page_id page : own) {
+                if constexpr (core_type::grouped)
+                    core_.sequences().groups().leave_page(page);
                 pages().drop(page);
+            }
         };
         detail::scope_guard undo([&] {
             state.pinned_sources.clear();
@@ -443,6 +328,9 @@ private:
                 return false;
             own.push_back(*page);
             pages().pool().clear(*page);
+            if constexpr (core_type::grouped)
+                if (!core_.sequences().groups().extend(state, *page))
+                    return false;
         }
         spliced.take(own, page_tokens);
         const std::vector<page_entry> table = spliced.table();
@@ -455,6 +343,7 @@ private:
             pages().hold(page);
         for (const page_entry& entry : table)
             pages().hold(entry.page);
+        groups_.use(state, before);
         release_own(); // the entries reference them now
         state.lease.begin(spliced.rows().size(), std::span(state.table).first(before), false);
         state.lease.spliced = std::move(spliced.rows());
@@ -466,6 +355,7 @@ private:
     }
 
     core_type& core_;
+    group_chunks<typename core_type::page_manager_type> groups_;
 };
 
 }} // namespace kvcache

@@ -283,8 +283,13 @@ public:
         refund(of.bytes[block]);
         memory_.release(pool, block);
     }
-    /// Prompts part in a page: later ones will need the windows there.
-    void note_branch(page_id page) noexcept { branches_[index_of(page)] = true; }
+    /// Prompts part in a page: later ones will need the windows there, and its blocks are evicted like others.
+    void note_branch(page_id page) noexcept {
+        branches_[index_of(page)] = true;
+        for (block_pool& of : pools_)
+            if (of.of_page[index_of(page)] != none)
+                of.stale.remove(of.of_page[index_of(page)]);
+    }
     void forget_branch(page_id page) noexcept { branches_[index_of(page)] = false; }
     [[nodiscard]] bool is_branch(page_id page) const noexcept { return branches_[index_of(page)]; }
     /// The block of a page, which no sequence uses, is evicted before all others of the cache.

@@ -130,6 +130,14 @@ public:
     /// be used. Errors: those of the device.
     [[nodiscard]] result<void> status() const requires fallible_attention<Attention> { return attention_.status(); }
 
+    /// Where a layer's keys and values are: in a cache without layer groups all layers are in the pages.
+    [[nodiscard]] attended_layer place_of(layer_id layer) const {
+        attended_layer at = model_.layers[index_of(layer)];
+        if constexpr (!grouped_lease<Lease>)
+            at.layer = layer;
+        return at;
+    }
+
     /// Number of rows that need logits.
     [[nodiscard]] std::size_t wanted() const {
         std::size_t n = 0;
@@ -248,14 +256,6 @@ private:
         for (std::size_t head = 0; rotates(at.kind) && head < kv_; head += dim)
             rotate_head(keys(row).subspan(head, dim), rotation(at.kind, row), keys(row).subspan(head, dim));
         attention_.write(*part.lease, to, row, at, keys(row), values(row));
-    }
-
-    // Where a layer's keys and values are: in a cache without layer groups all layers are in the pages.
-    [[nodiscard]] attended_layer place_of(layer_id layer) const {
-        attended_layer at = model_.layers[index_of(layer)];
-        if constexpr (!grouped_lease<Lease>)
-            at.layer = layer;
-        return at;
     }
 
     void norm_heads(std::span<float> heads, std::span<const float> weight) const {

@@ -80,13 +80,14 @@ public:
 
     /// Runs a prompt on top of what the cache holds of it. Only the first `cacheable` tokens of the prompt may be
     /// published for later prompts. Errors: those of pipeline::prefill; unsupported, in mode `chunks`, if the keys of
-    /// the model cannot be moved to another position. After an error only exact tokens may have been stored.
+    /// the model cannot be moved to another position, or a layer is recurrent. After an error only exact tokens may
+    /// have been stored.
     [[nodiscard]] result<spliced_prompt<Cache>> prefill(std::span<const token_id> tokens, reuse_mode mode,
                                                         std::size_t cacheable = static_cast<std::size_t>(-1)) {
         if (auto valid = exact_.check(0, tokens); !valid)
             return valid.error();
         if (mode == reuse_mode::chunks)
-            if (auto can = detail::keys_can_move(model_); !can)
+            if (auto can = can_move(); !can)
                 return can.error();
         auto sequence = mode == reuse_mode::baseline ? cache_.open() : cache_.open(tokens);
         sequence.set_cacheable_limit(cacheable);
@@ -107,6 +108,8 @@ public:
     [[nodiscard]] result<warmup_report> warm(std::span<const token_id> text, const warmup_options& how) {
         if (auto valid = exact_.check(0, text); !valid)
             return valid.error();
+        if (auto can = chunks_.supported(); !can)
+            return can.error();
         warmup_report done{.tokens = text.size()};
         for (const index::token_run& chunk : how_.split.split(text)) {
             std::vector<token_id> prompt;
@@ -132,6 +135,13 @@ public:
     }
 
 private:
+    // Whether chunks can move, in the cache's layers and with the model's keys.
+    [[nodiscard]] result<void> can_move() const {
+        if (auto can = chunks_.supported(); !can)
+            return can;
+        return detail::keys_can_move(model_);
+    }
+
     static void append(std::vector<token_id>& to, std::span<const token_id> more) {
         to.insert(to.end(), more.begin(), more.end());
     }

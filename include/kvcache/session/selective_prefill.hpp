@@ -188,31 +188,46 @@ private:
     // The squared distance of row `i` of the pass from the stored row `at`.
     [[nodiscard]] float distance(const lease_type& lease, std::size_t i, const spliced_row& at, layer_id layer,
                                  deviation_metric compared, const rope* rotation) {
-        const std::size_t heads = lease.shape().kv_heads, dim = lease.shape().head_dim;
-        const std::size_t lane = at.row % tile_tokens;
-        scratch_.resize(std::max(dim, padded_head_dim(dim)) * tile_tokens);
-        turn_.resize(dim);
-        fresh_.resize(dim);
         const bool keys = compared == deviation_metric::keys;
-        const std::span<const float> fresh = keys ? pass_.keys(i) : pass_.values(i); // (kv_heads, head_dim), no RoPE
+        fresh_.resize(lease.shape().head_dim);
+        turn_.resize(fresh_.size());
         if (keys && rotation != nullptr)
             rotation->fill(static_cast<std::int64_t>(lease.first() + part_.rows[i]) - at.base, turn_);
+        else
+            turn_.clear();
+        const std::span<const float> fresh = keys ? pass_.keys(i) : pass_.values(i); // (kv_heads, head_dim), no RoPE
+        if constexpr (grouped_lease<lease_type>) {
+            const attended_layer place = pass_.place_of(layer);
+            float sum = 0.0F;
+            lease.opened().with_page(place.group, at.page, [&](const auto& codec, std::span<const std::byte> bytes) {
+                sum = distance(codec, bytes, {place.layer, head_id{}, at.row}, fresh, keys);
+            });
+            return sum;
+        } else {
+            return distance(lease.codec(), std::span<const std::byte>(lease.storage().bytes(at.page)),
+                            {layer, head_id{}, at.row}, fresh, keys);
+        }
+    }
+    // The same of the row from one in a page, from its first head on. Keys are turned first, unless turn_ is empty.
+    template <class Codec>
+    [[nodiscard]] float distance(const Codec& codec, std::span<const std::byte> page, const page_row& at,
+                                 std::span<const float> fresh, bool keys) {
+        const std::size_t dim = fresh_.size(), lane = at.row % tile_tokens;
+        scratch_.resize(std::max(dim, padded_head_dim(dim)) * tile_tokens);
         float sum = 0.0f;
-        for (std::size_t head = 0; head < heads; ++head) {
+        for (std::size_t head = 0; head < fresh.size() / dim; ++head) {
             const auto now = fresh.subspan(head * dim, dim);
-            const page_tile tile{layer, head_id{static_cast<std::uint32_t>(head)}, at.row / tile_tokens};
-            const auto bytes = std::span<const std::byte>(lease.storage().bytes(at.page));
-            const float* stored =
-                keys ? lease.codec().keys(bytes, tile, scratch_) : lease.codec().values(bytes, tile, scratch_);
-            if (keys && rotation != nullptr)
+            const page_tile tile{at.layer, head_id{static_cast<std::uint32_t>(head)}, at.row / tile_tokens};
+            const float* stored = keys ? codec.keys(page, tile, scratch_) : codec.values(page, tile, scratch_);
+            if (keys && !turn_.empty())
                 rotate_head(now, turn_, fresh_);
             else
                 ranges::copy(now, fresh_.begin());
-            if constexpr (page_writer<std::remove_cvref_t<decltype(lease.codec())>>) { // as it is stored
+            if constexpr (page_writer<Codec>) { // as it is stored
                 if (keys)
-                    lease.codec().transform_key(fresh_);
+                    codec.transform_key(fresh_);
                 else
-                    lease.codec().transform_value(fresh_);
+                    codec.transform_value(fresh_);
             }
             for (std::size_t d = 0; d < dim; ++d) {
                 const float off =
