@@ -17175,17 +17175,18 @@ public:
     }
 
     /// Notes where a prompt ends, parts from a cached one, or continues it: later prompts that part there need the
-    /// windows. A page that is known in part is copied when it is filled, so the one before it is noted too. Earlier
-    /// windows of the prompt are as likely to be of use again as its pages, which are touched too.
+    /// windows. A page that is known in part is copied when it is filled, so the one before it is noted too. Its earlier
+    /// windows are touched as its pages are, but for the first ones, which save little where a later prompt parts.
     void note(const index_match& found) noexcept {
         if (found.pages.empty())
             return;
         pages_.note_branch(found.pages.back());
         if (found.pages.size() * page_tokens_ != found.tokens && found.pages.size() > 1)
             pages_.note_branch(found.pages[found.pages.size() - 2]);
-        for (const page_id page : found.pages)
-            for (std::size_t pool = 0; pool < blocks().size(); ++pool)
-                if (!blocks().is_state(pool) && blocks().has(pool, page) && pages_.ranks_block(pool, page))
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+            for (std::size_t entry = 2 * blocks().stale_distance(pool); entry < found.pages.size(); ++entry)
+                if (const page_id page = found.pages[entry];
+                    !blocks().is_state(pool) && blocks().has(pool, page) && pages_.ranks_block(pool, page))
                     pages_.touch(blocks().entry(pool, page));
     }
 
@@ -18345,6 +18346,13 @@ enum class weight_role {
     mixer_skip,
     mixer_norm,
     mixer_output,
+    layer_scale,           ///< Factor of the stream after a layer.
+    per_layer_embedding,   ///< What a token gives to each layer,
+    per_layer_projection,  ///< what its embedding gives,
+    per_layer_norm,        ///< and the norm of that, for each layer;
+    per_layer_gate,        ///< in a layer: the gate of its own input,
+    per_layer_output,      ///< what that gives to the stream,
+    per_layer_output_norm, ///< and its norm.
 };
 
 /// What mixes the tokens of a layer.
@@ -18400,6 +18408,13 @@ inline constexpr weight_naming common_names[] = {
     {weight_role::mixer_decay, "linear_attn.A_log", "ssm_a", true},
     {weight_role::mixer_norm, "linear_attn.norm", "ssm_norm"},
     {weight_role::mixer_output, "linear_attn.out_proj", "ssm_out"},
+    {weight_role::layer_scale, "layer_scalar", "layer_output_scale.weight", true},
+    {weight_role::per_layer_embedding, "model.embed_tokens_per_layer", "per_layer_token_embd"},
+    {weight_role::per_layer_projection, "model.per_layer_model_projection", "per_layer_model_proj"},
+    {weight_role::per_layer_norm, "model.per_layer_projection_norm", "per_layer_proj_norm"},
+    {weight_role::per_layer_gate, "per_layer_input_gate", "inp_gate"},
+    {weight_role::per_layer_output, "per_layer_projection", "proj"},
+    {weight_role::per_layer_output_norm, "post_per_layer_input_norm", "post_norm"},
 };
 
 /// A family of models: what its blocks do, the names of its weights, and what its files mean by what they do not say.
@@ -18421,11 +18436,16 @@ struct architecture {
     bool sinks = false;            ///< Each head has a learned attention sink.
     bool scaled_embedding = false; ///< The embedding is multiplied by sqrt(hidden_size).
     bool score_scale = false;      ///< query_pre_attn_scalar^-0.5 is the factor of scores.
+    double scores_times = 0.0;     ///< Factor of scores; 0: head_dim^-0.5.
+    bool value_norm = false;       ///< v is normalized, without a weight.
     bool caps = false;             ///< Scores and logits may be soft-capped.
     bool multipliers = false;      ///< Factors of embedding, residual stream, scores and logits (Granite).
     bool fused = false;            ///< q, k and v are stored as one matrix, and so are gate and up.
     bool joined_mlp = false;       ///< Hugging Face stores gate and up as one matrix.
     bool norm_offset = false;      ///< Checkpoints of Hugging Face store the weights of norms less 1.
+
+    /// Layers may have sizes and inputs of their own, and read the keys and values of others, as in Gemma 4.
+    bool layer_options = false;
 
     layer_mixer mixer = layer_mixer::attention; ///< Of layers that are recurrent, if there are any.
     std::size_t attention_period = 0; ///< n: all layers but each n-th are recurrent. A list in the file comes first.
@@ -18495,6 +18515,58 @@ struct architecture {
 
 }} // namespace kvcache
 
+// ---- kvcache/model/layer_config.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// Sizes of a model's recurrent layers. recurrent_mixer.hpp has the formulas.
+struct recurrence_config {
+    /// Channels of a convolution whose states and weights are stored together.
+    static constexpr std::size_t block_channels = 64;
+
+    std::size_t taps = 0; ///< Tokens that a convolution reads, the newest included.
+    // Of Mamba-2 key heads are groups, keys are B and C, and value heads are heads.
+    std::size_t key_heads = 0, value_heads = 0;
+    std::size_t key_dim = 0, value_dim = 0;
+    bool biased = false;       ///< The convolution has biases.
+    bool joined_heads = false; ///< Files have the rows of q, k, v and gate of each key head together.
+    bool joined_rates = false; ///< And those of beta and decay.
+    bool tiled = false;        ///< Value head i reads key head i % key_heads; else i / (value_heads / key_heads).
+
+    friend bool operator==(const recurrence_config&, const recurrence_config&) = default;
+};
+
+/// What one layer does that others of its model do not.
+struct layer_config {
+    std::size_t window = 0; ///< Tokens that a query reads, its own included; 0: all.
+    bool rotates = true;    ///< Queries and keys have RoPE.
+    bool experts = false;   ///< Its MLP is a mixture of experts.
+    bool recurrent = false; ///< It has model_config::mixer for attention.
+    // Sizes of its own; 0: the model's.
+    std::size_t head_dim = 0;
+    std::size_t kv_heads = 0;
+    std::size_t intermediate_size = 0;
+    bool keys_are_values = false;                    ///< Values are the projected keys, before RoPE and the keys' norm.
+    std::optional<std::size_t> reads = std::nullopt; ///< An earlier layer, whose keys and values it reads.
+
+    friend bool operator==(const layer_config&, const layer_config&) = default;
+};
+
+/// A mixture of experts: MLPs of which each token uses those with the highest scores of a router.
+struct expert_config {
+    std::size_t count = 0; ///< Experts of a layer; 0: no layer has any.
+    std::size_t used = 0;  ///< Experts that a token uses.
+    std::size_t size = 0;  ///< Intermediate size of an expert.
+    std::size_t shared =
+        0;               ///< Intermediate size of an expert that every token uses, times sigmoid of a score; 0: none.
+    bool biased = false; ///< Experts and their router have biases.
+    bool normalized = false; ///< The shares of a token's experts sum to 1; else they are those of all experts.
+
+    friend bool operator==(const expert_config&, const expert_config&) = default;
+};
+
+}} // namespace kvcache
+
 // ---- kvcache/model/rope_config.hpp --------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -18535,6 +18607,7 @@ struct rope_config {
     double attention_factor =
         1.0; ///< For yarn and factors: factor of queries and of keys, usually 0.1 log(factor) + 1.
     std::vector<float> factors = {}; ///< For factors: one for each pair, (head_dim / 2).
+    std::size_t turning = 0;         ///< Leading pairs that are rotated, the others have frequency 0; 0: all.
 
     friend bool operator==(const rope_config&, const rope_config&) = default;
 };
@@ -18594,6 +18667,8 @@ namespace detail {
         return mismatched(".high_freq_factor", " must be above low_freq_factor");
     if (of.scaling == rope_config::kind::yarn && !(of.beta_fast > of.beta_slow && of.theta > 1.0))
         return mismatched(".beta_fast", " must be above beta_slow, and theta above 1");
+    if (of.turning > head_dim / 2)
+        return mismatched(".turning", " is more than the pairs of a head");
     const std::size_t factors = of.scaling == rope_config::kind::factors ? head_dim / 2 : 0;
     if (of.factors.size() != factors)
         return mismatched(".factors", joined({" has ", std::to_string(of.factors.size()), " numbers; ",
@@ -18611,46 +18686,6 @@ namespace detail {
 // ---- kvcache/model/config.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Sizes of a model's recurrent layers. recurrent_mixer.hpp has the formulas.
-struct recurrence_config {
-    /// Channels of a convolution whose states and weights are stored together.
-    static constexpr std::size_t block_channels = 64;
-
-    std::size_t taps = 0; ///< Tokens that a convolution reads, the newest included.
-    // Of Mamba-2 key heads are groups, keys are B and C, and value heads are heads.
-    std::size_t key_heads = 0, value_heads = 0;
-    std::size_t key_dim = 0, value_dim = 0;
-    bool biased = false;       ///< The convolution has biases.
-    bool joined_heads = false; ///< Files have the rows of q, k, v and gate of each key head together.
-    bool joined_rates = false; ///< And those of beta and decay.
-    bool tiled = false;        ///< Value head i reads key head i % key_heads; else i / (value_heads / key_heads).
-
-    friend bool operator==(const recurrence_config&, const recurrence_config&) = default;
-};
-
-/// What one layer does that others of its model do not.
-struct layer_config {
-    std::size_t window = 0; ///< Tokens that a query reads, its own included; 0: all.
-    bool rotates = true;    ///< Queries and keys have RoPE.
-    bool experts = false;   ///< Its MLP is a mixture of experts.
-    bool recurrent = false; ///< It has model_config::mixer for attention.
-
-    friend bool operator==(const layer_config&, const layer_config&) = default;
-};
-
-/// A mixture of experts: MLPs of which each token uses those with the highest scores of a router.
-struct expert_config {
-    std::size_t count = 0; ///< Experts of a layer; 0: no layer has any.
-    std::size_t used = 0;  ///< Experts that a token uses.
-    std::size_t size = 0;  ///< Intermediate size of an expert.
-    std::size_t shared =
-        0;               ///< Intermediate size of an expert that every token uses, times sigmoid of a score; 0: none.
-    bool biased = false; ///< Experts and their router have biases.
-    bool normalized = false; ///< The shares of a token's experts sum to 1; else they are those of all experts.
-
-    friend bool operator==(const expert_config&, const expert_config&) = default;
-};
 
 /// Dimensions and options of a decoder: blocks of grouped-query attention and a gated MLP, each with RMS norms, around
 /// a residual stream. The defaults are Llama's.
@@ -18700,15 +18735,44 @@ struct model_config {
     recurrence_config recurrence = {};
     expert_config experts = {};
     std::vector<layer_config> each_layer = {}; ///< (layers); empty: all have the defaults.
+    bool value_norm = false;                   ///< Each head of v is RMS-normalized, without a weight.
+    bool layer_scales = false;                 ///< The stream is multiplied by a weight after each layer.
+    std::size_t per_layer_size = 0;            ///< Numbers of a token that a layer has as its own input; 0: none.
 
     friend bool operator==(const model_config&, const model_config&) = default;
 
     /// Dimensions of a head that RoPE rotates.
     [[nodiscard]] std::size_t rotated() const noexcept { return rotary_dim != 0 ? rotary_dim : head_dim; }
 
-    /// What a layer does. Requires: layer < layers.
+    /// What a layer does, with the model's sizes where it has none of its own. Requires: layer < layers.
     [[nodiscard]] layer_config layer(std::size_t layer) const {
-        return each_layer.empty() ? layer_config{} : each_layer[layer];
+        layer_config made = each_layer.empty() ? layer_config{} : each_layer[layer];
+        made.head_dim = made.head_dim != 0 ? made.head_dim : head_dim;
+        made.kv_heads = made.kv_heads != 0 ? made.kv_heads : kv_heads;
+        made.intermediate_size = made.intermediate_size != 0 ? made.intermediate_size : intermediate_size;
+        return made;
+    }
+    /// Dimensions of a head that are rotated in layers with a window, if these have a RoPE of their own, or in others.
+    [[nodiscard]] std::size_t rotated(bool windows) const {
+        for (std::size_t i = 0; i < layers && rotary_dim == 0; ++i)
+            if (const layer_config one = layer(i); windows == (window_rope && one.window > 0))
+                return one.head_dim;
+        return rotated();
+    }
+    /// The largest size of a layer. `size`: a member of layer_config.
+    [[nodiscard]] std::size_t largest(std::size_t layer_config::*size) const {
+        std::size_t most = 0;
+        for (std::size_t i = 0; i < layers; ++i)
+            most = std::max(most, layer(i).*size);
+        return most;
+    }
+    /// Whether layers keep keys and values of different sizes, or read those of others: a cache then needs
+    /// layers::grouped.
+    [[nodiscard]] bool needs_groups() const {
+        return std::any_of(each_layer.begin(), each_layer.end(), [&](const layer_config& one) {
+            return one.reads || one.recurrent || (one.head_dim != 0 && one.head_dim != head_dim) ||
+                   (one.kv_heads != 0 && one.kv_heads != kv_heads);
+        });
     }
 
     /// Numbers that the input projection of a recurrent layer gives: B, C and x; q, k, v, z, b and a; or z, x, B, C and
@@ -18773,6 +18837,28 @@ namespace detail {
     return {};
 }
 
+/// Checks the sizes of layer `at`, and those of the layer that it reads.
+[[nodiscard]] inline result<void> check_sizes(std::size_t heads, const layer_config& of, std::size_t at,
+                                              const layer_config& read) {
+    const auto wrong = [&](std::string_view field, std::string_view what) {
+        return error{error_code::mismatched, std::string(field), joined({"layer ", std::to_string(at), " ", what})};
+    };
+    for (const auto& [name, value, most] :
+         {std::tuple("head_dim", of.head_dim, std::size_t{1} << 12),
+          std::tuple("kv_heads", of.kv_heads, std::size_t{1} << 13),
+          std::tuple("intermediate_size", of.intermediate_size, std::size_t{1} << 22)})
+        if (auto fine = check_extent(name, value, most); !fine)
+            return fine;
+    if (of.head_dim % 2 != 0)
+        return wrong("head_dim", "has an odd one; RoPE rotates pairs");
+    if (heads % of.kv_heads != 0)
+        return wrong("kv_heads", "has other KV heads than its heads can share evenly");
+    if (of.reads && (*of.reads >= at || read.reads || read.recurrent || of.recurrent || read.window != of.window ||
+                     read.head_dim != of.head_dim || read.kv_heads != of.kv_heads))
+        return wrong("reads", "reads a layer that is not an earlier one like it with keys and values of its own");
+    return {};
+}
+
 } // namespace detail
 
 inline result<void> model_config::check() const {
@@ -18804,10 +18890,10 @@ inline result<void> model_config::check() const {
         return error{error_code::mismatched, "rotary_dim",
                      "rotary_dim is " + std::to_string(rotary_dim) + "; it must be even and at most head_dim, " +
                          std::to_string(head_dim)};
-    if (auto fine = detail::check_rope("rope", rope, rotated()); !fine)
+    if (auto fine = detail::check_rope("rope", rope, rotated(false)); !fine)
         return fine;
     if (window_rope)
-        if (auto fine = detail::check_rope("window_rope", *window_rope, rotated()); !fine)
+        if (auto fine = detail::check_rope("window_rope", *window_rope, rotated(true)); !fine)
             return fine;
     const struct {
         std::string_view name;
@@ -18838,12 +18924,20 @@ inline result<void> model_config::check() const {
             if (auto fine = detail::check_extent(name, value, most); !fine)
                 return fine;
     }
+    if (per_layer_size > (1u << 16))
+        return error{error_code::out_of_range, "per_layer_size",
+                     "layers have inputs of " + std::to_string(per_layer_size) + " numbers; at most 65536 are read"};
     if (experts.count * layers > most_experts)
         return error{error_code::out_of_range, "experts.count",
                      "all layers together have more than " + std::to_string(most_experts) + " experts"};
     if (auto fine = detail::check_recurrence(mixer, recurrence); !fine)
         return fine;
-    for (const layer_config& one : each_layer) {
+    for (std::size_t i = 0; i < each_layer.size(); ++i) {
+        const layer_config one = layer(i);
+        if (auto fine = detail::check_sizes(heads, one, i, one.reads ? layer(std::min(*one.reads, i)) : one); !fine)
+            return fine;
+        if (rotary_dim == 0 && one.head_dim != rotated(window_rope && one.window > 0))
+            return error{error_code::mismatched, "head_dim", "layers that are rotated alike have heads of one size"};
         if (one.recurrent && mixer == layer_mixer::attention)
             return error{error_code::mismatched, "mixer", "a layer is recurrent, but the model has no such layers"};
         if (one.experts && experts.count == 0)
@@ -21934,6 +22028,42 @@ inline constexpr architecture gemma3 = {
 
 }}} // namespace kvcache::architectures
 
+// ---- kvcache/model/architectures/gemma4.hpp -----------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Gemma 4, text, dense models (Google 2026): larger heads and a partly rotating RoPE in full attention, normalized
+/// values, scores without a factor. The last layers may read the keys and values of earlier ones, and each layer may
+/// have an input of its own for each token.
+inline constexpr architecture gemma4 = {
+    .name = "gemma4",
+    .model_type = "gemma4_text",
+    .class_name = "Gemma4ForCausalLM",
+    .norms = norm_placement::both,
+    .gate = gate_function::gelu,
+    .qk_norm = head_norm::each,
+    .bias_option = true,
+    .scaled_embedding = true,
+    .scores_times = 1.0,
+    .value_norm = true,
+    .caps = true,
+    .layer_options = true,
+    .window_period = 6,
+    .window = 512,
+    .window_theta = 10000.0,
+    .rope_required = true,
+    .kv_heads = 4,
+    .head_dim = 256,
+    .max_positions = 131072,
+    .theta = 1000000.0,
+    .bos = 2,
+    .eos = 1,
+    .tied_head = true,
+    .names = gemma_names,
+};
+
+}}} // namespace kvcache::architectures
+
 // ---- kvcache/model/architectures/gpt_oss.hpp ----------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
@@ -22361,7 +22491,7 @@ inline constexpr architecture known_architectures[] = {
     architectures::gemma2,    architectures::gemma3,        architectures::granite, architectures::olmo2,
     architectures::phi3,      architectures::smollm3,       architectures::mixtral, architectures::qwen3moe,
     architectures::lfm2,      architectures::qwen35,        architectures::gpt_oss, architectures::qwen35moe,
-    architectures::qwen3next, architectures::granitehybrid,
+    architectures::qwen3next, architectures::granitehybrid, architectures::gemma4,
 };
 
 /// The architecture of this name, or null.
@@ -22443,6 +22573,13 @@ public:
         if (!config_.tied_head)
             global(weight_role::embedding, weight_role::embedding);
         norm(weight_role::final_norm, text(weight_role::final_norm, ".weight"), hidden);
+        if (const std::size_t all = config_.layers * config_.per_layer_size; all != 0) {
+            add(weight_role::per_layer_embedding,
+                {{text(weight_role::per_layer_embedding, ".weight"), {config_.vocabulary, all}}});
+            add(weight_role::per_layer_projection,
+                {{text(weight_role::per_layer_projection, ".weight"), {all, hidden}}});
+            norm(weight_role::per_layer_norm, text(weight_role::per_layer_norm, ".weight"), config_.per_layer_size);
+        }
         for (layer_ = 0; layer_ < config_.layers; ++layer_)
             list_layer();
         return std::move(groups_);
@@ -22456,7 +22593,7 @@ private:
 
     void list_layer() {
         const bool before = config_.norms != norm_placement::after, after = config_.norms != norm_placement::before;
-        const std::size_t hidden = config_.hidden_size, inner = config_.intermediate_size;
+        const std::size_t hidden = config_.hidden_size, inner = config_.layer(layer_).intermediate_size;
         if (before)
             vector(weight_role::attention_norm, hidden);
         if (config_.layer(layer_).recurrent)
@@ -22478,25 +22615,35 @@ private:
             product(weight_role::down, {{weight_role::down, hidden}}, inner, config_.mlp_bias);
         if (after)
             vector(weight_role::mlp_output_norm, hidden);
+        if (const std::size_t own = config_.per_layer_size; own != 0) {
+            product(weight_role::per_layer_gate, {{weight_role::per_layer_gate, own}}, hidden, false);
+            product(weight_role::per_layer_output, {{weight_role::per_layer_output, hidden}}, own, false);
+            vector(weight_role::per_layer_output_norm, hidden);
+        }
+        if (config_.layer_scales)
+            add(weight_role::layer_scale, {{in_layer(weight_role::layer_scale, ""), {1}}});
         groups_.back().ends_layer = true;
     }
 
     void list_attention() {
         const std::size_t hidden = config_.hidden_size;
-        const std::size_t q = config_.heads * config_.head_dim, kv = config_.kv_heads * config_.head_dim;
+        const layer_config of = config_.layer(layer_);
+        const std::size_t q = config_.heads * of.head_dim, kv = of.kv_heads * of.head_dim;
+        std::vector<sized_role> inputs{{weight_role::query, config_.gated_attention ? 2 * q : q}};
+        if (!of.reads)
+            inputs.push_back({weight_role::key, kv});
+        if (!of.reads && !of.keys_are_values)
+            inputs.push_back({weight_role::value, kv});
         if (of_.fused)
             product(weight_role::query_key_value, {{weight_role::query_key_value, q + 2 * kv}}, hidden,
                     config_.qkv_bias);
         else
-            product(weight_role::query_key_value,
-                    {{weight_role::query, config_.gated_attention ? 2 * q : q},
-                     {weight_role::key, kv},
-                     {weight_role::value, kv}},
-                    hidden, config_.qkv_bias);
+            product(weight_role::query_key_value, inputs, hidden, config_.qkv_bias);
         if (config_.qk_norm != head_norm::none) {
             const bool all = config_.qk_norm == head_norm::all;
-            vector(weight_role::query_norm, all ? q : config_.head_dim);
-            vector(weight_role::key_norm, all ? kv : config_.head_dim);
+            vector(weight_role::query_norm, all ? q : of.head_dim);
+            if (!of.reads)
+                vector(weight_role::key_norm, all ? kv : of.head_dim);
         }
         if (config_.sinks)
             add(weight_role::attention_sinks, {{in_layer(weight_role::attention_sinks, ""), {config_.heads}}});
@@ -22630,7 +22777,9 @@ private:
 ///     of a recurrent layer: its input (mixer_inputs, hidden_size), convolution (channels, 1, taps),
 ///     time bias, decay and skip (value_heads), norm (value_dim) or of all heads, output (hidden_size, mixer_outputs)
 ///     gate, up (intermediate_size, hidden_size), down (hidden_size, intermediate_size)
-///     router (experts, hidden_size), gate, up and down of each expert, and of the shared one with its router
+///     inputs of layers: (vocabulary, layers * per_layer_size), (layers * per_layer_size, hidden_size), norm; in a
+///     layer gate (per_layer_size, hidden_size), output (hidden_size, per_layer_size), norm; layer_scale (1) router
+///     (experts, hidden_size), gate, up and down of each expert, and of the shared one with its router
 [[nodiscard]] inline std::vector<weight_group> weight_groups(const model_config& config) {
     return detail::weight_lister(config).list();
 }
@@ -22852,12 +23001,17 @@ struct block_weights {
     std::vector<float> skip;                  // (value heads), of Mamba-2
     std::vector<float> mixer_norm;            // (value_dim), or of all value heads
     linear mixer_output;                      // (hidden, mixer outputs)
+    linear per_layer_gate;                    // (per-layer size, hidden)
+    linear per_layer_output;                  // (hidden, per-layer size)
+    std::vector<float> per_layer_output_norm; // (hidden)
+    std::vector<float> scale;                 // (1)
 
     /// Calls visit(map) for every linear map of a block, which may be const.
     template <class Block, class Visit>
     static void for_each_map(Block& of, Visit visit) {
-        for (auto* each : {&of.qkv, &of.output, &of.gate_up, &of.down, &of.router, &of.shared_gate_up, &of.shared_down,
-                           &of.shared_router, &of.mixer_input, &of.mixer_output})
+        for (auto* each :
+             {&of.qkv, &of.output, &of.gate_up, &of.down, &of.router, &of.shared_gate_up, &of.shared_down,
+              &of.shared_router, &of.mixer_input, &of.mixer_output, &of.per_layer_gate, &of.per_layer_output})
             if (each->outputs() > 0)
                 visit(*each);
         for (auto* experts : {&of.expert_gate_up, &of.expert_down})
@@ -22890,6 +23044,10 @@ struct block_weights {
             return skip;
         case weight_role::mixer_norm:
             return mixer_norm;
+        case weight_role::per_layer_output_norm:
+            return per_layer_output_norm;
+        case weight_role::layer_scale:
+            return scale;
         default:
             return mlp_output_norm;
         }
@@ -22923,6 +23081,10 @@ struct block_weights {
             return mixer_input;
         case weight_role::mixer_output:
             return mixer_output;
+        case weight_role::per_layer_gate:
+            return per_layer_gate;
+        case weight_role::per_layer_output:
+            return per_layer_output;
         default:
             return down;
         }
@@ -22933,15 +23095,19 @@ struct block_weights {
 struct model_weights {
     linear embedding; // (vocabulary, hidden); empty if the head is tied to it
     std::vector<block_weights> layers;
-    std::vector<float> final_norm; // (hidden)
-    linear head;                   // (vocabulary, hidden)
+    std::vector<float> final_norm;     // (hidden)
+    linear head;                       // (vocabulary, hidden)
+    linear per_layer_embedding;        // (vocabulary, layers * per-layer size)
+    linear per_layer_projection;       // (layers * per-layer size, hidden)
+    std::vector<float> per_layer_norm; // (per-layer size)
 
     /// Calls visit(map) for every linear map.
     template <class Visit>
     void for_each_map(Visit visit) {
         visit(head);
-        if (embedding.outputs() > 0)
-            visit(embedding);
+        for (linear* each : {&embedding, &per_layer_embedding, &per_layer_projection})
+            if (each->outputs() > 0)
+                visit(*each);
         for (block_weights& layer : layers)
             block_weights::for_each_map(layer, visit);
     }
@@ -23000,6 +23166,15 @@ struct model_weights {
             break;
         case weight_role::embedding:
             weights.embedding = image.product(i);
+            break;
+        case weight_role::per_layer_embedding:
+            weights.per_layer_embedding = image.product(i);
+            break;
+        case weight_role::per_layer_projection:
+            weights.per_layer_projection = image.product(i);
+            break;
+        case weight_role::per_layer_norm:
+            weights.per_layer_norm = image.vector(i);
             break;
         default: {
             block_weights& layer = weights.layers[group.layer];
@@ -23087,7 +23262,8 @@ inline void gated(const model_config& config, std::span<const float> gate, std::
 /// A gated MLP (Shazeer 2020): down(gate(x) * up(x)).
 class dense_mlp {
 public:
-    explicit dense_mlp(const model_config& config) : config_(config), inner_(2 * config.intermediate_size) {}
+    explicit dense_mlp(const model_config& config)
+        : config_(config), inner_(2 * config.largest(&layer_config::intermediate_size)) {}
 
     /// Ensures memory for `rows` rows. Allocates only if it grows.
     void make_room(std::size_t rows) { inner_.make_room(rows); }
@@ -23095,11 +23271,12 @@ public:
     /// Computes out = mlp(x) for the first `rows` rows; out may be x. Requires: room for them. (rows, hidden)
     void run(const block_weights& w, const activations& x, std::size_t rows, activations& out, thread_pool& threads,
              int8_block_rows& scratch) {
-        const std::size_t size = config_.intermediate_size;
+        const std::size_t size = w.down.inputs();
         w.gate_up.apply(x.in(rows), inner_.out(), threads, scratch);
         threads.parallel_for(rows, rows * size * 16, [&](std::size_t begin, std::size_t end) {
             for (std::size_t row = begin; row < end; ++row)
-                gated(config_, inner_.row(row).first(size), inner_.row(row).subspan(size), inner_.row(row).first(size));
+                gated(config_, inner_.row(row).first(size), inner_.row(row).subspan(size, size),
+                      inner_.row(row).first(size));
         });
         w.down.apply(inner_.in(rows), out.out(), threads, scratch);
     }
@@ -23466,6 +23643,7 @@ struct attended_layer {
     std::size_t kind = 0;
     std::size_t group = 0;
     bool recurrent = false; ///< It does not attend: `layer` counts the recurrent layers.
+    bool writes = true;     ///< The keys and values are its own; else those of an earlier layer.
 };
 
 /// A lease of a cache of layer groups that owns their memory.
@@ -23607,6 +23785,105 @@ struct model_parts {
     const model_weights& weights;
     std::span<const attention_kind> kinds;  ///< Of layers that attend alike; without rows.
     std::span<const attended_layer> layers; ///< By layer: its place in a cache of layer groups.
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/model/per_layer_input.hpp ----------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The inputs that the layers of Gemma 4 have besides the stream, for each row of a batch:
+///
+///     in[layer] = (norm(projection(x)[layer] / sqrt(hidden)) + embedding[token][layer] * sqrt(size)) / sqrt(2)
+///     x += norm(output(gate(gate_weights(x)) * in[layer]))          after the layer's MLP
+///
+/// with x the embedded token, and norms of each layer's numbers alone.
+class per_layer_input {
+public:
+    explicit per_layer_input(const model_config& config)
+        : config_(config),
+          size_(config.per_layer_size),
+          inputs_(config.layers * size_),
+          given_(inputs_.columns()),
+          one_(size_) {}
+
+    /// Whether the model has such inputs.
+    [[nodiscard]] bool any() const noexcept { return size_ != 0; }
+
+    /// Ensures memory for `rows` rows. Allocates only if it grows.
+    void make_room(std::size_t rows) {
+        for (activations* each : {&inputs_, &given_, &one_})
+            each->make_room(any() ? rows : 0);
+    }
+
+    /// Computes the inputs of all layers. `x`: the embedded tokens, whose numbers `token(row)` gives. Requires: room
+    /// for the rows.
+    template <class Token>
+    void embed(const model_weights& weights, const activations& x, std::size_t rows, const Token& token,
+               thread_pool& threads, int8_block_rows& scratch) {
+        weights.per_layer_projection.apply(x.in(rows), inputs_.out(), threads, scratch);
+        const float by_hidden = 1.0F / std::sqrt(static_cast<float>(config_.hidden_size));
+        const float by_size = std::sqrt(static_cast<float>(size_)), half = std::sqrt(0.5F);
+        threads.parallel_for(rows, rows * inputs_.columns() * 8, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t row = begin; row < end; ++row) {
+                weights.per_layer_embedding.row(static_cast<std::size_t>(index_of(token(row))), given_.row(row));
+                for (std::size_t layer = 0; layer < config_.layers; ++layer) {
+                    const auto in = inputs_.row(row).subspan(layer * size_, size_);
+                    const auto more = given_.row(row).subspan(layer * size_, size_);
+                    scale(in, by_hidden, in);
+                    rms_norm(in, weights.per_layer_norm, config_.rms_norm_eps, in);
+                    scale(more, by_size, more);
+                    add_to(in, more);
+                    scale(in, half, in);
+                }
+            }
+        });
+    }
+
+    /// Computes out = norm(output(gate(gate_weights(x)) * in[layer])). (rows, hidden)
+    void run(const block_weights& w, std::size_t layer, const activations& x, std::size_t rows, activations& out,
+             thread_pool& threads, int8_block_rows& scratch) {
+        w.per_layer_gate.apply(x.in(rows), one_.out(), threads, scratch);
+        threads.parallel_for(rows, rows * size_ * 16, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t row = begin; row < end; ++row)
+                gated(config_, one_.row(row), inputs_.row(row).subspan(layer * size_, size_), one_.row(row));
+        });
+        w.per_layer_output.apply(one_.in(rows), out.out(), threads, scratch);
+        threads.parallel_for(rows, rows * out.columns() * 4, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t row = begin; row < end; ++row)
+                rms_norm(out.row(row), w.per_layer_output_norm, config_.rms_norm_eps, out.row(row));
+        });
+    }
+
+private:
+    const model_config& config_;
+    std::size_t size_;
+    activations inputs_; // (rows, layers * size)
+    activations given_;  // likewise, by the token
+    activations one_;    // (rows, size)
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/model/projected_heads.hpp ----------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The heads in a row of what a block projects: queries, gates of the output if there are any, keys, and values.
+struct projected_heads {
+    std::size_t dim = 0;  ///< Numbers of a head.
+    std::size_t q = 0;    ///< Of all queries.
+    std::size_t kv = 0;   ///< Of all keys, and of all values.
+    std::size_t keys = 0; ///< Where the keys begin.
+
+    [[nodiscard]] static projected_heads of(const model_config& model, std::size_t dim, std::size_t kv_heads) {
+        return {dim, model.heads * dim, kv_heads * dim, (model.gated_attention ? 2 : 1) * model.heads * dim};
+    }
+    /// Room for the heads of any layer.
+    [[nodiscard]] static projected_heads widest(const model_config& model) {
+        return of(model, model.largest(&layer_config::head_dim), model.largest(&layer_config::kv_heads));
+    }
 };
 
 }} // namespace kvcache
@@ -23845,6 +24122,58 @@ private:
 
 }} // namespace kvcache
 
+// ---- kvcache/model/row_rotations.hpp ------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The rotations of the rows of a batch, for each kind of layers that has RoPE.
+class row_rotations {
+public:
+    /// Requires: the model outlives it.
+    explicit row_rotations(const model_parts& model) : model_(model), rotations_(model.kinds.size()) {}
+
+    /// Ensures memory for `rows` rows. Allocates only if it grows.
+    void make_room(std::size_t rows) {
+        for (std::size_t kind = 0; kind < rotations_.size(); ++kind)
+            if (has(kind) && rotations_[kind].size() < rows * dim(kind))
+                rotations_[kind] = aligned_vector<float>(rows * dim(kind));
+    }
+
+    /// Whether layers of a kind have RoPE.
+    [[nodiscard]] bool has(std::size_t kind) const { return model_.kinds[kind].shape.rotation != nullptr; }
+    /// Those of all rows; null if there are none. (rows, 2, head_dim / 2)
+    [[nodiscard]] const float* data(std::size_t kind) const { return has(kind) ? rotations_[kind].data() : nullptr; }
+    [[nodiscard]] std::span<float> of(std::size_t kind, std::size_t row) {
+        return {rotations_[kind].data() + row * dim(kind), dim(kind)};
+    }
+
+    /// Fills those of a row at a position, for all kinds.
+    void fill(std::size_t row, std::size_t position) {
+        for (std::size_t kind = 0; kind < rotations_.size(); ++kind)
+            if (has(kind))
+                fill(kind, row, position);
+    }
+
+private:
+    [[nodiscard]] std::size_t dim(std::size_t kind) const { return model_.kinds[kind].shape.head_dim; }
+
+    void fill(std::size_t kind, std::size_t row, std::size_t position) {
+        const auto made = of(kind, row);
+        model_.kinds[kind].shape.rotation->fill(static_cast<std::int64_t>(position), made);
+        const float factor = model_.kinds[kind].rotation_scale;
+        if (factor == 1.0F)
+            return;
+        const std::size_t half = made.size() / 2, turned = model_.config.rotated() / 2;
+        for (const std::size_t begin : {std::size_t{0}, half})
+            scale(made.subspan(begin, turned), factor, made.subspan(begin, turned));
+    }
+
+    model_parts model_;
+    std::vector<aligned_vector<float>> rotations_; // by kind
+};
+
+}} // namespace kvcache
+
 // ---- kvcache/model/forward_pass.hpp -------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -23865,18 +24194,18 @@ public:
     forward_pass(const model_parts& model, thread_pool& threads, Attention attention = {})
         : model_(model),
           threads_(threads),
-          q_(model.config.heads * model.config.head_dim),
-          kv_(model.config.kv_heads * model.config.head_dim),
-          keys_at_(model.config.gated_attention ? 2 * q_ : q_),
+          at_(projected_heads::widest(model.config)),
+          ones_(model.config.value_norm ? at_.dim : 0, 1.0F),
           attention_(std::move(attention)),
           x_(model.config.hidden_size),
           normed_(model.config.hidden_size),
-          qkv_(keys_at_ + 2 * kv_),
-          attended_(q_),
+          qkv_(at_.keys + 2 * at_.kv),
+          attended_(at_.q),
           mlp_(model.config),
           experts_(model.config),
           mixer_(model.config),
-          rotations_(model.kinds.size()) {}
+          own_input_(model.config),
+          rotations_(model) {}
 
     /// Embeds the tokens of a batch. Requires: the memory that the slices point to stays unchanged until the logits are
     /// computed.
@@ -23889,20 +24218,15 @@ public:
             for (std::size_t i = 0; i < batch_[p].tokens.size(); ++i)
                 rows_.push_back({p, i});
         }
-        for (activations* each : {&x_, &normed_, &qkv_, &attended_})
-            each->make_room(rows_.size());
-        mlp_.make_room(rows_.size());
-        experts_.make_room(rows_.size());
-        mixer_.make_room(rows_.size());
+        const auto make_room = [&](auto&... each) { (each.make_room(rows_.size()), ...); };
+        make_room(x_, normed_, qkv_, attended_, mlp_, experts_, mixer_, own_input_, rotations_);
         kinds_.clear();
         for (std::size_t kind = 0; kind < model_.kinds.size(); ++kind) {
-            if (rotates(kind) && rotations_[kind].size() < rows_.size() * model_.config.head_dim)
-                rotations_[kind] = aligned_vector<float>(rows_.size() * model_.config.head_dim);
             kinds_.push_back(model_.kinds[kind]);
             if constexpr (grouped_lease<Lease>)
                 kinds_.back().shape.sinks = kinds_.back().group_sinks;
             kinds_.back().rows = {.data = qkv_.row(0).data(),
-                                  .rotations = rotates(kind) ? rotations_[kind].data() : nullptr,
+                                  .rotations = rotations_.data(kind),
                                   .out = attended_.row(0).data(),
                                   .stride = qkv_.stride(),
                                   .out_stride = attended_.stride()};
@@ -23914,17 +24238,27 @@ public:
     /// Computes queries, keys and values of one block without storing them. Afterwards no other block can run.
     void project(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
+        const attention_shape& shape = kinds_[place_of(layer).kind].shape;
+        at_ = projected_heads::of(model_.config, shape.head_dim, shape.kv_heads);
         w.qkv.apply(entering(w).in(rows_.size()), qkv_.out(), threads_, scratch_);
         if (!w.q_norm.empty())
             for_rows(qkv_.columns(), [&](std::size_t row) {
-                norm_heads(qkv_.row(row).first(q_), w.q_norm);
+                norm_heads(qkv_.row(row).first(at_.q), w.q_norm);
+                if (w.k_norm.empty()) // it reads those of another block
+                    return;
+                if (w.qkv.outputs() == at_.keys + at_.kv) // keys that are the values too
+                    ranges::copy(keys(row), values(row).begin());
                 norm_heads(keys(row), w.k_norm);
+                if (!ones_.empty())
+                    norm_heads(values(row), std::span(ones_).first(at_.dim));
             });
     }
+    /// Dimensions of a head of the block that `project` computed.
+    [[nodiscard]] std::size_t head_dim() const noexcept { return at_.dim; }
 
     /// Keys and values that `project` computed for a row of the batch, before RoPE. (kv_heads, head_dim)
-    [[nodiscard]] std::span<float> keys(std::size_t row) { return qkv_.row(row).subspan(keys_at_, kv_); }
-    [[nodiscard]] std::span<float> values(std::size_t row) { return qkv_.row(row).subspan(keys_at_ + kv_); }
+    [[nodiscard]] std::span<float> keys(std::size_t row) { return qkv_.row(row).subspan(at_.keys, at_.kv); }
+    [[nodiscard]] std::span<float> values(std::size_t row) { return qkv_.row(row).subspan(at_.keys + at_.kv, at_.kv); }
 
     /// Runs one block: writes its keys and values into the leases, and attends to them and all earlier ones; or
     /// advances its states. Keys and values of a row that its lease already holds are not written; the row only
@@ -23948,6 +24282,12 @@ public:
         else
             mlp_.run(w, in, rows, normed_, threads_, scratch_);
         for_rows(x_.columns(), [&](std::size_t row) { add(row, w.mlp_output_norm); });
+        if (own_input_.any()) {
+            own_input_.run(w, index_of(layer), x_, rows, normed_, threads_, scratch_);
+            for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
+        }
+        if (!w.scale.empty())
+            for_rows(x_.columns(), [&](std::size_t row) { scale(x_.row(row), w.scale.front(), x_.row(row)); });
     }
 
     /// Returns whether the current batch has succeeded so far, where attention may fail. On an error its rows must not
@@ -24020,22 +24360,12 @@ private:
             table.row(static_cast<std::size_t>(index_of(token(from))), x_.row(row));
             if (model_.config.embedding_scale != 1.0F)
                 scale(x_.row(row), model_.config.embedding_scale, x_.row(row));
-            for (std::size_t kind = 0; kind < kinds_.size(); ++kind)
-                if (rotates(kind))
-                    rotate(kind, row, batch_[from.part].position(from.row));
+            rotations_.fill(row, batch_[from.part].position(from.row));
         });
-    }
-
-    // Fills the rotation of a row for layers of a kind.
-    void rotate(std::size_t kind, std::size_t row, std::size_t position) {
-        const auto made = rotation(kind, row);
-        kinds_[kind].shape.rotation->fill(static_cast<std::int64_t>(position), made);
-        const float factor = kinds_[kind].rotation_scale;
-        if (factor == 1.0F)
-            return;
-        const std::size_t half = made.size() / 2, turned = model_.config.rotated() / 2;
-        for (const std::size_t begin : {std::size_t{0}, half})
-            scale(made.subspan(begin, turned), factor, made.subspan(begin, turned));
+        if (own_input_.any())
+            own_input_.embed(
+                model_.weights, x_, rows_.size(), [&](std::size_t row) { return token(rows_[row]); }, threads_,
+                scratch_);
     }
 
     // What enters attention: the stream, normalized where the block does so.
@@ -24048,11 +24378,13 @@ private:
 
     void attend(const block_weights& w, layer_id layer, const attended_layer& at) {
         project(layer);
-        for_rows(qkv_.columns(), [&](std::size_t row) { place(at, row); });
+        if (at.writes)
+            for_rows(qkv_.columns(), [&](std::size_t row) { place(at, row); });
         attention_.run(at, threads_);
         if (model_.config.gated_attention)
-            for_rows(4 * q_,
-                     [&](std::size_t row) { gate_by_sigmoid(qkv_.row(row).subspan(q_, q_), attended_.row(row)); });
+            for_rows(4 * at_.q, [&](std::size_t row) {
+                gate_by_sigmoid(qkv_.row(row).subspan(at_.q, at_.q), attended_.row(row));
+            });
         w.output.apply(attended_.in(rows_.size()), normed_.out(), threads_, scratch_);
     }
 
@@ -24072,13 +24404,13 @@ private:
 
     // Applies RoPE to the keys, and writes keys and values into the pages.
     void place(const attended_layer& at, std::size_t row) {
-        const std::size_t dim = model_.config.head_dim;
         const auto& part = batch_[rows_[row].part];
         const std::size_t to = part.row_of(rows_[row].row);
         if (part.lease->opened().keeps(to))
             return;
-        for (std::size_t head = 0; rotates(at.kind) && head < kv_; head += dim)
-            rotate_head(keys(row).subspan(head, dim), rotation(at.kind, row), keys(row).subspan(head, dim));
+        for (std::size_t head = 0; rotations_.has(at.kind) && head < at_.kv; head += at_.dim)
+            rotate_head(keys(row).subspan(head, at_.dim), rotations_.of(at.kind, row),
+                        keys(row).subspan(head, at_.dim));
         attention_.write(*part.lease, to, row, at, keys(row), values(row));
     }
 
@@ -24090,16 +24422,11 @@ private:
     }
 
     [[nodiscard]] token_id token(const origin& from) const { return batch_[from.part].tokens[from.row]; }
-    [[nodiscard]] bool rotates(std::size_t kind) const { return model_.kinds[kind].shape.rotation != nullptr; }
-    [[nodiscard]] std::span<float> rotation(std::size_t kind, std::size_t row) {
-        return {rotations_[kind].data() + row * model_.config.head_dim, model_.config.head_dim};
-    }
 
     model_parts model_;
     thread_pool& threads_;
-    std::size_t q_;
-    std::size_t kv_;
-    std::size_t keys_at_; // in a row of qkv_: after the queries, and their gates
+    projected_heads at_;      // of the block that was projected last
+    std::vector<float> ones_; // (head_dim), where values are normalized without weights
     std::vector<batch_slice<Lease>> batch_;
     std::vector<origin> rows_;
     Attention attention_;
@@ -24110,9 +24437,10 @@ private:
     dense_mlp mlp_;
     expert_mlp experts_;
     recurrent_mixer mixer_;
+    per_layer_input own_input_;
     std::vector<recurrent_rows> recurrent_;
-    int8_block_rows scratch_;                      // (rows, GEMM inputs): quantized rows
-    std::vector<aligned_vector<float>> rotations_; // by kind of layer: (rows, 2, head_dim / 2)
+    int8_block_rows scratch_; // (rows, GEMM inputs): quantized rows
+    row_rotations rotations_;
     std::vector<attention_kind> kinds_;
 };
 
@@ -24180,6 +24508,8 @@ namespace detail {
             break;
         }
     }
+    if (config.turning != 0)
+        frequencies.resize(config.turning);
     frequencies.resize(head_dim / 2); // those of dimensions that are not rotated are 0
     return rope(std::move(frequencies));
 }
@@ -24190,6 +24520,101 @@ namespace detail {
 }
 
 }} // namespace kvcache
+
+// ---- kvcache/model/model_identity.hpp -----------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
+
+// The texts that identify what a model computes. Texts of models that a release could read never change, since pages
+// are kept under them.
+
+/// What differs from Llama's blocks.
+[[nodiscard]] inline std::string blocks_text(const model_config& of) {
+    std::string text;
+    const auto add = [&](const char* name, float value, float usual) {
+        if (value != usual)
+            text += joined({", ", name, " ", shortest_text(static_cast<double>(value))});
+    };
+    add("norms", static_cast<float>(of.norms), 0.0F);
+    add("gate", static_cast<float>(of.gate), 0.0F);
+    add("norm of all heads", of.qk_norm == head_norm::all ? 1.0F : 0.0F, 0.0F);
+    add("experts", static_cast<float>(of.experts.count), 0.0F);
+    add("used", static_cast<float>(of.experts.used), 0.0F);
+    add("expert size", static_cast<float>(of.experts.size), 0.0F);
+    add("shares of", of.experts.normalized ? 1.0F : 0.0F, 0.0F);
+    add("shared expert", static_cast<float>(of.experts.shared), 0.0F);
+    add("rotated", static_cast<float>(of.rotary_dim), 0.0F);
+    add("embedding scale", of.embedding_scale, 1.0F);
+    add("score scale", of.score_scale, 0.0F);
+    add("score cap", of.score_cap, 0.0F);
+    add("residual scale", of.residual_scale, 1.0F);
+    add("logit scale", of.logit_scale, 1.0F);
+    add("logit cap", of.logit_cap, 0.0F);
+    add("sinks", of.sinks ? 1.0F : 0.0F, 0.0F);
+    if (of.gate == gate_function::clamped_silu)
+        text += joined({", clamped ", shortest_text(static_cast<double>(of.gate_alpha)), " ",
+                        shortest_text(static_cast<double>(of.gate_limit))});
+    add("gated attention", of.gated_attention ? 1.0F : 0.0F, 0.0F);
+    add("norm of values", of.value_norm ? 1.0F : 0.0F, 0.0F);
+    add("scales of layers", of.layer_scales ? 1.0F : 0.0F, 0.0F);
+    add("inputs of layers", static_cast<float>(of.per_layer_size), 0.0F);
+    add("mixer", static_cast<float>(of.mixer), 0.0F);
+    if (const recurrence_config& rule = of.recurrence; of.mixer != layer_mixer::attention)
+        for (const std::size_t size :
+             {rule.taps, rule.key_heads, rule.value_heads, rule.key_dim, rule.value_dim, std::size_t{rule.tiled},
+              recurrence_config::block_channels}) // with the order of a state's numbers
+            text += joined({" ", std::to_string(size)});
+    for (std::size_t i = 0; i < of.each_layer.size(); ++i) {
+        const layer_config& layer = of.each_layer[i];
+        text += joined({i == 0 ? ", windows " : " ", std::to_string(layer.window), layer.rotates ? "" : "n",
+                        layer.experts ? "e" : "", layer.recurrent ? "r" : "", layer.keys_are_values ? "k" : ""});
+        if (layer.reads)
+            text += joined({"of", std::to_string(*layer.reads)});
+        for (const std::size_t size : {layer.head_dim, layer.kv_heads, layer.intermediate_size})
+            if (size != 0)
+                text += joined({"/", std::to_string(size)});
+    }
+    return text;
+}
+
+/// What a model computes, its rotations aside.
+[[nodiscard]] inline std::string config_text(const model_config& of) {
+    std::string text = of.architecture;
+    for (const std::size_t extent :
+         {of.hidden_size, of.intermediate_size, of.layers, of.heads, of.kv_heads, of.head_dim, of.vocabulary})
+        text += ' ' + std::to_string(extent);
+    for (const bool flag : {of.tied_head, of.qkv_bias, of.output_bias, of.mlp_bias, of.qk_norm != head_norm::none})
+        text += flag ? " 1" : " 0";
+    return text + ' ' + std::to_string(bit_cast<std::uint32_t>(of.rms_norm_eps)) + blocks_text(of);
+}
+
+/// The factor of queries and of keys that belongs to a rotation.
+[[nodiscard]] inline float rotation_scale(const rope_config& of) noexcept {
+    const bool has = of.scaling == rope_config::kind::yarn || of.scaling == rope_config::kind::factors;
+    return has ? static_cast<float>(of.attention_factor) : 1.0F;
+}
+
+/// A rotation. The words are for people; the digest of the frequencies is decisive.
+[[nodiscard]] inline std::string rope_text(const rope_config& of, const rope& made) {
+    static constexpr const char* kinds[] = {"none", "linear", "llama3", "factors", "yarn"};
+    digest_builder numbers;
+    for (const double f : made.frequencies())
+        numbers.number(bit_cast<std::uint64_t>(f));
+    const float factor = rotation_scale(of) * rotation_scale(of);
+    return "theta " + shortest_text(of.theta) + ", scaling " + kinds[static_cast<std::size_t>(of.scaling)] +
+           ", frequencies " + to_string(numbers.finish()) +
+           (factor == 1.0F ? "" : ", scores times " + shortest_text(static_cast<double>(factor)));
+}
+
+/// The rotations of a model: of all layers, and of those with a window if it is another one.
+[[nodiscard]] inline std::string ropes_text(const model_config& config, const std::vector<rope>& made) {
+    std::string text = rope_text(config.rope, made.front());
+    if (config.window_rope)
+        text += "; with a window: " + rope_text(*config.window_rope, made.back());
+    return text;
+}
+
+}}} // namespace kvcache::detail
 
 // ---- kvcache/model/transformer.hpp --------------------------------------------------------------------------------
 
@@ -24205,6 +24630,8 @@ public:
             layers_.push_back(layer_id{static_cast<std::uint32_t>(i)});
             places_.push_back(place_of(config_.layer(i)));
         }
+        for (std::size_t group = 0, kept = groups_.size(); group < kept; ++group)
+            add_alias(group);
         if (config_.sinks)
             place_sinks();
     }
@@ -24266,8 +24693,8 @@ public:
     /// Identity of this model's pages; `weights` is the digest of its checkpoint.
     [[nodiscard]] identity id(digest weights) const {
         return {.weights = weights,
-                .config = canonical_config(),
-                .rope = canonical_rope(),
+                .config = detail::config_text(config_),
+                .rope = detail::ropes_text(config_, *ropes_),
                 .weight_format = weights_.format()};
     }
 
@@ -24290,9 +24717,12 @@ public:
 
 private:
     [[nodiscard]] static std::shared_ptr<const std::vector<rope>> ropes_of(const model_config& config) {
-        std::vector<rope> all{make_rope(config.rope, config.head_dim, config.rotated())};
+        const auto dim = [&](bool windows) {
+            return config.rotary_dim != 0 ? config.head_dim : config.rotated(windows);
+        };
+        std::vector<rope> all{make_rope(config.rope, dim(false), config.rotated(false))};
         if (config.window_rope)
-            all.push_back(make_rope(*config.window_rope, config.head_dim, config.rotated()));
+            all.push_back(make_rope(*config.window_rope, dim(true), config.rotated(true)));
         return std::make_shared<const std::vector<rope>>(std::move(all));
     }
 
@@ -24306,31 +24736,48 @@ private:
             groups_[group].state_bytes += config_.state_floats() * sizeof(float);
             return {.layer = layer_id{groups_[group].layers++}, .group = group, .recurrent = true};
         }
+        if (layer.reads) {
+            attended_layer place = places_[*layer.reads];
+            place.writes = false;
+            return place;
+        }
+        const layer_group own{.kv_heads = static_cast<std::uint32_t>(layer.kv_heads),
+                              .head_dim = static_cast<std::uint32_t>(layer.head_dim),
+                              .window = static_cast<std::uint32_t>(layer.window)};
         while (group < groups_.size() &&
-               (groups_[group].window != layer.window || groups_[group].kind() == group_kind::state))
+               (groups_[group].window != own.window || groups_[group].kv_heads != own.kv_heads ||
+                groups_[group].head_dim != own.head_dim || groups_[group].kind() == group_kind::state))
             ++group;
         if (group == groups_.size())
-            groups_.push_back({.kv_heads = static_cast<std::uint32_t>(config_.kv_heads),
-                               .head_dim = static_cast<std::uint32_t>(config_.head_dim),
-                               .window = static_cast<std::uint32_t>(layer.window)});
+            groups_.push_back(own);
         return {.layer = layer_id{groups_[group].layers++}, .kind = kind_of(layer, group), .group = group};
+    }
+
+    // Adds the group of layers that read the keys and values of another one, if there are any.
+    void add_alias(std::size_t of) {
+        layer_group made{.alias_of = static_cast<std::uint32_t>(of)};
+        for (const attended_layer& one : places_)
+            made.layers += !one.writes && one.group == of ? 1 : 0;
+        if (made.layers > 0)
+            groups_.push_back(made);
     }
 
     // The kind of layers that attend like this one, likewise.
     [[nodiscard]] std::size_t kind_of(const layer_config& layer, std::size_t group) {
         const bool local = layer.window > 0 && config_.window_rope;
         const float scale =
-            config_.score_scale != 0.0F ? config_.score_scale : 1.0F / std::sqrt(static_cast<float>(config_.head_dim));
+            config_.score_scale != 0.0F ? config_.score_scale : 1.0F / std::sqrt(static_cast<float>(layer.head_dim));
         const rope* rotation = layer.rotates ? &(*ropes_)[local ? 1 : 0] : nullptr;
         for (std::size_t kind = 0; kind < kinds_.size(); ++kind)
-            if (kinds_[kind].shape.window == layer.window && kinds_[kind].shape.rotation == rotation)
+            if (kinds_[kind].shape.window == layer.window && kinds_[kind].shape.rotation == rotation &&
+                kinds_[kind].group == group)
                 return kind;
         // A factor of the rotated dimensions is one of the scores where all are rotated.
-        const float factor = rotation_scale(local ? *config_.window_rope : config_.rope);
+        const float factor = detail::rotation_scale(local ? *config_.window_rope : config_.rope);
         const bool part = config_.rotated() < config_.head_dim;
         kinds_.push_back({.shape = {.heads = static_cast<std::uint32_t>(config_.heads),
-                                    .kv_heads = static_cast<std::uint32_t>(config_.kv_heads),
-                                    .head_dim = static_cast<std::uint32_t>(config_.head_dim),
+                                    .kv_heads = static_cast<std::uint32_t>(layer.kv_heads),
+                                    .head_dim = static_cast<std::uint32_t>(layer.head_dim),
                                     .scale = (part ? 1.0F : factor * factor) * scale,
                                     .rotation = rotation,
                                     .window = static_cast<std::uint32_t>(layer.window),
@@ -24354,83 +24801,6 @@ private:
             kind.shape.sinks = sinks_->front().data();
             kind.group_sinks = (*sinks_)[1 + kind.group].data();
         }
-    }
-
-    // The factor of queries and of keys that belongs to a rotation.
-    [[nodiscard]] static float rotation_scale(const rope_config& of) noexcept {
-        const bool has = of.scaling == rope_config::kind::yarn || of.scaling == rope_config::kind::factors;
-        return has ? static_cast<float>(of.attention_factor) : 1.0F;
-    }
-
-    [[nodiscard]] std::string canonical_config() const {
-        std::string text = config_.architecture;
-        for (const std::size_t extent : {config_.hidden_size, config_.intermediate_size, config_.layers, config_.heads,
-                                         config_.kv_heads, config_.head_dim, config_.vocabulary})
-            text += ' ' + std::to_string(extent);
-        for (const bool flag : {config_.tied_head, config_.qkv_bias, config_.output_bias, config_.mlp_bias,
-                                config_.qk_norm != head_norm::none})
-            text += flag ? " 1" : " 0";
-        return text + ' ' + std::to_string(bit_cast<std::uint32_t>(config_.rms_norm_eps)) + canonical_blocks();
-    }
-
-    // What differs from Llama's blocks.
-    [[nodiscard]] std::string canonical_blocks() const {
-        std::string text;
-        const auto add = [&](const char* name, float value, float usual) {
-            if (value != usual)
-                text += detail::joined({", ", name, " ", shortest_text(static_cast<double>(value))});
-        };
-        add("norms", static_cast<float>(config_.norms), 0.0F);
-        add("gate", static_cast<float>(config_.gate), 0.0F);
-        add("norm of all heads", config_.qk_norm == head_norm::all ? 1.0F : 0.0F, 0.0F);
-        add("experts", static_cast<float>(config_.experts.count), 0.0F);
-        add("used", static_cast<float>(config_.experts.used), 0.0F);
-        add("expert size", static_cast<float>(config_.experts.size), 0.0F);
-        add("shares of", config_.experts.normalized ? 1.0F : 0.0F, 0.0F);
-        add("shared expert", static_cast<float>(config_.experts.shared), 0.0F);
-        add("rotated", static_cast<float>(config_.rotary_dim), 0.0F);
-        add("embedding scale", config_.embedding_scale, 1.0F);
-        add("score scale", config_.score_scale, 0.0F);
-        add("score cap", config_.score_cap, 0.0F);
-        add("residual scale", config_.residual_scale, 1.0F);
-        add("logit scale", config_.logit_scale, 1.0F);
-        add("logit cap", config_.logit_cap, 0.0F);
-        add("sinks", config_.sinks ? 1.0F : 0.0F, 0.0F);
-        if (config_.gate == gate_function::clamped_silu)
-            text += detail::joined({", clamped ", shortest_text(static_cast<double>(config_.gate_alpha)), " ",
-                                    shortest_text(static_cast<double>(config_.gate_limit))});
-        add("gated attention", config_.gated_attention ? 1.0F : 0.0F, 0.0F);
-        add("mixer", static_cast<float>(config_.mixer), 0.0F);
-        if (const recurrence_config& of = config_.recurrence; config_.mixer != layer_mixer::attention)
-            for (const std::size_t size :
-                 {of.taps, of.key_heads, of.value_heads, of.key_dim, of.value_dim, std::size_t{of.tiled},
-                  recurrence_config::block_channels}) // with the order of a state's numbers
-                text += detail::joined({" ", std::to_string(size)});
-        for (std::size_t i = 0; i < config_.each_layer.size(); ++i) {
-            const layer_config layer = config_.layer(i);
-            text += detail::joined({i == 0 ? ", windows " : " ", std::to_string(layer.window), layer.rotates ? "" : "n",
-                                    layer.experts ? "e" : "", layer.recurrent ? "r" : ""});
-        }
-        return text;
-    }
-
-    [[nodiscard]] std::string canonical_rope() const {
-        std::string text = canonical_rope(config_.rope, ropes_->front());
-        if (config_.window_rope)
-            text += "; with a window: " + canonical_rope(*config_.window_rope, ropes_->back());
-        return text;
-    }
-
-    // The words are for people; the digest of the frequencies is decisive.
-    [[nodiscard]] static std::string canonical_rope(const rope_config& of, const rope& made) {
-        static constexpr const char* kinds[] = {"none", "linear", "llama3", "factors", "yarn"};
-        digest_builder numbers;
-        for (const double f : made.frequencies())
-            numbers.number(bit_cast<std::uint64_t>(f));
-        const float factor = rotation_scale(of) * rotation_scale(of);
-        return "theta " + shortest_text(of.theta) + ", scaling " + kinds[static_cast<std::size_t>(of.scaling)] +
-               ", frequencies " + to_string(numbers.finish()) +
-               (factor == 1.0f ? "" : ", scores times " + shortest_text(static_cast<double>(factor)));
     }
 
     model_config config_;
@@ -25529,13 +25899,16 @@ public:
         : page_tokens_(cache.shape().tokens), places_(places) {
         if constexpr (requires { model.state_group(); })
             group_ = model.state_group();
+        if constexpr (requires { model.config().needs_groups(); })
+            needs_groups_ = model.config().needs_groups();
     }
 
     /// Whether the cache can hold the states. Errors: unsupported.
     [[nodiscard]] result<void> check() const {
-        if (group_ && !owns)
+        if ((group_ || needs_groups_) && !owns)
             return error{error_code::unsupported, "layers",
-                         "the model has recurrent layers: its cache needs layers::grouped"};
+                         group_ ? "the model has recurrent layers: its cache needs layers::grouped"
+                                : "the model's layers keep different keys and values: its cache needs layers::grouped"};
         return {};
     }
     /// Whether the states after a sequence's last token are known.
@@ -25590,6 +25963,7 @@ private:
     std::size_t page_tokens_;
     snapshot_places places_;
     std::optional<std::size_t> group_;
+    bool needs_groups_ = false;
     std::vector<std::vector<state_copy>> copies_; // of the slices of a batch, and memory for more
     std::size_t used_ = 0;
 };

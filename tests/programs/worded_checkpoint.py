@@ -10,6 +10,8 @@ def with_words(checkpoint, model, directory):
     config, own = (json.loads((folder / "config.json").read_text()) for folder in (checkpoint, model))
     words, rows = own["vocab_size"], config["vocab_size"]
     config |= {"vocab_size": words, "max_position_embeddings": 2048, "eos_token_id": own["eos_token_id"]}
+    if "vocab_size_per_layer_input" in config:
+        config["vocab_size_per_layer_input"] = words
     (directory / "config.json").write_text(json.dumps(config))
     old = (checkpoint / "model.safetensors").read_bytes()
     size, = struct.unpack("<Q", old[:8])
@@ -19,7 +21,7 @@ def with_words(checkpoint, model, directory):
             continue
         begin, end = of["data_offsets"]
         numbers = old[8 + size + begin:8 + size + end]
-        if of["shape"][0] == rows and name in ("lm_head.weight", "model.embed_tokens.weight"):
+        if of["shape"][0] == rows and name in ("lm_head.weight", "model.embed_tokens.weight", "model.embed_tokens_per_layer.weight"):
             row = len(numbers) // rows
             numbers = (numbers * (words // rows + 1))[:words * row]
             of["shape"][0] = words

@@ -20,7 +20,8 @@ namespace recurrent {
 using namespace promise;
 
 // Convolutions and full attention; Gated DeltaNet with gated attention; Mamba-2; and Gated DeltaNet with windows
-// besides.
+// besides. The last one is not recurrent: windows and full attention with heads of other sizes, and layers that read
+// the keys and values of others.
 inline const kv::transformer& recurrent_model(std::size_t which) {
     static const std::vector<kv::transformer> all = [] {
         std::vector<kv::transformer> made;
@@ -39,11 +40,14 @@ inline const kv::transformer& recurrent_model(std::size_t which) {
         config.each_layer[1].window = 21;
         REQUIRE(config.check());
         made.push_back(kv::make_random_model(config, 5));
+        auto shared = kv::load_model(test_folders::project() / "tests" / "data" / "checkpoints" / "gemma4");
+        REQUIRE(shared);
+        made.push_back(std::move(shared->model));
         return made;
     }();
     return all[which];
 }
-inline constexpr std::size_t models = 4;
+inline constexpr std::size_t recurrent_models = 4, models = 5;
 
 template <class... Policies>
 auto cache_of(const kv::transformer& model, std::uint32_t page, std::size_t bytes, Policies... policies) {

@@ -118,6 +118,43 @@ TEST_CASE("byte-level BPE of a GGUF file splits as its pre says and merges by ra
     CHECK(pieces(opened(gpt2("llama-bpe")), "a", {.add_special_tokens = false}) == "a");
 }
 
+TEST_CASE("Gemma 4's tokens merge over whole texts with visible spaces, and the rest are bytes") {
+    const auto gemma4 = [](const std::string& without = "") {
+        gguf_builder made;
+        made.text("tokenizer.ggml.model", "gemma4");
+        std::vector<std::string> tokens = {"<pad>", "<eos>", "<bos>", "<unk>"};
+        std::vector<std::int32_t> types = {3, 3, 3, 2};
+        for (int b = 0; b < 256; ++b) {
+            const char* digits = "0123456789ABCDEF";
+            tokens.push_back(std::string("<0x") + digits[b / 16] + digits[b % 16] + ">");
+            types.push_back(6);
+        }
+        for (const char* piece :
+             {"\u2581", "a", "b", "\n", "\n\n", "ab", "\u2581a", "b\u2581a", "ab\u2581a", "\u2581\u2581"}) {
+            tokens.emplace_back(piece);
+            types.push_back(1);
+        }
+        made.texts("tokenizer.ggml.tokens", tokens).numbers("tokenizer.ggml.token_type", types);
+        if (without != "tokenizer.ggml.merges")
+            made.texts("tokenizer.ggml.merges",
+                       {"\u2581 \u2581", "\n \n", "a b", "\u2581 a", "b \u2581a", "ab \u2581a"});
+        return made.number("tokenizer.ggml.bos_token_id", 2u)
+            .number("tokenizer.ggml.eos_token_id", 1u)
+            .number("tokenizer.ggml.unknown_token_id", 3u);
+    };
+    const auto words = opened(gemma4());
+    CHECK(pieces(words, "ab a") == "<bos>|ab\u2581a"); // words do not part it
+    CHECK(pieces(words, "ab  a") == "<bos>|ab|\u2581\u2581|a");
+    CHECK(pieces(words, " ab\n\n\na") == "<bos>|\u2581|ab|\n\n|\n|a");
+    CHECK(pieces(words, "\u00e9b") == "<bos>|<0xC3>|<0xA9>|b");
+    CHECK(pieces(opened(gemma4().number("tokenizer.ggml.add_bos_token", false)), "b") == "b");
+    for (const char* text : {"ab a", " a  b\n\n\u00e9", "", "\u2581 a", "b\t\u00e9\u00e9"}) {
+        const std::string seen = words.decode(encode(words, text, {.add_special_tokens = false}), {});
+        CHECK(seen == (std::string_view(text) == "\u2581 a" ? "  a" : text)); // a visible space is one
+    }
+    CHECK(refused(gemma4("tokenizer.ggml.merges")) == "tokenizer.ggml.merges");
+}
+
 TEST_CASE("every name of a split is read, and gives back the text") {
     for (const kv::text::gguf_split& split : kv::text::gguf_splits) {
         CAPTURE(split.name);

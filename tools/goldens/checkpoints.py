@@ -9,6 +9,7 @@ attention; the same files also run through `oracle` below, a second implementati
 `transformers`, and the largest difference between the two is printed and kept in golden.json.
 """
 
+import contextlib
 import json
 import math
 import pathlib
@@ -27,6 +28,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+
+GEMMA4 = dict(
+    hidden_size=48, intermediate_size=56, num_attention_heads=4, num_key_value_heads=2, head_dim=16, global_head_dim=24, vocab_size=96,
+    sliding_window=21, max_position_embeddings=512, hidden_size_per_layer_input=10, vocab_size_per_layer_input=96,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    rope_parameters={"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 500.0},
+                     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
+)
 
 # Each: the configuration class and its options, the format of the file, tokens to run; then what is done to config.json.
 # `older` writes the fields as transformers 4 did; `drop` leaves out fields whose defaults say the same.
@@ -427,6 +436,23 @@ CHECKPOINTS = {
                      rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
         layers=2, dtype="float16", tokens=300,
     ),
+    "gemma4": dict(
+        kind=transformers.Gemma4TextConfig, layers=6,
+        options=GEMMA4 | dict(num_kv_shared_layers=3, use_double_wide_mlp=True, final_logit_softcapping=20.0),
+        dtype="bfloat16", tokens=90,
+    ),
+    "gemma4-values": dict(
+        kind=transformers.Gemma4TextConfig, layers=4,
+        options=GEMMA4 | dict(hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1,
+                              layer_types=["sliding_attention", "full_attention"] * 2),
+        dtype="bfloat16", tokens=80,
+    ),
+    "gemma4-global": dict(
+        kind=transformers.Gemma4TextConfig, layers=5,
+        options=GEMMA4 | dict(num_kv_shared_layers=3, tie_word_embeddings=False, use_bidirectional_attention="vision",
+                              layer_types=["full_attention", "sliding_attention"] * 2 + ["full_attention"]),
+        dtype="float16", tokens=80, drop=["per_layer_config"], extra={"global_head_dim": 24},
+    ),
 }
 
 
@@ -442,6 +468,8 @@ def random_weights(model: torch.nn.Module, rng: numpy.random.Generator) -> None:
         less_one = model.config.model_type in ("gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next") and "linear_attn" not in name
         if name.endswith("norm.weight"):
             values = (0.0 if less_one else 1.0) + 0.25 * values
+            if model.config.model_type == "gemma4_text" and ("q_norm" in name or "k_norm" in name):
+                values = 0.5 * values  # these norms have the factor of scores
         elif name.endswith("mamba.D"):
             values = 1.0 + 0.25 * values
         elif name.endswith("A_log"):
@@ -456,6 +484,9 @@ def random_weights(model: torch.nn.Module, rng: numpy.random.Generator) -> None:
             gain = 1.4 if "q_proj" in name or "k_proj" in name else 1.0
             values = gain * values / math.sqrt(shape[1])
         parameter.data.copy_(torch.from_numpy(values))
+    for name, factor in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            factor.fill_(1.0 + 0.25 * rng.standard_normal())
 
 
 def write_config(directory: pathlib.Path, plan: dict) -> None:
@@ -550,6 +581,17 @@ def oracle(directory: pathlib.Path, tokens: list[int], scaled: bool = True) -> n
     return norm(stream, "model.norm.weight") @ weights[head].T
 
 
+@contextlib.contextmanager
+def in_float64():
+    """Norms that turn their input to float32 leave numbers of float64 as they are."""
+    to_float = torch.Tensor.float
+    torch.Tensor.float = lambda numbers: numbers if numbers.dtype == torch.float64 else to_float(numbers)
+    try:
+        yield
+    finally:
+        torch.Tensor.float = to_float
+
+
 def make(name: str, plan: dict, root: pathlib.Path, seed: int) -> None:
     directory = root / name
     shutil.rmtree(directory, ignore_errors=True)
@@ -573,7 +615,8 @@ def make(name: str, plan: dict, root: pathlib.Path, seed: int) -> None:
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     with torch.no_grad():
         logits = model.eval()(torch.tensor([tokens])).logits[0].numpy().astype("<f4")
-        exact = model.double()(torch.tensor([tokens])).logits[0].numpy()
+        with in_float64():
+            exact = model.double()(torch.tensor([tokens])).logits[0].numpy()
     known = name in list(CHECKPOINTS)[:FIRST]
     if known:
         exact = oracle(directory, tokens)

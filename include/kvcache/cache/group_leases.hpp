@@ -51,17 +51,18 @@ public:
     }
 
     /// Notes where a prompt ends, parts from a cached one, or continues it: later prompts that part there need the
-    /// windows. A page that is known in part is copied when it is filled, so the one before it is noted too. Earlier
-    /// windows of the prompt are as likely to be of use again as its pages, which are touched too.
+    /// windows. A page that is known in part is copied when it is filled, so the one before it is noted too. Its earlier
+    /// windows are touched as its pages are, but for the first ones, which save little where a later prompt parts.
     void note(const index_match& found) noexcept {
         if (found.pages.empty())
             return;
         pages_.note_branch(found.pages.back());
         if (found.pages.size() * page_tokens_ != found.tokens && found.pages.size() > 1)
             pages_.note_branch(found.pages[found.pages.size() - 2]);
-        for (const page_id page : found.pages)
-            for (std::size_t pool = 0; pool < blocks().size(); ++pool)
-                if (!blocks().is_state(pool) && blocks().has(pool, page) && pages_.ranks_block(pool, page))
+        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+            for (std::size_t entry = 2 * blocks().stale_distance(pool); entry < found.pages.size(); ++entry)
+                if (const page_id page = found.pages[entry];
+                    !blocks().is_state(pool) && blocks().has(pool, page) && pages_.ranks_block(pool, page))
                     pages_.touch(blocks().entry(pool, page));
     }
 

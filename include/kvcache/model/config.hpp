@@ -4,56 +4,19 @@
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/model/architectures/architecture.hpp>
+#include <kvcache/model/layer_config.hpp>
 #include <kvcache/model/rope_config.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// Sizes of a model's recurrent layers. recurrent_mixer.hpp has the formulas.
-struct recurrence_config {
-    /// Channels of a convolution whose states and weights are stored together.
-    static constexpr std::size_t block_channels = 64;
-
-    std::size_t taps = 0; ///< Tokens that a convolution reads, the newest included.
-    // Of Mamba-2 key heads are groups, keys are B and C, and value heads are heads.
-    std::size_t key_heads = 0, value_heads = 0;
-    std::size_t key_dim = 0, value_dim = 0;
-    bool biased = false;       ///< The convolution has biases.
-    bool joined_heads = false; ///< Files have the rows of q, k, v and gate of each key head together.
-    bool joined_rates = false; ///< And those of beta and decay.
-    bool tiled = false;        ///< Value head i reads key head i % key_heads; else i / (value_heads / key_heads).
-
-    friend bool operator==(const recurrence_config&, const recurrence_config&) = default;
-};
-
-/// What one layer does that others of its model do not.
-struct layer_config {
-    std::size_t window = 0; ///< Tokens that a query reads, its own included; 0: all.
-    bool rotates = true;    ///< Queries and keys have RoPE.
-    bool experts = false;   ///< Its MLP is a mixture of experts.
-    bool recurrent = false; ///< It has model_config::mixer for attention.
-
-    friend bool operator==(const layer_config&, const layer_config&) = default;
-};
-
-/// A mixture of experts: MLPs of which each token uses those with the highest scores of a router.
-struct expert_config {
-    std::size_t count = 0; ///< Experts of a layer; 0: no layer has any.
-    std::size_t used = 0;  ///< Experts that a token uses.
-    std::size_t size = 0;  ///< Intermediate size of an expert.
-    std::size_t shared =
-        0;               ///< Intermediate size of an expert that every token uses, times sigmoid of a score; 0: none.
-    bool biased = false; ///< Experts and their router have biases.
-    bool normalized = false; ///< The shares of a token's experts sum to 1; else they are those of all experts.
-
-    friend bool operator==(const expert_config&, const expert_config&) = default;
-};
 
 /// Dimensions and options of a decoder: blocks of grouped-query attention and a gated MLP, each with RMS norms, around
 /// a residual stream. The defaults are Llama's.
@@ -103,15 +66,44 @@ struct model_config {
     recurrence_config recurrence = {};
     expert_config experts = {};
     std::vector<layer_config> each_layer = {}; ///< (layers); empty: all have the defaults.
+    bool value_norm = false;                   ///< Each head of v is RMS-normalized, without a weight.
+    bool layer_scales = false;                 ///< The stream is multiplied by a weight after each layer.
+    std::size_t per_layer_size = 0;            ///< Numbers of a token that a layer has as its own input; 0: none.
 
     friend bool operator==(const model_config&, const model_config&) = default;
 
     /// Dimensions of a head that RoPE rotates.
     [[nodiscard]] std::size_t rotated() const noexcept { return rotary_dim != 0 ? rotary_dim : head_dim; }
 
-    /// What a layer does. Requires: layer < layers.
+    /// What a layer does, with the model's sizes where it has none of its own. Requires: layer < layers.
     [[nodiscard]] layer_config layer(std::size_t layer) const {
-        return each_layer.empty() ? layer_config{} : each_layer[layer];
+        layer_config made = each_layer.empty() ? layer_config{} : each_layer[layer];
+        made.head_dim = made.head_dim != 0 ? made.head_dim : head_dim;
+        made.kv_heads = made.kv_heads != 0 ? made.kv_heads : kv_heads;
+        made.intermediate_size = made.intermediate_size != 0 ? made.intermediate_size : intermediate_size;
+        return made;
+    }
+    /// Dimensions of a head that are rotated in layers with a window, if these have a RoPE of their own, or in others.
+    [[nodiscard]] std::size_t rotated(bool windows) const {
+        for (std::size_t i = 0; i < layers && rotary_dim == 0; ++i)
+            if (const layer_config one = layer(i); windows == (window_rope && one.window > 0))
+                return one.head_dim;
+        return rotated();
+    }
+    /// The largest size of a layer. `size`: a member of layer_config.
+    [[nodiscard]] std::size_t largest(std::size_t layer_config::*size) const {
+        std::size_t most = 0;
+        for (std::size_t i = 0; i < layers; ++i)
+            most = std::max(most, layer(i).*size);
+        return most;
+    }
+    /// Whether layers keep keys and values of different sizes, or read those of others: a cache then needs
+    /// layers::grouped.
+    [[nodiscard]] bool needs_groups() const {
+        return std::any_of(each_layer.begin(), each_layer.end(), [&](const layer_config& one) {
+            return one.reads || one.recurrent || (one.head_dim != 0 && one.head_dim != head_dim) ||
+                   (one.kv_heads != 0 && one.kv_heads != kv_heads);
+        });
     }
 
     /// Numbers that the input projection of a recurrent layer gives: B, C and x; q, k, v, z, b and a; or z, x, B, C and
@@ -176,6 +168,28 @@ namespace detail {
     return {};
 }
 
+/// Checks the sizes of layer `at`, and those of the layer that it reads.
+[[nodiscard]] inline result<void> check_sizes(std::size_t heads, const layer_config& of, std::size_t at,
+                                              const layer_config& read) {
+    const auto wrong = [&](std::string_view field, std::string_view what) {
+        return error{error_code::mismatched, std::string(field), joined({"layer ", std::to_string(at), " ", what})};
+    };
+    for (const auto& [name, value, most] :
+         {std::tuple("head_dim", of.head_dim, std::size_t{1} << 12),
+          std::tuple("kv_heads", of.kv_heads, std::size_t{1} << 13),
+          std::tuple("intermediate_size", of.intermediate_size, std::size_t{1} << 22)})
+        if (auto fine = check_extent(name, value, most); !fine)
+            return fine;
+    if (of.head_dim % 2 != 0)
+        return wrong("head_dim", "has an odd one; RoPE rotates pairs");
+    if (heads % of.kv_heads != 0)
+        return wrong("kv_heads", "has other KV heads than its heads can share evenly");
+    if (of.reads && (*of.reads >= at || read.reads || read.recurrent || of.recurrent || read.window != of.window ||
+                     read.head_dim != of.head_dim || read.kv_heads != of.kv_heads))
+        return wrong("reads", "reads a layer that is not an earlier one like it with keys and values of its own");
+    return {};
+}
+
 } // namespace detail
 
 inline result<void> model_config::check() const {
@@ -207,10 +221,10 @@ inline result<void> model_config::check() const {
         return error{error_code::mismatched, "rotary_dim",
                      "rotary_dim is " + std::to_string(rotary_dim) + "; it must be even and at most head_dim, " +
                          std::to_string(head_dim)};
-    if (auto fine = detail::check_rope("rope", rope, rotated()); !fine)
+    if (auto fine = detail::check_rope("rope", rope, rotated(false)); !fine)
         return fine;
     if (window_rope)
-        if (auto fine = detail::check_rope("window_rope", *window_rope, rotated()); !fine)
+        if (auto fine = detail::check_rope("window_rope", *window_rope, rotated(true)); !fine)
             return fine;
     const struct {
         std::string_view name;
@@ -241,12 +255,20 @@ inline result<void> model_config::check() const {
             if (auto fine = detail::check_extent(name, value, most); !fine)
                 return fine;
     }
+    if (per_layer_size > (1u << 16))
+        return error{error_code::out_of_range, "per_layer_size",
+                     "layers have inputs of " + std::to_string(per_layer_size) + " numbers; at most 65536 are read"};
     if (experts.count * layers > most_experts)
         return error{error_code::out_of_range, "experts.count",
                      "all layers together have more than " + std::to_string(most_experts) + " experts"};
     if (auto fine = detail::check_recurrence(mixer, recurrence); !fine)
         return fine;
-    for (const layer_config& one : each_layer) {
+    for (std::size_t i = 0; i < each_layer.size(); ++i) {
+        const layer_config one = layer(i);
+        if (auto fine = detail::check_sizes(heads, one, i, one.reads ? layer(std::min(*one.reads, i)) : one); !fine)
+            return fine;
+        if (rotary_dim == 0 && one.head_dim != rotated(window_rope && one.window > 0))
+            return error{error_code::mismatched, "head_dim", "layers that are rotated alike have heads of one size"};
         if (one.recurrent && mixer == layer_mixer::attention)
             return error{error_code::mismatched, "mixer", "a layer is recurrent, but the model has no such layers"};
         if (one.experts && experts.count == 0)

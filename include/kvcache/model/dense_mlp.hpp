@@ -28,7 +28,8 @@ inline void gated(const model_config& config, std::span<const float> gate, std::
 /// A gated MLP (Shazeer 2020): down(gate(x) * up(x)).
 class dense_mlp {
 public:
-    explicit dense_mlp(const model_config& config) : config_(config), inner_(2 * config.intermediate_size) {}
+    explicit dense_mlp(const model_config& config)
+        : config_(config), inner_(2 * config.largest(&layer_config::intermediate_size)) {}
 
     /// Ensures memory for `rows` rows. Allocates only if it grows.
     void make_room(std::size_t rows) { inner_.make_room(rows); }
@@ -36,11 +37,12 @@ public:
     /// Computes out = mlp(x) for the first `rows` rows; out may be x. Requires: room for them. (rows, hidden)
     void run(const block_weights& w, const activations& x, std::size_t rows, activations& out, thread_pool& threads,
              int8_block_rows& scratch) {
-        const std::size_t size = config_.intermediate_size;
+        const std::size_t size = w.down.inputs();
         w.gate_up.apply(x.in(rows), inner_.out(), threads, scratch);
         threads.parallel_for(rows, rows * size * 16, [&](std::size_t begin, std::size_t end) {
             for (std::size_t row = begin; row < end; ++row)
-                gated(config_, inner_.row(row).first(size), inner_.row(row).subspan(size), inner_.row(row).first(size));
+                gated(config_, inner_.row(row).first(size), inner_.row(row).subspan(size, size),
+                      inner_.row(row).first(size));
         });
         w.down.apply(inner_.in(rows), out.out(), threads, scratch);
     }

@@ -13,7 +13,10 @@
 #include <kvcache/model/expert_mlp.hpp>
 #include <kvcache/model/host_attention.hpp>
 #include <kvcache/model/model_parts.hpp>
+#include <kvcache/model/per_layer_input.hpp>
+#include <kvcache/model/projected_heads.hpp>
 #include <kvcache/model/recurrent_mixer.hpp>
+#include <kvcache/model/row_rotations.hpp>
 #include <kvcache/model/weights.hpp>
 
 #include <concepts>
@@ -41,18 +44,18 @@ public:
     forward_pass(const model_parts& model, thread_pool& threads, Attention attention = {})
         : model_(model),
           threads_(threads),
-          q_(model.config.heads * model.config.head_dim),
-          kv_(model.config.kv_heads * model.config.head_dim),
-          keys_at_(model.config.gated_attention ? 2 * q_ : q_),
+          at_(projected_heads::widest(model.config)),
+          ones_(model.config.value_norm ? at_.dim : 0, 1.0F),
           attention_(std::move(attention)),
           x_(model.config.hidden_size),
           normed_(model.config.hidden_size),
-          qkv_(keys_at_ + 2 * kv_),
-          attended_(q_),
+          qkv_(at_.keys + 2 * at_.kv),
+          attended_(at_.q),
           mlp_(model.config),
           experts_(model.config),
           mixer_(model.config),
-          rotations_(model.kinds.size()) {}
+          own_input_(model.config),
+          rotations_(model) {}
 
     /// Embeds the tokens of a batch. Requires: the memory that the slices point to stays unchanged until the logits are
     /// computed.
@@ -65,20 +68,15 @@ public:
             for (std::size_t i = 0; i < batch_[p].tokens.size(); ++i)
                 rows_.push_back({p, i});
         }
-        for (activations* each : {&x_, &normed_, &qkv_, &attended_})
-            each->make_room(rows_.size());
-        mlp_.make_room(rows_.size());
-        experts_.make_room(rows_.size());
-        mixer_.make_room(rows_.size());
+        const auto make_room = [&](auto&... each) { (each.make_room(rows_.size()), ...); };
+        make_room(x_, normed_, qkv_, attended_, mlp_, experts_, mixer_, own_input_, rotations_);
         kinds_.clear();
         for (std::size_t kind = 0; kind < model_.kinds.size(); ++kind) {
-            if (rotates(kind) && rotations_[kind].size() < rows_.size() * model_.config.head_dim)
-                rotations_[kind] = aligned_vector<float>(rows_.size() * model_.config.head_dim);
             kinds_.push_back(model_.kinds[kind]);
             if constexpr (grouped_lease<Lease>)
                 kinds_.back().shape.sinks = kinds_.back().group_sinks;
             kinds_.back().rows = {.data = qkv_.row(0).data(),
-                                  .rotations = rotates(kind) ? rotations_[kind].data() : nullptr,
+                                  .rotations = rotations_.data(kind),
                                   .out = attended_.row(0).data(),
                                   .stride = qkv_.stride(),
                                   .out_stride = attended_.stride()};
@@ -90,17 +88,27 @@ public:
     /// Computes queries, keys and values of one block without storing them. Afterwards no other block can run.
     void project(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
+        const attention_shape& shape = kinds_[place_of(layer).kind].shape;
+        at_ = projected_heads::of(model_.config, shape.head_dim, shape.kv_heads);
         w.qkv.apply(entering(w).in(rows_.size()), qkv_.out(), threads_, scratch_);
         if (!w.q_norm.empty())
             for_rows(qkv_.columns(), [&](std::size_t row) {
-                norm_heads(qkv_.row(row).first(q_), w.q_norm);
+                norm_heads(qkv_.row(row).first(at_.q), w.q_norm);
+                if (w.k_norm.empty()) // it reads those of another block
+                    return;
+                if (w.qkv.outputs() == at_.keys + at_.kv) // keys that are the values too
+                    ranges::copy(keys(row), values(row).begin());
                 norm_heads(keys(row), w.k_norm);
+                if (!ones_.empty())
+                    norm_heads(values(row), std::span(ones_).first(at_.dim));
             });
     }
+    /// Dimensions of a head of the block that `project` computed.
+    [[nodiscard]] std::size_t head_dim() const noexcept { return at_.dim; }
 
     /// Keys and values that `project` computed for a row of the batch, before RoPE. (kv_heads, head_dim)
-    [[nodiscard]] std::span<float> keys(std::size_t row) { return qkv_.row(row).subspan(keys_at_, kv_); }
-    [[nodiscard]] std::span<float> values(std::size_t row) { return qkv_.row(row).subspan(keys_at_ + kv_); }
+    [[nodiscard]] std::span<float> keys(std::size_t row) { return qkv_.row(row).subspan(at_.keys, at_.kv); }
+    [[nodiscard]] std::span<float> values(std::size_t row) { return qkv_.row(row).subspan(at_.keys + at_.kv, at_.kv); }
 
     /// Runs one block: writes its keys and values into the leases, and attends to them and all earlier ones; or
     /// advances its states. Keys and values of a row that its lease already holds are not written; the row only
@@ -124,6 +132,12 @@ public:
         else
             mlp_.run(w, in, rows, normed_, threads_, scratch_);
         for_rows(x_.columns(), [&](std::size_t row) { add(row, w.mlp_output_norm); });
+        if (own_input_.any()) {
+            own_input_.run(w, index_of(layer), x_, rows, normed_, threads_, scratch_);
+            for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
+        }
+        if (!w.scale.empty())
+            for_rows(x_.columns(), [&](std::size_t row) { scale(x_.row(row), w.scale.front(), x_.row(row)); });
     }
 
     /// Returns whether the current batch has succeeded so far, where attention may fail. On an error its rows must not
@@ -196,22 +210,12 @@ private:
             table.row(static_cast<std::size_t>(index_of(token(from))), x_.row(row));
             if (model_.config.embedding_scale != 1.0F)
                 scale(x_.row(row), model_.config.embedding_scale, x_.row(row));
-            for (std::size_t kind = 0; kind < kinds_.size(); ++kind)
-                if (rotates(kind))
-                    rotate(kind, row, batch_[from.part].position(from.row));
+            rotations_.fill(row, batch_[from.part].position(from.row));
         });
-    }
-
-    // Fills the rotation of a row for layers of a kind.
-    void rotate(std::size_t kind, std::size_t row, std::size_t position) {
-        const auto made = rotation(kind, row);
-        kinds_[kind].shape.rotation->fill(static_cast<std::int64_t>(position), made);
-        const float factor = kinds_[kind].rotation_scale;
-        if (factor == 1.0F)
-            return;
-        const std::size_t half = made.size() / 2, turned = model_.config.rotated() / 2;
-        for (const std::size_t begin : {std::size_t{0}, half})
-            scale(made.subspan(begin, turned), factor, made.subspan(begin, turned));
+        if (own_input_.any())
+            own_input_.embed(
+                model_.weights, x_, rows_.size(), [&](std::size_t row) { return token(rows_[row]); }, threads_,
+                scratch_);
     }
 
     // What enters attention: the stream, normalized where the block does so.
@@ -224,11 +228,13 @@ private:
 
     void attend(const block_weights& w, layer_id layer, const attended_layer& at) {
         project(layer);
-        for_rows(qkv_.columns(), [&](std::size_t row) { place(at, row); });
+        if (at.writes)
+            for_rows(qkv_.columns(), [&](std::size_t row) { place(at, row); });
         attention_.run(at, threads_);
         if (model_.config.gated_attention)
-            for_rows(4 * q_,
-                     [&](std::size_t row) { gate_by_sigmoid(qkv_.row(row).subspan(q_, q_), attended_.row(row)); });
+            for_rows(4 * at_.q, [&](std::size_t row) {
+                gate_by_sigmoid(qkv_.row(row).subspan(at_.q, at_.q), attended_.row(row));
+            });
         w.output.apply(attended_.in(rows_.size()), normed_.out(), threads_, scratch_);
     }
 
@@ -248,13 +254,13 @@ private:
 
     // Applies RoPE to the keys, and writes keys and values into the pages.
     void place(const attended_layer& at, std::size_t row) {
-        const std::size_t dim = model_.config.head_dim;
         const auto& part = batch_[rows_[row].part];
         const std::size_t to = part.row_of(rows_[row].row);
         if (part.lease->opened().keeps(to))
             return;
-        for (std::size_t head = 0; rotates(at.kind) && head < kv_; head += dim)
-            rotate_head(keys(row).subspan(head, dim), rotation(at.kind, row), keys(row).subspan(head, dim));
+        for (std::size_t head = 0; rotations_.has(at.kind) && head < at_.kv; head += at_.dim)
+            rotate_head(keys(row).subspan(head, at_.dim), rotations_.of(at.kind, row),
+                        keys(row).subspan(head, at_.dim));
         attention_.write(*part.lease, to, row, at, keys(row), values(row));
     }
 
@@ -266,16 +272,11 @@ private:
     }
 
     [[nodiscard]] token_id token(const origin& from) const { return batch_[from.part].tokens[from.row]; }
-    [[nodiscard]] bool rotates(std::size_t kind) const { return model_.kinds[kind].shape.rotation != nullptr; }
-    [[nodiscard]] std::span<float> rotation(std::size_t kind, std::size_t row) {
-        return {rotations_[kind].data() + row * model_.config.head_dim, model_.config.head_dim};
-    }
 
     model_parts model_;
     thread_pool& threads_;
-    std::size_t q_;
-    std::size_t kv_;
-    std::size_t keys_at_; // in a row of qkv_: after the queries, and their gates
+    projected_heads at_;      // of the block that was projected last
+    std::vector<float> ones_; // (head_dim), where values are normalized without weights
     std::vector<batch_slice<Lease>> batch_;
     std::vector<origin> rows_;
     Attention attention_;
@@ -286,9 +287,10 @@ private:
     dense_mlp mlp_;
     expert_mlp experts_;
     recurrent_mixer mixer_;
+    per_layer_input own_input_;
     std::vector<recurrent_rows> recurrent_;
-    int8_block_rows scratch_;                      // (rows, GEMM inputs): quantized rows
-    std::vector<aligned_vector<float>> rotations_; // by kind of layer: (rows, 2, head_dim / 2)
+    int8_block_rows scratch_; // (rows, GEMM inputs): quantized rows
+    row_rotations rotations_;
     std::vector<attention_kind> kinds_;
 };
 

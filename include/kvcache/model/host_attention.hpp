@@ -74,6 +74,7 @@ struct attended_layer {
     std::size_t kind = 0;
     std::size_t group = 0;
     bool recurrent = false; ///< It does not attend: `layer` counts the recurrent layers.
+    bool writes = true;     ///< The keys and values are its own; else those of an earlier layer.
 };
 
 /// A lease of a cache of layer groups that owns their memory.

@@ -72,6 +72,8 @@ namespace detail {
             break;
         }
     }
+    if (config.turning != 0)
+        frequencies.resize(config.turning);
     frequencies.resize(head_dim / 2); // those of dimensions that are not rotated are 0
     return rope(std::move(frequencies));
 }

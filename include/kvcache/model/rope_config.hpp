@@ -48,6 +48,7 @@ struct rope_config {
     double attention_factor =
         1.0; ///< For yarn and factors: factor of queries and of keys, usually 0.1 log(factor) + 1.
     std::vector<float> factors = {}; ///< For factors: one for each pair, (head_dim / 2).
+    std::size_t turning = 0;         ///< Leading pairs that are rotated, the others have frequency 0; 0: all.
 
     friend bool operator==(const rope_config&, const rope_config&) = default;
 };
@@ -107,6 +108,8 @@ namespace detail {
         return mismatched(".high_freq_factor", " must be above low_freq_factor");
     if (of.scaling == rope_config::kind::yarn && !(of.beta_fast > of.beta_slow && of.theta > 1.0))
         return mismatched(".beta_fast", " must be above beta_slow, and theta above 1");
+    if (of.turning > head_dim / 2)
+        return mismatched(".turning", " is more than the pairs of a head");
     const std::size_t factors = of.scaling == rope_config::kind::factors ? head_dim / 2 : 0;
     if (of.factors.size() != factors)
         return mismatched(".factors", joined({" has ", std::to_string(of.factors.size()), " numbers; ",

@@ -11,6 +11,7 @@
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/forward_pass.hpp>
 #include <kvcache/model/make_rope.hpp>
+#include <kvcache/model/model_identity.hpp>
 #include <kvcache/model/weights.hpp>
 
 #include <algorithm>
@@ -37,6 +38,8 @@ public:
             layers_.push_back(layer_id{static_cast<std::uint32_t>(i)});
             places_.push_back(place_of(config_.layer(i)));
         }
+        for (std::size_t group = 0, kept = groups_.size(); group < kept; ++group)
+            add_alias(group);
         if (config_.sinks)
             place_sinks();
     }
@@ -98,8 +101,8 @@ public:
     /// Identity of this model's pages; `weights` is the digest of its checkpoint.
     [[nodiscard]] identity id(digest weights) const {
         return {.weights = weights,
-                .config = canonical_config(),
-                .rope = canonical_rope(),
+                .config = detail::config_text(config_),
+                .rope = detail::ropes_text(config_, *ropes_),
                 .weight_format = weights_.format()};
     }
 
@@ -122,9 +125,12 @@ public:
 
 private:
     [[nodiscard]] static std::shared_ptr<const std::vector<rope>> ropes_of(const model_config& config) {
-        std::vector<rope> all{make_rope(config.rope, config.head_dim, config.rotated())};
+        const auto dim = [&](bool windows) {
+            return config.rotary_dim != 0 ? config.head_dim : config.rotated(windows);
+        };
+        std::vector<rope> all{make_rope(config.rope, dim(false), config.rotated(false))};
         if (config.window_rope)
-            all.push_back(make_rope(*config.window_rope, config.head_dim, config.rotated()));
+            all.push_back(make_rope(*config.window_rope, dim(true), config.rotated(true)));
         return std::make_shared<const std::vector<rope>>(std::move(all));
     }
 
@@ -138,31 +144,48 @@ private:
             groups_[group].state_bytes += config_.state_floats() * sizeof(float);
             return {.layer = layer_id{groups_[group].layers++}, .group = group, .recurrent = true};
         }
+        if (layer.reads) {
+            attended_layer place = places_[*layer.reads];
+            place.writes = false;
+            return place;
+        }
+        const layer_group own{.kv_heads = static_cast<std::uint32_t>(layer.kv_heads),
+                              .head_dim = static_cast<std::uint32_t>(layer.head_dim),
+                              .window = static_cast<std::uint32_t>(layer.window)};
         while (group < groups_.size() &&
-               (groups_[group].window != layer.window || groups_[group].kind() == group_kind::state))
+               (groups_[group].window != own.window || groups_[group].kv_heads != own.kv_heads ||
+                groups_[group].head_dim != own.head_dim || groups_[group].kind() == group_kind::state))
             ++group;
         if (group == groups_.size())
-            groups_.push_back({.kv_heads = static_cast<std::uint32_t>(config_.kv_heads),
-                               .head_dim = static_cast<std::uint32_t>(config_.head_dim),
-                               .window = static_cast<std::uint32_t>(layer.window)});
+            groups_.push_back(own);
         return {.layer = layer_id{groups_[group].layers++}, .kind = kind_of(layer, group), .group = group};
+    }
+
+    // Adds the group of layers that read the keys and values of another one, if there are any.
+    void add_alias(std::size_t of) {
+        layer_group made{.alias_of = static_cast<std::uint32_t>(of)};
+        for (const attended_layer& one : places_)
+            made.layers += !one.writes && one.group == of ? 1 : 0;
+        if (made.layers > 0)
+            groups_.push_back(made);
     }
 
     // The kind of layers that attend like this one, likewise.
     [[nodiscard]] std::size_t kind_of(const layer_config& layer, std::size_t group) {
         const bool local = layer.window > 0 && config_.window_rope;
         const float scale =
-            config_.score_scale != 0.0F ? config_.score_scale : 1.0F / std::sqrt(static_cast<float>(config_.head_dim));
+            config_.score_scale != 0.0F ? config_.score_scale : 1.0F / std::sqrt(static_cast<float>(layer.head_dim));
         const rope* rotation = layer.rotates ? &(*ropes_)[local ? 1 : 0] : nullptr;
         for (std::size_t kind = 0; kind < kinds_.size(); ++kind)
-            if (kinds_[kind].shape.window == layer.window && kinds_[kind].shape.rotation == rotation)
+            if (kinds_[kind].shape.window == layer.window && kinds_[kind].shape.rotation == rotation &&
+                kinds_[kind].group == group)
                 return kind;
         // A factor of the rotated dimensions is one of the scores where all are rotated.
-        const float factor = rotation_scale(local ? *config_.window_rope : config_.rope);
+        const float factor = detail::rotation_scale(local ? *config_.window_rope : config_.rope);
         const bool part = config_.rotated() < config_.head_dim;
         kinds_.push_back({.shape = {.heads = static_cast<std::uint32_t>(config_.heads),
-                                    .kv_heads = static_cast<std::uint32_t>(config_.kv_heads),
-                                    .head_dim = static_cast<std::uint32_t>(config_.head_dim),
+                                    .kv_heads = static_cast<std::uint32_t>(layer.kv_heads),
+                                    .head_dim = static_cast<std::uint32_t>(layer.head_dim),
                                     .scale = (part ? 1.0F : factor * factor) * scale,
                                     .rotation = rotation,
                                     .window = static_cast<std::uint32_t>(layer.window),
@@ -186,83 +209,6 @@ private:
             kind.shape.sinks = sinks_->front().data();
             kind.group_sinks = (*sinks_)[1 + kind.group].data();
         }
-    }
-
-    // The factor of queries and of keys that belongs to a rotation.
-    [[nodiscard]] static float rotation_scale(const rope_config& of) noexcept {
-        const bool has = of.scaling == rope_config::kind::yarn || of.scaling == rope_config::kind::factors;
-        return has ? static_cast<float>(of.attention_factor) : 1.0F;
-    }
-
-    [[nodiscard]] std::string canonical_config() const {
-        std::string text = config_.architecture;
-        for (const std::size_t extent : {config_.hidden_size, config_.intermediate_size, config_.layers, config_.heads,
-                                         config_.kv_heads, config_.head_dim, config_.vocabulary})
-            text += ' ' + std::to_string(extent);
-        for (const bool flag : {config_.tied_head, config_.qkv_bias, config_.output_bias, config_.mlp_bias,
-                                config_.qk_norm != head_norm::none})
-            text += flag ? " 1" : " 0";
-        return text + ' ' + std::to_string(bit_cast<std::uint32_t>(config_.rms_norm_eps)) + canonical_blocks();
-    }
-
-    // What differs from Llama's blocks.
-    [[nodiscard]] std::string canonical_blocks() const {
-        std::string text;
-        const auto add = [&](const char* name, float value, float usual) {
-            if (value != usual)
-                text += detail::joined({", ", name, " ", shortest_text(static_cast<double>(value))});
-        };
-        add("norms", static_cast<float>(config_.norms), 0.0F);
-        add("gate", static_cast<float>(config_.gate), 0.0F);
-        add("norm of all heads", config_.qk_norm == head_norm::all ? 1.0F : 0.0F, 0.0F);
-        add("experts", static_cast<float>(config_.experts.count), 0.0F);
-        add("used", static_cast<float>(config_.experts.used), 0.0F);
-        add("expert size", static_cast<float>(config_.experts.size), 0.0F);
-        add("shares of", config_.experts.normalized ? 1.0F : 0.0F, 0.0F);
-        add("shared expert", static_cast<float>(config_.experts.shared), 0.0F);
-        add("rotated", static_cast<float>(config_.rotary_dim), 0.0F);
-        add("embedding scale", config_.embedding_scale, 1.0F);
-        add("score scale", config_.score_scale, 0.0F);
-        add("score cap", config_.score_cap, 0.0F);
-        add("residual scale", config_.residual_scale, 1.0F);
-        add("logit scale", config_.logit_scale, 1.0F);
-        add("logit cap", config_.logit_cap, 0.0F);
-        add("sinks", config_.sinks ? 1.0F : 0.0F, 0.0F);
-        if (config_.gate == gate_function::clamped_silu)
-            text += detail::joined({", clamped ", shortest_text(static_cast<double>(config_.gate_alpha)), " ",
-                                    shortest_text(static_cast<double>(config_.gate_limit))});
-        add("gated attention", config_.gated_attention ? 1.0F : 0.0F, 0.0F);
-        add("mixer", static_cast<float>(config_.mixer), 0.0F);
-        if (const recurrence_config& of = config_.recurrence; config_.mixer != layer_mixer::attention)
-            for (const std::size_t size :
-                 {of.taps, of.key_heads, of.value_heads, of.key_dim, of.value_dim, std::size_t{of.tiled},
-                  recurrence_config::block_channels}) // with the order of a state's numbers
-                text += detail::joined({" ", std::to_string(size)});
-        for (std::size_t i = 0; i < config_.each_layer.size(); ++i) {
-            const layer_config layer = config_.layer(i);
-            text += detail::joined({i == 0 ? ", windows " : " ", std::to_string(layer.window), layer.rotates ? "" : "n",
-                                    layer.experts ? "e" : "", layer.recurrent ? "r" : ""});
-        }
-        return text;
-    }
-
-    [[nodiscard]] std::string canonical_rope() const {
-        std::string text = canonical_rope(config_.rope, ropes_->front());
-        if (config_.window_rope)
-            text += "; with a window: " + canonical_rope(*config_.window_rope, ropes_->back());
-        return text;
-    }
-
-    // The words are for people; the digest of the frequencies is decisive.
-    [[nodiscard]] static std::string canonical_rope(const rope_config& of, const rope& made) {
-        static constexpr const char* kinds[] = {"none", "linear", "llama3", "factors", "yarn"};
-        digest_builder numbers;
-        for (const double f : made.frequencies())
-            numbers.number(bit_cast<std::uint64_t>(f));
-        const float factor = rotation_scale(of) * rotation_scale(of);
-        return "theta " + shortest_text(of.theta) + ", scaling " + kinds[static_cast<std::size_t>(of.scaling)] +
-               ", frequencies " + to_string(numbers.finish()) +
-               (factor == 1.0f ? "" : ", scores times " + shortest_text(static_cast<double>(factor)));
     }
 
     model_config config_;

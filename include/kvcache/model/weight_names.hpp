@@ -71,6 +71,13 @@ public:
         if (!config_.tied_head)
             global(weight_role::embedding, weight_role::embedding);
         norm(weight_role::final_norm, text(weight_role::final_norm, ".weight"), hidden);
+        if (const std::size_t all = config_.layers * config_.per_layer_size; all != 0) {
+            add(weight_role::per_layer_embedding,
+                {{text(weight_role::per_layer_embedding, ".weight"), {config_.vocabulary, all}}});
+            add(weight_role::per_layer_projection,
+                {{text(weight_role::per_layer_projection, ".weight"), {all, hidden}}});
+            norm(weight_role::per_layer_norm, text(weight_role::per_layer_norm, ".weight"), config_.per_layer_size);
+        }
         for (layer_ = 0; layer_ < config_.layers; ++layer_)
             list_layer();
         return std::move(groups_);
@@ -84,7 +91,7 @@ private:
 
     void list_layer() {
         const bool before = config_.norms != norm_placement::after, after = config_.norms != norm_placement::before;
-        const std::size_t hidden = config_.hidden_size, inner = config_.intermediate_size;
+        const std::size_t hidden = config_.hidden_size, inner = config_.layer(layer_).intermediate_size;
         if (before)
             vector(weight_role::attention_norm, hidden);
         if (config_.layer(layer_).recurrent)
@@ -106,25 +113,35 @@ private:
             product(weight_role::down, {{weight_role::down, hidden}}, inner, config_.mlp_bias);
         if (after)
             vector(weight_role::mlp_output_norm, hidden);
+        if (const std::size_t own = config_.per_layer_size; own != 0) {
+            product(weight_role::per_layer_gate, {{weight_role::per_layer_gate, own}}, hidden, false);
+            product(weight_role::per_layer_output, {{weight_role::per_layer_output, hidden}}, own, false);
+            vector(weight_role::per_layer_output_norm, hidden);
+        }
+        if (config_.layer_scales)
+            add(weight_role::layer_scale, {{in_layer(weight_role::layer_scale, ""), {1}}});
         groups_.back().ends_layer = true;
     }
 
     void list_attention() {
         const std::size_t hidden = config_.hidden_size;
-        const std::size_t q = config_.heads * config_.head_dim, kv = config_.kv_heads * config_.head_dim;
+        const layer_config of = config_.layer(layer_);
+        const std::size_t q = config_.heads * of.head_dim, kv = of.kv_heads * of.head_dim;
+        std::vector<sized_role> inputs{{weight_role::query, config_.gated_attention ? 2 * q : q}};
+        if (!of.reads)
+            inputs.push_back({weight_role::key, kv});
+        if (!of.reads && !of.keys_are_values)
+            inputs.push_back({weight_role::value, kv});
         if (of_.fused)
             product(weight_role::query_key_value, {{weight_role::query_key_value, q + 2 * kv}}, hidden,
                     config_.qkv_bias);
         else
-            product(weight_role::query_key_value,
-                    {{weight_role::query, config_.gated_attention ? 2 * q : q},
-                     {weight_role::key, kv},
-                     {weight_role::value, kv}},
-                    hidden, config_.qkv_bias);
+            product(weight_role::query_key_value, inputs, hidden, config_.qkv_bias);
         if (config_.qk_norm != head_norm::none) {
             const bool all = config_.qk_norm == head_norm::all;
-            vector(weight_role::query_norm, all ? q : config_.head_dim);
-            vector(weight_role::key_norm, all ? kv : config_.head_dim);
+            vector(weight_role::query_norm, all ? q : of.head_dim);
+            if (!of.reads)
+                vector(weight_role::key_norm, all ? kv : of.head_dim);
         }
         if (config_.sinks)
             add(weight_role::attention_sinks, {{in_layer(weight_role::attention_sinks, ""), {config_.heads}}});
@@ -258,7 +275,9 @@ private:
 ///     of a recurrent layer: its input (mixer_inputs, hidden_size), convolution (channels, 1, taps),
 ///     time bias, decay and skip (value_heads), norm (value_dim) or of all heads, output (hidden_size, mixer_outputs)
 ///     gate, up (intermediate_size, hidden_size), down (hidden_size, intermediate_size)
-///     router (experts, hidden_size), gate, up and down of each expert, and of the shared one with its router
+///     inputs of layers: (vocabulary, layers * per_layer_size), (layers * per_layer_size, hidden_size), norm; in a
+///     layer gate (per_layer_size, hidden_size), output (hidden_size, per_layer_size), norm; layer_scale (1) router
+///     (experts, hidden_size), gate, up and down of each expert, and of the shared one with its router
 [[nodiscard]] inline std::vector<weight_group> weight_groups(const model_config& config) {
     return detail::weight_lister(config).list();
 }

@@ -50,12 +50,17 @@ struct block_weights {
     std::vector<float> skip;                  // (value heads), of Mamba-2
     std::vector<float> mixer_norm;            // (value_dim), or of all value heads
     linear mixer_output;                      // (hidden, mixer outputs)
+    linear per_layer_gate;                    // (per-layer size, hidden)
+    linear per_layer_output;                  // (hidden, per-layer size)
+    std::vector<float> per_layer_output_norm; // (hidden)
+    std::vector<float> scale;                 // (1)
 
     /// Calls visit(map) for every linear map of a block, which may be const.
     template <class Block, class Visit>
     static void for_each_map(Block& of, Visit visit) {
-        for (auto* each : {&of.qkv, &of.output, &of.gate_up, &of.down, &of.router, &of.shared_gate_up, &of.shared_down,
-                           &of.shared_router, &of.mixer_input, &of.mixer_output})
+        for (auto* each :
+             {&of.qkv, &of.output, &of.gate_up, &of.down, &of.router, &of.shared_gate_up, &of.shared_down,
+              &of.shared_router, &of.mixer_input, &of.mixer_output, &of.per_layer_gate, &of.per_layer_output})
             if (each->outputs() > 0)
                 visit(*each);
         for (auto* experts : {&of.expert_gate_up, &of.expert_down})
@@ -88,6 +93,10 @@ struct block_weights {
             return skip;
         case weight_role::mixer_norm:
             return mixer_norm;
+        case weight_role::per_layer_output_norm:
+            return per_layer_output_norm;
+        case weight_role::layer_scale:
+            return scale;
         default:
             return mlp_output_norm;
         }
@@ -121,6 +130,10 @@ struct block_weights {
             return mixer_input;
         case weight_role::mixer_output:
             return mixer_output;
+        case weight_role::per_layer_gate:
+            return per_layer_gate;
+        case weight_role::per_layer_output:
+            return per_layer_output;
         default:
             return down;
         }
@@ -131,15 +144,19 @@ struct block_weights {
 struct model_weights {
     linear embedding; // (vocabulary, hidden); empty if the head is tied to it
     std::vector<block_weights> layers;
-    std::vector<float> final_norm; // (hidden)
-    linear head;                   // (vocabulary, hidden)
+    std::vector<float> final_norm;     // (hidden)
+    linear head;                       // (vocabulary, hidden)
+    linear per_layer_embedding;        // (vocabulary, layers * per-layer size)
+    linear per_layer_projection;       // (layers * per-layer size, hidden)
+    std::vector<float> per_layer_norm; // (per-layer size)
 
     /// Calls visit(map) for every linear map.
     template <class Visit>
     void for_each_map(Visit visit) {
         visit(head);
-        if (embedding.outputs() > 0)
-            visit(embedding);
+        for (linear* each : {&embedding, &per_layer_embedding, &per_layer_projection})
+            if (each->outputs() > 0)
+                visit(*each);
         for (block_weights& layer : layers)
             block_weights::for_each_map(layer, visit);
     }
@@ -198,6 +215,15 @@ struct model_weights {
             break;
         case weight_role::embedding:
             weights.embedding = image.product(i);
+            break;
+        case weight_role::per_layer_embedding:
+            weights.per_layer_embedding = image.product(i);
+            break;
+        case weight_role::per_layer_projection:
+            weights.per_layer_projection = image.product(i);
+            break;
+        case weight_role::per_layer_norm:
+            weights.per_layer_norm = image.vector(i);
             break;
         default: {
             block_weights& layer = weights.layers[group.layer];

@@ -23,13 +23,16 @@ public:
         : page_tokens_(cache.shape().tokens), places_(places) {
         if constexpr (requires { model.state_group(); })
             group_ = model.state_group();
+        if constexpr (requires { model.config().needs_groups(); })
+            needs_groups_ = model.config().needs_groups();
     }
 
     /// Whether the cache can hold the states. Errors: unsupported.
     [[nodiscard]] result<void> check() const {
-        if (group_ && !owns)
+        if ((group_ || needs_groups_) && !owns)
             return error{error_code::unsupported, "layers",
-                         "the model has recurrent layers: its cache needs layers::grouped"};
+                         group_ ? "the model has recurrent layers: its cache needs layers::grouped"
+                                : "the model's layers keep different keys and values: its cache needs layers::grouped"};
         return {};
     }
     /// Whether the states after a sequence's last token are known.
@@ -84,6 +87,7 @@ private:
     std::size_t page_tokens_;
     snapshot_places places_;
     std::optional<std::size_t> group_;
+    bool needs_groups_ = false;
     std::vector<std::vector<state_copy>> copies_; // of the slices of a batch, and memory for more
     std::size_t used_ = 0;
 };

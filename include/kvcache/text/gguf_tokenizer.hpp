@@ -128,7 +128,7 @@ private:
 using score_merges = basic_score_merges<>;
 
 /// Makes the parts that a tokenizer.json describes from the keys of a GGUF file. Models are gpt2, byte-level BPE with
-/// merges, and llama, SentencePiece BPE whose merges follow from the scores.
+/// merges, llama, SentencePiece BPE whose merges follow from the scores, and gemma4, SentencePiece BPE with merges.
 template <class...>
 class basic_gguf_tokenizer {
 public:
@@ -168,9 +168,10 @@ private:
             if (kind.empty())
                 return fields.refuse(error_code::not_found, "tokenizer.ggml.model",
                                      {"the key is missing: the file has no tokenizer"});
-            if (kind != "gpt2" && kind != "llama")
-                return fields.refuse(error_code::unsupported, "tokenizer.ggml.model",
-                                     {"\"", kvcache::detail::shown(kind), "\" is not supported; gpt2 and llama are"});
+            if (kind != "gpt2" && kind != "llama" && kind != "gemma4")
+                return fields.refuse(
+                    error_code::unsupported, "tokenizer.ggml.model",
+                    {"\"", kvcache::detail::shown(kind), "\" is not supported; gpt2, llama and gemma4 are"});
             std::vector<std::string> tokens = read_tokens();
             if (!fields.problem())
                 read_names(to.special_tokens, tokens, kind == "llama");
@@ -179,8 +180,10 @@ private:
             to.rest = {{"version", "1.0"}, {"added_tokens", added_tokens(tokens)}};
             if (kind == "gpt2")
                 read_gpt2(to, std::move(tokens));
-            else
+            else if (kind == "llama")
                 read_llama(to, std::move(tokens));
+            else
+                read_gemma4(to, std::move(tokens));
             read_templates(to.chat_templates);
         }
 
@@ -305,6 +308,25 @@ private:
             to.rest["pre_tokenizer"] = detail::byte_level_pre_tokenizer(*split);
             to.rest["decoder"] = {{"type", "ByteLevel"}};
             to.rest["post_processor"] = post_processor(split->add_bos);
+            read_merges(to, std::move(tokens), {.ignore_merges = split->ignore_merges});
+        }
+
+        /// Merges over whole texts with visible spaces. A vocabulary of SentencePiece, whatever its scores say.
+        void read_gemma4(basic_gguf_tokenizer& to, std::vector<std::string> tokens) {
+            const bool prefix = fields.flag("tokenizer.ggml.add_space_prefix", false);
+            to.rest["normalizer"] = detail::sentencepiece_normalizer(prefix);
+            to.rest["decoder"] = detail::sentencepiece_decoder(prefix);
+            to.rest["post_processor"] = post_processor(true);
+            read_merges(to, std::move(tokens), sentencepiece_rules());
+        }
+        [[nodiscard]] bpe_rules sentencepiece_rules() const {
+            bpe_rules rules{.byte_fallback = true, .fuse_unknown = true};
+            if (const auto id = named.find("unk"); id != named.end())
+                rules.unknown = id->second;
+            return rules;
+        }
+
+        void read_merges(basic_gguf_tokenizer& to, std::vector<std::string> tokens, const bpe_rules& rules) {
             const gguf_value* merges = strings("tokenizer.ggml.merges");
             if (merges == nullptr)
                 return fields.refuse(error_code::not_found, "tokenizer.ggml.merges", {"the key is missing"});
@@ -314,11 +336,10 @@ private:
             merges->each([&](const gguf_value& line) { add_merge(words, *line.text(), ranked); });
             if (fields.problem())
                 return;
-            to.model = bpe::of(std::move(words), {.ignore_merges = split->ignore_merges}, ranked.size(),
-                               [&](const vocabulary&, auto set) {
-                                   for (const auto& [pair, one] : ranked)
-                                       set(pair.first, pair.second, one);
-                               });
+            to.model = bpe::of(std::move(words), rules, ranked.size(), [&](const vocabulary&, auto set) {
+                for (const auto& [pair, one] : ranked)
+                    set(pair.first, pair.second, one);
+            });
         }
 
         /// Adds "left right". Its rank is its place.
@@ -353,11 +374,8 @@ private:
                 of_text.push_back(type != control && type != unknown && type != byte);
             vocabulary words = vocabulary::of(std::move(tokens));
             const score_merges merges(scores, std::move(of_text));
-            bpe_rules rules{.byte_fallback = true, .fuse_unknown = true};
-            if (const auto id = named.find("unk"); id != named.end())
-                rules.unknown = id->second;
             const std::size_t count = merges.count(words);
-            to.model = bpe::of(std::move(words), rules, count,
+            to.model = bpe::of(std::move(words), sentencepiece_rules(), count,
                                [&](const vocabulary& all, auto set) { merges.each(all, set); });
         }
 

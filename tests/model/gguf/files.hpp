@@ -56,6 +56,39 @@ using gguf_data = std::pair<std::uint32_t, std::string>;
     return first + 1;
 }
 
+/// The keys of a configuration whose layers have sizes of their own: lists where they differ, and of windows "_swa".
+inline void describe_layers(gguf_builder& to, const std::string& prefix, const kvcache::model_config& config) {
+    const auto number = [&](const char* key, std::size_t value) {
+        to.number(prefix + key, static_cast<std::uint32_t>(value));
+    };
+    const auto listed = [&](const char* key, std::size_t kvcache::layer_config::*size) {
+        std::vector<std::int32_t> all;
+        for (std::size_t i = 0; i < config.layers; ++i)
+            all.push_back(static_cast<std::int32_t>(config.layer(i).*size));
+        if (std::equal(all.begin() + 1, all.end(), all.begin()))
+            number(key, static_cast<std::size_t>(all.front()));
+        else
+            to.numbers(prefix + key, all);
+    };
+    listed("feed_forward_length", &kvcache::layer_config::intermediate_size);
+    listed("attention.head_count_kv", &kvcache::layer_config::kv_heads);
+    std::size_t whole = config.head_dim, reads = 0;
+    for (std::size_t i = 0; i < config.layers; ++i) {
+        whole = config.layer(i).window == 0 ? config.layer(i).head_dim : whole;
+        reads += config.layer(i).reads ? 1 : 0;
+    }
+    for (const char* key : {"attention.key_length", "attention.value_length", "rope.dimension_count"})
+        number(key, whole);
+    for (const char* key : {"attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"})
+        number(key, config.head_dim);
+    number("attention.shared_kv_layers", reads);
+    number("embedding_length_per_layer_input", config.per_layer_size);
+    std::string factors;
+    for (std::size_t i = 0; i < whole / 2; ++i)
+        factors += gguf_builder::encoded(config.rope.turning == 0 || i < config.rope.turning ? 1.0F : 1e30F);
+    to.tensor("rope_freqs.weight", {whole / 2}, 0, factors);
+}
+
 /// The keys of a configuration, as converters write them.
 inline void describe(gguf_builder& to, const kvcache::model_config& config) {
     const std::string architecture = kvcache::architecture_of(config).has_gguf ? config.architecture : "llama";
@@ -66,8 +99,11 @@ inline void describe(gguf_builder& to, const kvcache::model_config& config) {
     number("block_count", config.layers);
     number("context_length", config.max_positions);
     number("embedding_length", config.hidden_size);
-    number("feed_forward_length", config.intermediate_size);
     number("attention.head_count", config.heads);
+    if (kvcache::architecture_of(config).layer_options)
+        describe_layers(to, architecture + ".", config);
+    else
+        number("feed_forward_length", config.intermediate_size);
     const bool delta = config.mixer == kvcache::layer_mixer::gated_delta;
     if (config.mixer != kvcache::layer_mixer::attention && !delta) {
         std::vector<std::int32_t> heads;
@@ -76,7 +112,7 @@ inline void describe(gguf_builder& to, const kvcache::model_config& config) {
         to.numbers(architecture + ".attention.head_count_kv", heads);
         if (config.mixer == kvcache::layer_mixer::short_convolution)
             number("shortconv.l_cache", config.recurrence.taps);
-    } else {
+    } else if (!kvcache::architecture_of(config).layer_options) {
         number("attention.head_count_kv", config.kv_heads);
     }
     if (config.mixer == kvcache::layer_mixer::mamba2) {
@@ -103,9 +139,11 @@ inline void describe(gguf_builder& to, const kvcache::model_config& config) {
                 to.flags(architecture + ".attention.recurrent_layers", recurrent);
         }
     }
-    number("attention.key_length", config.head_dim);
-    number("attention.value_length", config.head_dim);
-    number("rope.dimension_count", config.rotated());
+    if (!kvcache::architecture_of(config).layer_options) {
+        number("attention.key_length", config.head_dim);
+        number("attention.value_length", config.head_dim);
+        number("rope.dimension_count", config.rotated());
+    }
     number("vocab_size", config.vocabulary);
     to.number(architecture + ".rope.freq_base", static_cast<float>(config.rope.theta));
     to.number(architecture + ".attention.layer_norm_rms_epsilon", config.rms_norm_eps);
@@ -166,7 +204,7 @@ inline void describe(gguf_builder& to, const kvcache::model_config& config) {
 /// and Qwen, nor for lists of layers without RoPE.
 [[nodiscard]] inline bool has_gguf_form(const kvcache::model_config& config) {
     const kvcache::architecture& kind = kvcache::architecture_of(config);
-    if (config.score_scale != 0.0F && !kind.multipliers)
+    if (config.score_scale != static_cast<float>(kind.scores_times) && !kind.multipliers)
         return false;
     if (config.rope.scaling == kvcache::rope_config::kind::yarn && config.rope.truncate != kind.yarn_truncates)
         return false;

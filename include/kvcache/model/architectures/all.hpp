@@ -4,6 +4,7 @@
 #include <kvcache/model/architectures/architecture.hpp>
 #include <kvcache/model/architectures/gemma2.hpp>
 #include <kvcache/model/architectures/gemma3.hpp>
+#include <kvcache/model/architectures/gemma4.hpp>
 #include <kvcache/model/architectures/gpt_oss.hpp>
 #include <kvcache/model/architectures/granite.hpp>
 #include <kvcache/model/architectures/granitehybrid.hpp>
@@ -34,7 +35,7 @@ inline constexpr architecture known_architectures[] = {
     architectures::gemma2,    architectures::gemma3,        architectures::granite, architectures::olmo2,
     architectures::phi3,      architectures::smollm3,       architectures::mixtral, architectures::qwen3moe,
     architectures::lfm2,      architectures::qwen35,        architectures::gpt_oss, architectures::qwen35moe,
-    architectures::qwen3next, architectures::granitehybrid,
+    architectures::qwen3next, architectures::granitehybrid, architectures::gemma4,
 };
 
 /// The architecture of this name, or null.

@@ -72,6 +72,13 @@ enum class weight_role {
     mixer_skip,
     mixer_norm,
     mixer_output,
+    layer_scale,           ///< Factor of the stream after a layer.
+    per_layer_embedding,   ///< What a token gives to each layer,
+    per_layer_projection,  ///< what its embedding gives,
+    per_layer_norm,        ///< and the norm of that, for each layer;
+    per_layer_gate,        ///< in a layer: the gate of its own input,
+    per_layer_output,      ///< what that gives to the stream,
+    per_layer_output_norm, ///< and its norm.
 };
 
 /// What mixes the tokens of a layer.
@@ -127,6 +134,13 @@ inline constexpr weight_naming common_names[] = {
     {weight_role::mixer_decay, "linear_attn.A_log", "ssm_a", true},
     {weight_role::mixer_norm, "linear_attn.norm", "ssm_norm"},
     {weight_role::mixer_output, "linear_attn.out_proj", "ssm_out"},
+    {weight_role::layer_scale, "layer_scalar", "layer_output_scale.weight", true},
+    {weight_role::per_layer_embedding, "model.embed_tokens_per_layer", "per_layer_token_embd"},
+    {weight_role::per_layer_projection, "model.per_layer_model_projection", "per_layer_model_proj"},
+    {weight_role::per_layer_norm, "model.per_layer_projection_norm", "per_layer_proj_norm"},
+    {weight_role::per_layer_gate, "per_layer_input_gate", "inp_gate"},
+    {weight_role::per_layer_output, "per_layer_projection", "proj"},
+    {weight_role::per_layer_output_norm, "post_per_layer_input_norm", "post_norm"},
 };
 
 /// A family of models: what its blocks do, the names of its weights, and what its files mean by what they do not say.
@@ -148,11 +162,16 @@ struct architecture {
     bool sinks = false;            ///< Each head has a learned attention sink.
     bool scaled_embedding = false; ///< The embedding is multiplied by sqrt(hidden_size).
     bool score_scale = false;      ///< query_pre_attn_scalar^-0.5 is the factor of scores.
+    double scores_times = 0.0;     ///< Factor of scores; 0: head_dim^-0.5.
+    bool value_norm = false;       ///< v is normalized, without a weight.
     bool caps = false;             ///< Scores and logits may be soft-capped.
     bool multipliers = false;      ///< Factors of embedding, residual stream, scores and logits (Granite).
     bool fused = false;            ///< q, k and v are stored as one matrix, and so are gate and up.
     bool joined_mlp = false;       ///< Hugging Face stores gate and up as one matrix.
     bool norm_offset = false;      ///< Checkpoints of Hugging Face store the weights of norms less 1.
+
+    /// Layers may have sizes and inputs of their own, and read the keys and values of others, as in Gemma 4.
+    bool layer_options = false;
 
     layer_mixer mixer = layer_mixer::attention; ///< Of layers that are recurrent, if there are any.
     std::size_t attention_period = 0; ///< n: all layers but each n-th are recurrent. A list in the file comes first.

@@ -14,6 +14,7 @@
 #include <kvcache/model/tensor_view.hpp>
 #include <kvcache/model/weight_names.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstddef>
@@ -40,20 +41,19 @@ struct gguf_weight {
 /// Where a GGUF file has an architecture's weight with this Hugging Face name: "blk.3.attn_q.weight" for
 /// "model.layers.3.self_attn.q_proj.weight".
 KVCACHE_LAZY [[nodiscard]] inline gguf_weight gguf_weight_of(const architecture& of, std::string_view name) {
-    const std::size_t end = name.rfind('.');
-    if (end == name.npos)
-        return {};
-    const std::string_view suffix = name.substr(end);
-    std::string part(name.substr(0, end)), before;
-    gguf_weight made;
+    std::string before;
     constexpr std::string_view layers = "model.layers.";
-    if (part.starts_with(layers)) {
-        const std::size_t dot = part.find('.', layers.size());
-        if (dot == part.npos)
+    if (name.starts_with(layers)) {
+        const std::size_t dot = name.find('.', layers.size());
+        if (dot == name.npos)
             return {};
-        before = detail::joined({"blk.", part.substr(layers.size(), dot - layers.size()), "."});
-        part.erase(0, dot + 1);
+        before = detail::joined({"blk.", name.substr(layers.size(), dot - layers.size()), "."});
+        name.remove_prefix(dot + 1);
     }
+    const std::size_t end = std::min(name.rfind('.'), name.size());
+    const std::string_view suffix = name.substr(end);
+    std::string part(name.substr(0, end));
+    gguf_weight made;
     constexpr std::string_view experts = ".experts.";
     if (const std::size_t at = part.find(experts); at != part.npos) {
         const char* first = part.data() + at + experts.size();

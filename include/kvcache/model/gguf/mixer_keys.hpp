@@ -7,6 +7,7 @@
 #include <kvcache/model/architectures/architecture.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/gguf/checkpoint.hpp>
+#include <kvcache/model/gguf/layer_keys.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -23,6 +24,10 @@ KVCACHE_LAZY inline void read_gguf_kv_heads(gguf_fields& fields, const std::stri
                                             model_config& config) {
     const gguf_value* value = fields.find(key);
     const bool listed = value != nullptr && value->type() == gguf_type::array && value->size() == config.layers;
+    if (known.layer_options) {
+        config.kv_heads = read_gguf_layer_counts(fields, key, &layer_config::kv_heads, config);
+        return;
+    }
     if (known.mixer == layer_mixer::attention || !listed) {
         config.kv_heads = fields.count(key, config.heads);
         return;

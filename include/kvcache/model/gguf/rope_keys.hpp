@@ -9,9 +9,12 @@
 #include <kvcache/model/gguf/checkpoint.hpp>
 #include <kvcache/model/tensor_view.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 
@@ -26,12 +29,14 @@ public:
     void read() {
         rope_config& rope = config_.rope;
         rope.theta = fields_.number(key("rope.freq_base"), known_.theta);
-        const std::size_t turned = fields_.count(key("rope.dimension_count"), config_.head_dim);
-        if (known_.partial_rope && turned < config_.head_dim)
+        const std::size_t dim =
+            known_.layer_options ? fields_.count(key("attention.key_length"), config_.head_dim) : config_.head_dim;
+        const std::size_t turned = fields_.count(key("rope.dimension_count"), dim);
+        if (known_.partial_rope && turned < dim)
             config_.rotary_dim = turned;
-        else if (turned != config_.head_dim)
+        else if (turned != dim)
             fields_.refuse(error_code::unsupported, key("rope.dimension_count"),
-                           {"it is ", std::to_string(turned), " of ", std::to_string(config_.head_dim),
+                           {"it is ", std::to_string(turned), " of ", std::to_string(dim),
                             " dimensions; rotating a part of the head is not supported"});
         // A factor without a type is linear; rope.scale_linear is its older name.
         const double older = fields_.number(key("rope.scale_linear"), 0.0);
@@ -94,9 +99,20 @@ private:
             return fields_.refuse(error_code::unsupported, name, {"factors together with rope.scaling.factor"});
         if (entry->format != block_format::f32 || entry->shape.size() != 1)
             return fields_.refuse(error_code::mismatched, name, {"it must be a vector in F32"});
-        config_.rope.scaling = rope_config::kind::factors;
         config_.rope.factors.resize(entry->shape[0]);
         tensor_view{.shape = entry->shape, .bytes = entry->bytes}.read(0, config_.rope.factors);
+        if (known_.layer_options)
+            return read_turning(name);
+        config_.rope.scaling = rope_config::kind::factors;
+    }
+    /// The first pairs turn, with the factor 1; the others have a factor so large that they do not.
+    void read_turning(std::string_view name) {
+        const std::vector<float> factors = std::exchange(config_.rope.factors, {});
+        const auto still = std::find_if(factors.begin(), factors.end(), [](float one) { return one >= 1e20F; });
+        config_.rope.turning = static_cast<std::size_t>(still - factors.begin());
+        if (config_.rope.turning == 0 || std::any_of(factors.begin(), still, [](float one) { return one != 1.0F; }) ||
+            std::any_of(still, factors.end(), [](float one) { return one < 1e20F; }))
+            fields_.refuse(error_code::unsupported, name, {"its factors are not 1, and then those that stop a pair"});
     }
 
     [[nodiscard]] std::string key(std::string_view name) const { return joined({known_.name, ".", name}); }

@@ -67,8 +67,11 @@ KVCACHE_LAZY inline void refuse_foreign_mathematics(json_fields& fields, const a
                                         "qk_layernorm", "use_qk_layernorm", "parallel_attn", "use_parallel_residual"})
         fields.only(name, none, "another attention");
     for (const std::string_view name :
-         {"is_encoder_decoder", "add_cross_attention", "use_bidirectional_attention", "attention_chunk_size"})
-        fields.only(name, none, "another mask");
+         {"is_encoder_decoder", "add_cross_attention", "use_bidirectional_attention", "attention_chunk_size"}) {
+        const json* stated = fields.find(name);
+        if (stated == nullptr || !known.layer_options || !json_fields::says(*stated, "vision")) // which text has not
+            fields.only(name, none, "another mask");
+    }
     fields.only("is_causal", true, "another mask");
 }
 
@@ -79,6 +82,7 @@ KVCACHE_LAZY inline void read_factors(json_fields& fields, const architecture& k
     };
     if (known.scaled_embedding)
         config.embedding_scale = std::sqrt(static_cast<float>(config.hidden_size));
+    config.score_scale = static_cast<float>(known.scores_times);
     if (known.score_scale)
         if (const std::size_t scalar = fields.count("query_pre_attn_scalar", 256); scalar != config.head_dim)
             config.score_scale = 1.0F / std::sqrt(static_cast<float>(scalar));

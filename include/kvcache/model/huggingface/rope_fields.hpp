@@ -21,10 +21,11 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 struct rope_defaults {
     double theta = 10000.0;
     std::size_t max_positions = 0;
-    bool may_be_long = false;  ///< LongRoPE is read.
-    bool truncates = true;     ///< Of YaRN.
-    bool has_sections = false; ///< Sections of positions in images are there, which are alike in a text.
-    std::string layers = {};   ///< The kind of layers, where each has parameters of its own.
+    bool may_be_long = false;     ///< LongRoPE is read.
+    bool truncates = true;        ///< Of YaRN.
+    bool has_sections = false;    ///< Sections of positions in images are there, which are alike in a text.
+    std::string layers = {};      ///< The kind of layers, where each has parameters of its own.
+    std::size_t proportional = 0; ///< head_dim, if the first pairs alone may be rotated.
 };
 
 /// Reads the RoPE parameters of config.json, in either of its forms:
@@ -75,6 +76,9 @@ KVCACHE_LAZY [[nodiscard]] inline rope_config read_rope(json_fields& top, const 
         rope.scaling = rope_config::kind::yarn;
     else if (by.may_be_long && (type == "longrope" || type == "su")) // its older name
         rope.scaling = rope_config::kind::factors;
+    else if (by.proportional != 0 && type == "proportional")
+        rope.turning = static_cast<std::size_t>(fields.number("partial_rotary_factor", 1.0) *
+                                                static_cast<double>(by.proportional) / 2.0);
     else if (type != "default")
         fields.refuse(error_code::unsupported, type_field,
                       {"\"", shown(type), "\" is not supported; default, linear, llama3 and yarn are"});
@@ -107,6 +111,15 @@ KVCACHE_LAZY [[nodiscard]] inline rope_config read_rope(json_fields& top, const 
         if (std::find(known.begin(), known.end(), item.first) == known.end() &&
             !(by.has_sections && item.first.starts_with("mrope_")))
             fields.only(item.first, json(), "this parameter of a rotation");
+
+    if (type == "proportional" && rope.turning == by.proportional / 2)
+        rope.turning = 0; // all
+    else if (type == "proportional" && (rope.turning == 0 || rope.turning > by.proportional / 2))
+        fields.refuse(error_code::out_of_range, "partial_rotary_factor", "it must be above 0 and at most 1");
+    if (!by.layers.empty() && type != "proportional")
+        fields.only("partial_rotary_factor", 1, "rotating a part of the head");
+    if (type == "proportional")
+        fields.only("factor", 1, "scaling this rotation");
 
     // Readers disagree on which of the two takes precedence, so they must be equal.
     const double theta = fields.number("rope_theta", rope.theta);
@@ -173,13 +186,17 @@ KVCACHE_LAZY inline void read_ropes(json_fields& fields, const std::string& file
     const bool two = known.window_theta != 0.0;
     if (known.rope_required && fields.find("rope_parameters") == nullptr && fields.find("rope_scaling") == nullptr)
         fields.refuse(error_code::not_found, "rope_parameters", "the field is missing");
+    std::size_t dim = config.head_dim; // of layers without a window
+    for (const layer_config& one : config.each_layer)
+        dim = one.window == 0 && one.head_dim != 0 ? one.head_dim : dim;
     config.rope = read_rope(fields, file,
                             {.theta = known.theta,
                              .max_positions = config.max_positions,
                              .may_be_long = known.long_rope,
                              .truncates = known.yarn_truncates,
                              .has_sections = known.rope_sections,
-                             .layers = two ? "full_attention" : ""});
+                             .layers = two ? "full_attention" : "",
+                             .proportional = known.layer_options ? dim : 0});
     read_rotated_part(fields, known, config);
     if (!two || config.each_layer.empty())
         return;

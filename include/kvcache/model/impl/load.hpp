@@ -30,10 +30,10 @@ namespace detail {
 
 /// Adds every field of a rotation. Fails to compile if one is added and not named here.
 KVCACHE_LAZY inline void add_rope(digest_builder& builder, const rope_config& of) {
-    const auto& [theta, scaling, factor, low, high, original, fast, slow, truncate, attention, factors] = of;
+    const auto& [theta, scaling, factor, low, high, original, fast, slow, truncate, attention, factors, turning] = of;
     for (const double number : {theta, factor, low, high, original, fast, slow, truncate ? 1.0 : 0.0, attention})
         builder.number(bit_cast<std::uint64_t>(number));
-    builder.number(static_cast<std::uint64_t>(scaling)).number(factors.size());
+    builder.number(static_cast<std::uint64_t>(scaling)).number(factors.size()).number(turning);
     for (const float one : factors)
         builder.number(bit_cast<std::uint32_t>(one));
 }
@@ -43,17 +43,18 @@ KVCACHE_LAZY [[nodiscard]] inline digest digest_of(const model_config& config) {
     const auto& [architecture, hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions, eps, rope, tied,
                  qkv_bias, output_bias, mlp_bias, qk_norm, bos, eos, norms, gate, gate_alpha, gate_limit, sinks,
                  embedding_scale, score_scale, score_cap, residual_scale, logit_scale, logit_cap, window_rope,
-                 rotary_dim, joined_mlp, gated_attention, mixer, recurrence, experts, each_layer] = config;
+                 rotary_dim, joined_mlp, gated_attention, mixer, recurrence, experts, each_layer, value_norm,
+                 layer_scales, per_layer_size] = config;
     digest_builder builder;
-    builder.text("kvcache model config 3").text(architecture);
+    builder.text("kvcache model config 4").text(architecture);
     for (const std::size_t extent : {hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions})
         builder.number(extent);
     for (const float number :
          {eps, gate_alpha, gate_limit, embedding_scale, score_scale, score_cap, residual_scale, logit_scale, logit_cap})
         builder.number(bit_cast<std::uint32_t>(number));
-    for (const int choice :
-         {int{tied}, int{qkv_bias}, int{output_bias}, int{mlp_bias}, static_cast<int>(qk_norm), static_cast<int>(norms),
-          static_cast<int>(gate), int{joined_mlp}, int{gated_attention}, static_cast<int>(mixer), int{sinks}})
+    for (const int choice : {int{tied}, int{qkv_bias}, int{output_bias}, int{mlp_bias}, static_cast<int>(qk_norm),
+                             static_cast<int>(norms), static_cast<int>(gate), int{joined_mlp}, int{gated_attention},
+                             static_cast<int>(mixer), int{sinks}, int{value_norm}, int{layer_scales}})
         builder.number(static_cast<std::uint64_t>(choice));
     for (const auto& ids : {bos, eos}) {
         builder.number(ids.size());
@@ -64,9 +65,11 @@ KVCACHE_LAZY [[nodiscard]] inline digest digest_of(const model_config& config) {
     builder.number(window_rope ? 1 : 0);
     if (window_rope)
         add_rope(builder, *window_rope);
-    builder.number(rotary_dim).number(each_layer.size());
-    for (const auto& [window, rotates, has_experts, recurrent] : each_layer)
+    builder.number(rotary_dim).number(per_layer_size).number(each_layer.size());
+    for (const auto& [window, rotates, has_experts, recurrent, dim, heads_kv, wide, same, reads] : each_layer) {
         builder.number(window).number(rotates ? 1 : 0).number(has_experts ? 1 : 0).number(recurrent ? 1 : 0);
+        builder.number(dim).number(heads_kv).number(wide).number(same ? 1 : 0).number(reads ? *reads + 1 : 0);
+    }
     const auto& [taps, key_heads, value_heads, key_dim, value_dim, conv_biased, joined_heads, joined_rates, tiled] =
         recurrence;
     for (const std::size_t number : {taps, key_heads, value_heads, key_dim, value_dim, std::size_t{conv_biased},

@@ -8,6 +8,7 @@
 #include <kvcache/model/checkpoint_files.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/gguf/checkpoint.hpp>
+#include <kvcache/model/shared_layers.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -255,7 +256,9 @@ KVCACHE_BODY result<void> gguf_checkpoint::holds(const model_config& config) con
                                          " experts; the configuration needs ", std::to_string(config.experts.count)})};
         needed.insert(at.name);
     }
-    if (config.rope.scaling == rope_config::kind::factors)
+    for (const std::string& spare : detail::spare_weights(config))
+        needed.insert(gguf_name(kind(), spare));
+    if (config.rope.scaling == rope_config::kind::factors || config.rope.turning != 0)
         for (const char* factors : {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
             needed.insert(factors);
     for (const auto& item : tensors_)

@@ -8,6 +8,7 @@
 #include <kvcache/model/architectures/all.hpp>
 #include <kvcache/model/gguf/config.hpp>
 #include <kvcache/model/gguf/end_tokens.hpp>
+#include <kvcache/model/gguf/layer_keys.hpp>
 #include <kvcache/model/gguf/mixer_keys.hpp>
 #include <kvcache/model/gguf/rope_keys.hpp>
 
@@ -45,6 +46,8 @@ public:
             read_gguf_mixers(fields_, file_, *known_, config_);
         if (!fields_.problem())
             read_windows();
+        if (!fields_.problem())
+            read_gguf_layer_options(fields_, file_, *known_, config_);
         if (known_ != nullptr) {
             read_gguf_ends(fields_, file_.header(), config_);
             refuse_foreign_mathematics();
@@ -93,10 +96,11 @@ private:
                            {"it is ", std::to_string(config_.layers), ", but the file has ",
                             std::to_string(file_.size()), " tensors"});
         config_.intermediate_size =
-            fields_.count(key(known_->expert_size != 0 && fields_.find(key("feed_forward_length")) == nullptr
-                                  ? "expert_feed_forward_length"
-                                  : "feed_forward_length"),
-                          std::nullopt);
+            read_gguf_layer_counts(fields_,
+                                   key(known_->expert_size != 0 && fields_.find(key("feed_forward_length")) == nullptr
+                                           ? "expert_feed_forward_length"
+                                           : "feed_forward_length"),
+                                   known_->layer_options ? &layer_config::intermediate_size : nullptr, config_);
         config_.heads = fields_.count(key("attention.head_count"), std::nullopt);
         read_gguf_kv_heads(fields_, key("attention.head_count_kv"), *known_, config_);
         config_.max_positions = fields_.count(key("context_length"), std::nullopt);
@@ -108,12 +112,17 @@ private:
             fields_.refuse(error_code::mismatched, key("attention.head_count"),
                            {"embedding_length ", std::to_string(config_.hidden_size), " does not divide by ",
                             std::to_string(config_.heads), ", and attention.key_length is absent"});
-        config_.head_dim = fields_.count(key("attention.key_length"), shared);
-        if (const std::size_t values = fields_.count(key("attention.value_length"), config_.head_dim);
-            values != config_.head_dim)
-            fields_.refuse(error_code::unsupported, key("attention.value_length"),
-                           {"it is ", std::to_string(values), ", but keys have ", std::to_string(config_.head_dim),
-                            " dimensions"});
+        for (const std::string_view of : {"", "_swa"}) {
+            if (!of.empty() && !known_->layer_options)
+                break;
+            const std::string keys = key(joined({"attention.key_length", of}));
+            const std::string stated = key(joined({"attention.value_length", of}));
+            config_.head_dim = fields_.count(keys, of.empty() ? shared : config_.head_dim);
+            if (const std::size_t values = fields_.count(stated, config_.head_dim); values != config_.head_dim)
+                fields_.refuse(error_code::unsupported, stated,
+                               {"it is ", std::to_string(values), ", but keys have ", std::to_string(config_.head_dim),
+                                " dimensions"});
+        }
         read_vocabulary();
     }
 
@@ -152,6 +161,7 @@ private:
         config_.sinks = known_->sinks;
         if (known_->scaled_embedding)
             config_.embedding_scale = std::sqrt(static_cast<float>(config_.hidden_size));
+        config_.score_scale = static_cast<float>(known_->scores_times);
         if (known_->scaled_by_hidden != 0 && known_->scaled_by_hidden == config_.layers)
             config_.score_scale = scale_of(config_.hidden_size / config_.heads);
         if (known_->caps) {

@@ -8,6 +8,7 @@
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/json.hpp>
+#include <kvcache/model/shared_layers.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -206,6 +207,8 @@ KVCACHE_BODY result<void> checkpoint::holds(const model_config& config) const {
         }
         needed.insert(std::move(stored));
     }
+    for (const std::string& spare : detail::spare_weights(config))
+        needed.insert(std::string(stored_name(spare)));
     for (const auto& item : shard_of_) { // no structured binding: Clang 14 cannot capture one
         const std::string& name = item.first;
         if (needed.contains(name) || name.ends_with(".rotary_emb.inv_freq") || detail::is_other_part(name))

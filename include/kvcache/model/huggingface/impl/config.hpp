@@ -10,6 +10,7 @@
 #include <kvcache/model/huggingface/config.hpp>
 #include <kvcache/model/huggingface/json.hpp>
 #include <kvcache/model/huggingface/layer_fields.hpp>
+#include <kvcache/model/huggingface/layer_options.hpp>
 #include <kvcache/model/huggingface/mixer_fields.hpp>
 #include <kvcache/model/huggingface/rope_fields.hpp>
 
@@ -163,6 +164,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<model_config> parse_model_config(const 
     read_factors(fields, *known, config);
     read_recurrence(fields, *known, config);
     read_layers(fields, *known, config);
+    read_layer_options(fields, file, *known, config);
     read_ropes(fields, file, *known, config);
     config.bos = fields.ids("bos_token_id");
     config.eos = fields.ids("eos_token_id");

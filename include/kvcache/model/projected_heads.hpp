@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/abi.hpp>
+#include <kvcache/model/config.hpp>
+
+#include <cstddef>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The heads in a row of what a block projects: queries, gates of the output if there are any, keys, and values.
+struct projected_heads {
+    std::size_t dim = 0;  ///< Numbers of a head.
+    std::size_t q = 0;    ///< Of all queries.
+    std::size_t kv = 0;   ///< Of all keys, and of all values.
+    std::size_t keys = 0; ///< Where the keys begin.
+
+    [[nodiscard]] static projected_heads of(const model_config& model, std::size_t dim, std::size_t kv_heads) {
+        return {dim, model.heads * dim, kv_heads * dim, (model.gated_attention ? 2 : 1) * model.heads * dim};
+    }
+    /// Room for the heads of any layer.
+    [[nodiscard]] static projected_heads widest(const model_config& model) {
+        return of(model, model.largest(&layer_config::head_dim), model.largest(&layer_config::kv_heads));
+    }
+};
+
+}} // namespace kvcache
