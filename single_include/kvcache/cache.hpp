@@ -8441,8 +8441,8 @@ public:
     }
 
     /// Notes where a prompt ends, parts from a cached one, or continues it: later prompts that part there need the
-    /// windows. A page that is known in part is copied when it is filled, so the one before it is noted too. Its earlier
-    /// windows are touched as its pages are, but for the first ones, which save little where a later prompt parts.
+    /// windows. A page known in part is copied when it is filled, so the one before it is noted too. Earlier windows
+    /// are touched as the pages are, but for the first ones, which save little where a later prompt parts.
     void note(const index_match& found) noexcept {
         if (found.pages.empty())
             return;

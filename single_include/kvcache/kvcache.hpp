@@ -17175,8 +17175,8 @@ public:
     }
 
     /// Notes where a prompt ends, parts from a cached one, or continues it: later prompts that part there need the
-    /// windows. A page that is known in part is copied when it is filled, so the one before it is noted too. Its earlier
-    /// windows are touched as its pages are, but for the first ones, which save little where a later prompt parts.
+    /// windows. A page known in part is copied when it is filled, so the one before it is noted too. Earlier windows
+    /// are touched as the pages are, but for the first ones, which save little where a later prompt parts.
     void note(const index_match& found) noexcept {
         if (found.pages.empty())
             return;
@@ -18455,6 +18455,7 @@ struct architecture {
 
     bool experts = false;            ///< MLPs may be mixtures of experts.
     bool biased_experts = false;     ///< Experts and their router have biases.
+    bool mxfp4_experts = false;      ///< Directories of Hugging Face may have them in MXFP4.
     bool normalized_experts = false; ///< The shares of a token's experts always sum to 1; else norm_topk_prob says so.
     bool partial_rope = false;       ///< RoPE may rotate a part of each head.
     double rotary_part = 1.0;        ///< Default of partial_rotary_factor.
@@ -22085,6 +22086,7 @@ inline constexpr architecture gpt_oss = {
     .sinks = true,
     .experts = true,
     .biased_experts = true,
+    .mxfp4_experts = true,
     .normalized_experts = true,
     .window_period = 2,
     .window = 128,

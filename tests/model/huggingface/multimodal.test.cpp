@@ -5,12 +5,14 @@
 #include <kvcache/layer_groups.hpp>
 #include <kvcache/model/load.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -149,4 +151,87 @@ TEST_CASE("experts that are stacked in one tensor are those of tensors of their 
     directory.write("config.json", read(goldens / "qwen35moe" / "config.json"));
     directory.write("model.safetensors", stacked.file());
     CHECK(logits(directory.path()) == logits(goldens / "qwen35moe"));
+}
+
+TEST_CASE("experts of a directory in MXFP4 are the numbers that they stand for, bit for bit") {
+    const tensors golden = tensors::of("gpt-oss");
+    kv::json config = kv::json::parse(read(goldens / "gpt-oss" / "config.json"));
+    constexpr std::size_t experts = 6, hidden = 32, size = 64;
+    config["intermediate_size"] = size; // whole blocks
+    tensors numbers{kv::json::object(), {}}, blocks = numbers;
+    for (const auto& item : golden.header.get_ref<const kv::json::object_t&>())
+        if (item.first.find(".experts.") == item.first.npos)
+            for (tensors* each : {&blocks, &numbers}) {
+                const std::size_t begin = item.second["data_offsets"][0], end = item.second["data_offsets"][1];
+                each->add(item.first, item.second["shape"], item.second["dtype"],
+                          golden.buffer.substr(begin, end - begin));
+            }
+    std::mt19937 random(3);
+    const auto stack = [&](const std::string& name, std::size_t rows, std::size_t columns) {
+        // A row is of an output in MXFP4, and of an input otherwise.
+        std::string packed, scales, plain(experts * rows * columns * 2, '\0'), biases;
+        for (std::size_t row = 0; row < experts * rows; ++row)
+            for (std::size_t column = 0; column < columns; ++column) {
+                if (column % 32 == 0)
+                    scales += static_cast<char>(120 + random() % 5);
+                constexpr float values[] = {0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F};
+                const std::uint32_t code = random() % 16;
+                if (column % 2 == 0)
+                    packed += static_cast<char>(code);
+                else
+                    packed.back() = static_cast<char>(static_cast<unsigned char>(packed.back()) | code << 4);
+                const float value = (code < 8 ? 1.0F : -1.0F) *
+                                    std::ldexp(values[code % 8], static_cast<unsigned char>(scales.back()) - 127);
+                std::uint32_t bits = 0; // of which BF16 has all that are set
+                std::memcpy(&bits, &value, sizeof bits);
+                const std::size_t at = ((row / rows * columns + column) * rows + row % rows) * 2;
+                plain[at] = static_cast<char>(bits >> 16);
+                plain[at + 1] = static_cast<char>(bits >> 24);
+            }
+        for (std::size_t i = 0; i < experts * rows; ++i)
+            biases += std::string("\0\x3e", 2); // 0.125
+        blocks.add(name + "_blocks", {experts, rows, columns / 32, 16}, "U8", packed);
+        blocks.add(name + "_scales", {experts, rows, columns / 32}, "U8", scales);
+        numbers.add(name, {experts, columns, rows}, "BF16", plain);
+        for (tensors* each : {&blocks, &numbers})
+            each->add(name + "_bias", {experts, rows}, "BF16", biases);
+    };
+    for (int layer = 0; layer < 4; ++layer) {
+        const std::string at = "model.layers." + std::to_string(layer) + ".mlp.experts.";
+        stack(at + "gate_up_proj", 2 * size, hidden);
+        stack(at + "down_proj", hidden, size);
+    }
+    const testing_files::temporary_directory plain, mxfp4;
+    plain.write("config.json", config.dump());
+    plain.write("model.safetensors", numbers.file());
+    config["quantization_config"] = {{"quant_method", "mxfp4"}, {"modules_to_not_convert", {"model.embed_tokens"}}};
+    mxfp4.write("config.json", config.dump());
+    mxfp4.write("model.safetensors", blocks.file());
+    CHECK(logits(mxfp4.path()) == logits(plain.path()));
+
+    // What does not fit is refused by its name.
+    const std::string first = "model.layers.0.mlp.experts.gate_up_proj";
+    const auto refused = [&](const tensors& changed) {
+        mxfp4.write("model.safetensors", changed.file());
+        const auto loaded = kv::load_model(mxfp4.path());
+        return loaded ? std::string() : loaded.error().field;
+    };
+    CHECK(refused(renamed(blocks, [&](const std::string& of) { return of == first + "_scales" ? "other" : of; })) ==
+          first + "_scales");
+    for (const char* suffix : {"_scales", "_blocks"}) {
+        tensors other = blocks;
+        other.header[first + suffix]["dtype"] = "I8";
+        CHECK(refused(other) == first + suffix);
+        other = blocks;
+        auto& shape = other.header[first + suffix]["shape"];
+        shape[0] = shape[0].get<std::size_t>() / 2;
+        shape[1] = shape[1].get<std::size_t>() * 2;
+        CHECK(refused(other) == first + suffix);
+    }
+    config["intermediate_size"] = 48;
+    mxfp4.write("config.json", config.dump());
+    CHECK(refused(blocks).find(first) == 0);
+    config["quantization_config"]["quant_method"] = "gptq";
+    mxfp4.write("config.json", config.dump());
+    CHECK(refused(blocks) == "quantization_config");
 }

@@ -181,6 +181,7 @@ struct architecture {
 
     bool experts = false;            ///< MLPs may be mixtures of experts.
     bool biased_experts = false;     ///< Experts and their router have biases.
+    bool mxfp4_experts = false;      ///< Directories of Hugging Face may have them in MXFP4.
     bool normalized_experts = false; ///< The shares of a token's experts always sum to 1; else norm_topk_prob says so.
     bool partial_rope = false;       ///< RoPE may rotate a part of each head.
     double rotary_part = 1.0;        ///< Default of partial_rotary_factor.

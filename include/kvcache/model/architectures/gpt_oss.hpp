@@ -22,6 +22,7 @@ inline constexpr architecture gpt_oss = {
     .sinks = true,
     .experts = true,
     .biased_experts = true,
+    .mxfp4_experts = true,
     .normalized_experts = true,
     .window_period = 2,
     .window = 128,

@@ -80,8 +80,12 @@ public:
                                                           std::span<const std::size_t> shape) const {
         const auto at = shard_of_.find(stored_name(name));
         if (at == shard_of_.end())
-            if (auto stacked = detail::stacked_expert::of(name); stacked && contains(stored_name(stacked->name)))
-                return one_expert(*std::move(stacked), shape);
+            if (auto stacked = detail::stacked_expert::of(name)) {
+                if (contains(stored_name(stacked->name)))
+                    return one_expert(*std::move(stacked), shape);
+                if (contains(stored_name(stacked->name + "_blocks")))
+                    return one_mxfp4_expert(*std::move(stacked), shape);
+            }
         if (at == shard_of_.end())
             return error{error_code::not_found, detail::shown(name),
                          detail::joined({directory_.string(), ": ", detail::shown(name),
@@ -133,6 +137,10 @@ private:
     /// A weight of one expert out of the tensor of all. Errors: those of tensor().
     KVCACHE_ONCE [[nodiscard]] result<tensor_view> one_expert(detail::stacked_expert stacked,
                                                               std::span<const std::size_t> shape) const;
+
+    /// The same out of the two tensors of all experts in MXFP4.
+    KVCACHE_ONCE [[nodiscard]] result<tensor_view> one_mxfp4_expert(detail::stacked_expert stacked,
+                                                                    std::span<const std::size_t> shape) const;
 
     /// Name of the tensor that is returned for `name`, which is that if there is none.
     KVCACHE_LAZY [[nodiscard]] std::string_view stored_name(std::string_view name) const {

@@ -22,8 +22,13 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
 /// Rejects every field that would make the model compute something else than the reference transformer.
 KVCACHE_LAZY inline void refuse_foreign_mathematics(json_fields& fields, const architecture& known) {
     const json none;
-    for (const std::string_view name : {"quantization_config", "quantization", "compression_config"})
-        fields.only(name, none, "a quantised checkpoint");
+    for (const std::string_view name : {"quantization_config", "quantization", "compression_config"}) {
+        const json* stated = fields.find(name);
+        const bool mxfp4 = stated != nullptr && stated->is_object() && stated->contains("quant_method") &&
+                           json_fields::says((*stated)["quant_method"], "mxfp4");
+        if (!mxfp4 || !known.mxfp4_experts)
+            fields.only(name, none, "a quantised checkpoint");
+    }
     for (const std::string_view name : {"rotary_pct", "rotary_percentage"})
         fields.only(name, 1, "rotating a part of the head");
     for (const std::string_view name : {"rope_interleave", "rope_interleaved", "rotary_interleaved", "interleaved_rope",

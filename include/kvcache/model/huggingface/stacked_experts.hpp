@@ -63,6 +63,32 @@ struct stacked_expert {
         return {experts, shape[1], step * shape[0]};
     }
 
+    /// The weight in two tensors of all experts in MXFP4 (OCP Microscaling 1.0): blocks, (experts, rows, blocks of a
+    /// row, 16) bytes with two numbers each, in order, and scales without the last extent. Copied: block formats have
+    /// the scale before the numbers, and in a byte one of the first half of the block and one of the second. Requires:
+    /// the tensors have such shapes.
+    KVCACHE_LAZY [[nodiscard]] tensor_view in_mxfp4(std::span<const std::byte> blocks,
+                                                    std::span<const std::byte> scales,
+                                                    std::span<const std::size_t> shape) const {
+        constexpr std::size_t bytes = 16, block = 1 + bytes;
+        const std::size_t rows = shape[0], width = shape[1] / (2 * bytes), size = rows * width * block;
+        const std::shared_ptr<std::byte[]> made(new std::byte[size]);
+        for (std::size_t i = 0; i < rows * width; ++i) {
+            const std::size_t at = ((expert * rows + i / width) * step + first) * width + i % width;
+            const std::byte *const from = blocks.data() + at * bytes, *const to_end = made.get() + (i + 1) * block;
+            std::byte* to = made.get() + i * block;
+            *to++ = scales[at];
+            for (std::size_t j = 0; to != to_end; ++to, ++j) {
+                const auto number = [&](std::size_t n) { return from[n / 2] >> (n % 2 * 4) & std::byte{15}; };
+                *to = number(j) | number(j + bytes) << 4;
+            }
+        }
+        return {.shape = {shape.begin(), shape.end()},
+                .bytes = {made.get(), size},
+                .blocks = block_format::mxfp4,
+                .owned = made};
+    }
+
     /// The weight in the tensor of all experts, copied if they are transposed. Requires: that has the stacked shape.
     KVCACHE_LAZY [[nodiscard]] tensor_view in(const tensor_view& all, std::span<const std::size_t> shape) const {
         const std::size_t rows = shape[0], columns = shape.size() == 1 ? 1 : shape[1], width = bytes_of(all.dtype);

@@ -186,6 +186,34 @@ KVCACHE_BODY result<tensor_view> checkpoint::one_expert(detail::stacked_expert s
     return stacked.in(*all, shape);
 }
 
+KVCACHE_BODY result<tensor_view> checkpoint::one_mxfp4_expert(detail::stacked_expert stacked,
+                                                              std::span<const std::size_t> shape) const {
+    const std::size_t rows = shape[0], columns = shape.size() == 2 ? shape[1] : 0;
+    std::span<const std::byte> parts[2];
+    for (std::size_t i = 0; i < 2; ++i) {
+        const std::string part = stacked.name + (i == 0 ? "_blocks" : "_scales"), name(stored_name(part));
+        const auto at = shard_of_.find(name);
+        if (at == shard_of_.end())
+            return error{error_code::not_found, name,
+                         detail::joined({directory_.string(), ": ", name, ": the tensor is not in the checkpoint"})};
+        const safetensors_file& shard = shards_[at->second];
+        if (auto whole = shard.file().intact(); !whole)
+            return whole.error();
+        const safetensors_entry& entry = shard.header().entries.find(name)->second;
+        std::vector<std::size_t> wanted{entry.shape.empty() ? 0 : entry.shape[0], stacked.step * rows, columns / 32};
+        if (i == 0)
+            wanted.push_back(16);
+        if (entry.dtype != "U8" || columns == 0 || columns % 32 != 0 || entry.shape != wanted ||
+            stacked.expert >= wanted[0])
+            return error{error_code::mismatched, name,
+                         detail::joined({shard.file().name(), ": ", name, ": it is not the MXFP4 of experts of ",
+                                         std::to_string(rows), " x ", std::to_string(columns),
+                                         " numbers, as many as the configuration needs"})};
+        parts[i] = shard.bytes(entry);
+    }
+    return stacked.in_mxfp4(parts[0], parts[1], shape);
+}
+
 KVCACHE_BODY result<void> checkpoint::holds(const model_config& config) const {
     std::set<std::string, std::less<>> needed;
     if (!config.tied_head && (!contains(stored_name(embedding_name)) || stored_name(embedding_name) == head_name))
@@ -199,6 +227,10 @@ KVCACHE_BODY result<void> checkpoint::holds(const model_config& config) const {
         std::string stored(stored_name(weight.name));
         if (const auto stacked = detail::stacked_expert::of(weight.name); stacked && !contains(stored)) {
             stored = stored_name(stacked->name);
+            if (!contains(stored)) {
+                needed.insert(std::string(stored_name(stacked->name + "_scales")));
+                stored = stored_name(stacked->name + "_blocks");
+            }
             if (const auto& entry = shards_[shard_of_.find(stored)->second];
                 entry.header().entries.find(stored)->second.shape[0] != config.experts.count)
                 return error{error_code::mismatched, stored,
