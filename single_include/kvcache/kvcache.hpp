@@ -18492,6 +18492,7 @@ struct architecture {
     std::size_t experts_used = 0; ///< num_experts_per_tok.
     std::size_t expert_size = 0;  ///< moe_intermediate_size; 0: intermediate_size.
     std::size_t shared_size = 0;  ///< shared_expert_intermediate_size; 0: there is no shared expert.
+    bool scored_shared = true;    ///< What the shared expert gives has a factor of its own.
 
     // GGUF.
     bool has_gguf = true;     ///< False: files of these models name another architecture.
@@ -18555,13 +18556,13 @@ struct layer_config {
 
 /// A mixture of experts: MLPs of which each token uses those with the highest scores of a router.
 struct expert_config {
-    std::size_t count = 0; ///< Experts of a layer; 0: no layer has any.
-    std::size_t used = 0;  ///< Experts that a token uses.
-    std::size_t size = 0;  ///< Intermediate size of an expert.
-    std::size_t shared =
-        0;               ///< Intermediate size of an expert that every token uses, times sigmoid of a score; 0: none.
-    bool biased = false; ///< Experts and their router have biases.
-    bool normalized = false; ///< The shares of a token's experts sum to 1; else they are those of all experts.
+    std::size_t count = 0;     ///< Experts of a layer; 0: no layer has any.
+    std::size_t used = 0;      ///< Experts that a token uses.
+    std::size_t size = 0;      ///< Intermediate size of an expert.
+    std::size_t shared = 0;    ///< Intermediate size of an expert that every token uses; 0: none.
+    bool scored_shared = true; ///< What that one gives is multiplied by sigmoid of a score.
+    bool biased = false;       ///< Experts and their router have biases.
+    bool normalized = false;   ///< The shares of a token's experts sum to 1; else they are those of all experts.
 
     friend bool operator==(const expert_config&, const expert_config&) = default;
 };
@@ -22132,6 +22133,10 @@ inline constexpr weight_naming granitehybrid_names[] = {
     {weight_role::mlp_norm, "post_attention_layernorm", "ffn_norm"},
     {weight_role::gate_up, "shared_mlp.input_linear"},
     {weight_role::down, "shared_mlp.output_linear", "ffn_down"},
+    {weight_role::router, "block_sparse_moe.router.layer", "ffn_gate_inp"},
+    {weight_role::expert_gate, "block_sparse_moe.experts.*.gate_proj", "ffn_gate_exps"},
+    {weight_role::expert_up, "block_sparse_moe.experts.*.up_proj", "ffn_up_exps"},
+    {weight_role::expert_down, "block_sparse_moe.experts.*.down_proj", "ffn_down_exps"},
     {weight_role::mixer_input, "mamba.in_proj", "ssm_in"},
     {weight_role::mixer_convolution, "mamba.conv1d", "ssm_conv1d"},
     {weight_role::mixer_time_bias, "mamba.dt_bias", "ssm_dt.bias", true},
@@ -22141,7 +22146,8 @@ inline constexpr weight_naming granitehybrid_names[] = {
     {weight_role::mixer_output, "mamba.out_proj", "ssm_out"},
 };
 
-/// Granite 4 (IBM 2025), hybrid models with dense MLPs: Mamba-2 in most layers, attention without RoPE in the others.
+/// Granite 4 (IBM 2025), hybrid models: Mamba-2 in most layers, attention without RoPE in the others; a dense MLP, or
+/// experts and one that all tokens use.
 inline constexpr architecture granitehybrid = {
     .name = "granitehybrid",
     .model_type = "granitemoehybrid",
@@ -22150,10 +22156,15 @@ inline constexpr architecture granitehybrid = {
     .multipliers = true,
     .joined_mlp = true,
     .mixer = layer_mixer::mamba2,
+    .experts = true,
+    .normalized_experts = true,
     .rope_option = true,
     .max_positions = 2048,
     .bos = 1,
     .eos = 2,
+    .expert_count = 8,
+    .experts_used = 2,
+    .scored_shared = false,
     .names = granitehybrid_names,
 };
 
@@ -22696,10 +22707,15 @@ private:
         }
         expert_ = 0;
         if (const std::size_t shared = config_.experts.shared; shared != 0) {
-            product(weight_role::shared_gate_up, {{weight_role::shared_gate, shared}, {weight_role::shared_up, shared}},
-                    hidden, false);
-            product(weight_role::shared_down, {{weight_role::shared_down, hidden}}, shared, false);
-            product(weight_role::shared_router, {{weight_role::shared_router, 1}}, hidden, false);
+            const bool joined = config_.joined_mlp; // the names are then those of dense MLPs
+            std::vector<sized_role> halves{{weight_role::shared_gate, shared}, {weight_role::shared_up, shared}};
+            if (joined)
+                halves = {{weight_role::gate_up, 2 * shared}};
+            product(weight_role::shared_gate_up, halves, hidden, false);
+            product(weight_role::shared_down, {{joined ? weight_role::down : weight_role::shared_down, hidden}}, shared,
+                    false);
+            if (config_.experts.scored_shared)
+                product(weight_role::shared_router, {{weight_role::shared_router, 1}}, hidden, false);
         }
     }
 
@@ -23556,13 +23572,15 @@ private:
     void add_shared(const block_weights& w, const activations& x, std::size_t rows, thread_pool& threads,
                     int8_block_rows& scratch) {
         const std::size_t size = config_.experts.shared;
-        w.shared_router.apply(x.in(rows), shares_.out(), threads, scratch);
+        if (config_.experts.scored_shared)
+            w.shared_router.apply(x.in(rows), shares_.out(), threads, scratch);
         w.shared_gate_up.apply(x.in(rows), shared_.out(), threads, scratch);
         for (std::size_t row = 0; row < rows; ++row)
             gated(config_, shared_.row(row).first(size), shared_.row(row).subspan(size), shared_.row(row).first(size));
         w.shared_down.apply(shared_.in(rows), made_.out(), threads, scratch);
         for (std::size_t row = 0; row < rows; ++row)
-            add_scaled(summed_.row(row), sigmoid(shares_.row(row)[0]), made_.row(row));
+            add_scaled(summed_.row(row), config_.experts.scored_shared ? sigmoid(shares_.row(row)[0]) : 1.0F,
+                       made_.row(row));
     }
 
     [[nodiscard]] std::span<expert_share> chosen_of(std::size_t row) {
@@ -24545,6 +24563,7 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
     add("expert size", static_cast<float>(of.experts.size), 0.0F);
     add("shares of", of.experts.normalized ? 1.0F : 0.0F, 0.0F);
     add("shared expert", static_cast<float>(of.experts.shared), 0.0F);
+    add("without a score", of.experts.scored_shared ? 0.0F : 1.0F, 0.0F);
     add("rotated", static_cast<float>(of.rotary_dim), 0.0F);
     add("embedding scale", of.embedding_scale, 1.0F);
     add("score scale", of.score_scale, 0.0F);

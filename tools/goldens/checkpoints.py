@@ -453,6 +453,24 @@ CHECKPOINTS = {
                               layer_types=["full_attention", "sliding_attention"] * 2 + ["full_attention"]),
         dtype="float16", tokens=80, drop=["per_layer_config"], extra={"global_head_dim": 24},
     ),
+    "granitehybrid-experts": dict(
+        kind=transformers.GraniteMoeHybridConfig,
+        options=dict(hidden_size=32, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2, vocab_size=90,
+                     num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=40, mamba_n_heads=4, mamba_d_head=16,
+                     mamba_d_state=12, mamba_n_groups=1, embedding_multiplier=12.0, residual_multiplier=0.22,
+                     attention_multiplier=0.3, logits_scaling=3.0, layer_types=["linear_attention", "full_attention", "linear_attention"],
+                     rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        layers=3, dtype="bfloat16", tokens=70,
+    ),
+    "granitehybrid-one": dict(
+        kind=transformers.GraniteMoeHybridConfig,
+        options=dict(hidden_size=40, intermediate_size=16, num_attention_heads=2, num_key_value_heads=1, vocab_size=64,
+                     num_local_experts=3, num_experts_per_tok=1, shared_intermediate_size=24, mamba_n_heads=4, mamba_d_head=20,
+                     mamba_d_state=8, mamba_n_groups=2, position_embedding_type="rope", tie_word_embeddings=True,
+                     layer_types=["full_attention", "linear_attention"],
+                     rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        layers=2, dtype="float32", tokens=90,
+    ),
 }
 
 

@@ -130,13 +130,15 @@ private:
     void add_shared(const block_weights& w, const activations& x, std::size_t rows, thread_pool& threads,
                     int8_block_rows& scratch) {
         const std::size_t size = config_.experts.shared;
-        w.shared_router.apply(x.in(rows), shares_.out(), threads, scratch);
+        if (config_.experts.scored_shared)
+            w.shared_router.apply(x.in(rows), shares_.out(), threads, scratch);
         w.shared_gate_up.apply(x.in(rows), shared_.out(), threads, scratch);
         for (std::size_t row = 0; row < rows; ++row)
             gated(config_, shared_.row(row).first(size), shared_.row(row).subspan(size), shared_.row(row).first(size));
         w.shared_down.apply(shared_.in(rows), made_.out(), threads, scratch);
         for (std::size_t row = 0; row < rows; ++row)
-            add_scaled(summed_.row(row), sigmoid(shares_.row(row)[0]), made_.row(row));
+            add_scaled(summed_.row(row), config_.experts.scored_shared ? sigmoid(shares_.row(row)[0]) : 1.0F,
+                       made_.row(row));
     }
 
     [[nodiscard]] std::span<expert_share> chosen_of(std::size_t row) {

@@ -43,13 +43,13 @@ struct layer_config {
 
 /// A mixture of experts: MLPs of which each token uses those with the highest scores of a router.
 struct expert_config {
-    std::size_t count = 0; ///< Experts of a layer; 0: no layer has any.
-    std::size_t used = 0;  ///< Experts that a token uses.
-    std::size_t size = 0;  ///< Intermediate size of an expert.
-    std::size_t shared =
-        0;               ///< Intermediate size of an expert that every token uses, times sigmoid of a score; 0: none.
-    bool biased = false; ///< Experts and their router have biases.
-    bool normalized = false; ///< The shares of a token's experts sum to 1; else they are those of all experts.
+    std::size_t count = 0;     ///< Experts of a layer; 0: no layer has any.
+    std::size_t used = 0;      ///< Experts that a token uses.
+    std::size_t size = 0;      ///< Intermediate size of an expert.
+    std::size_t shared = 0;    ///< Intermediate size of an expert that every token uses; 0: none.
+    bool scored_shared = true; ///< What that one gives is multiplied by sigmoid of a score.
+    bool biased = false;       ///< Experts and their router have biases.
+    bool normalized = false;   ///< The shares of a token's experts sum to 1; else they are those of all experts.
 
     friend bool operator==(const expert_config&, const expert_config&) = default;
 };

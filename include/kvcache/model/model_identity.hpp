@@ -34,6 +34,7 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace detail {
     add("expert size", static_cast<float>(of.experts.size), 0.0F);
     add("shares of", of.experts.normalized ? 1.0F : 0.0F, 0.0F);
     add("shared expert", static_cast<float>(of.experts.shared), 0.0F);
+    add("without a score", of.experts.scored_shared ? 0.0F : 1.0F, 0.0F);
     add("rotated", static_cast<float>(of.rotary_dim), 0.0F);
     add("embedding scale", of.embedding_scale, 1.0F);
     add("score scale", of.score_scale, 0.0F);

@@ -192,10 +192,15 @@ private:
         }
         expert_ = 0;
         if (const std::size_t shared = config_.experts.shared; shared != 0) {
-            product(weight_role::shared_gate_up, {{weight_role::shared_gate, shared}, {weight_role::shared_up, shared}},
-                    hidden, false);
-            product(weight_role::shared_down, {{weight_role::shared_down, hidden}}, shared, false);
-            product(weight_role::shared_router, {{weight_role::shared_router, 1}}, hidden, false);
+            const bool joined = config_.joined_mlp; // the names are then those of dense MLPs
+            std::vector<sized_role> halves{{weight_role::shared_gate, shared}, {weight_role::shared_up, shared}};
+            if (joined)
+                halves = {{weight_role::gate_up, 2 * shared}};
+            product(weight_role::shared_gate_up, halves, hidden, false);
+            product(weight_role::shared_down, {{joined ? weight_role::down : weight_role::shared_down, hidden}}, shared,
+                    false);
+            if (config_.experts.scored_shared)
+                product(weight_role::shared_router, {{weight_role::shared_router, 1}}, hidden, false);
         }
     }
 

@@ -117,9 +117,11 @@ inline void describe(gguf_builder& to, const kvcache::model_config& config) {
     }
     if (config.mixer == kvcache::layer_mixer::mamba2) {
         to.number(architecture + ".rope.scaling.finetuned", config.layer(0).rotates);
-        number("expert_count", 0);
-        number("expert_used_count", 0);
-        number("expert_shared_feed_forward_length", config.intermediate_size);
+        if (config.experts.count == 0)
+            for (const char* key : {"expert_count", "expert_used_count"})
+                number(key, 0);
+        if (config.experts.count == 0)
+            number("expert_shared_feed_forward_length", config.intermediate_size);
     }
     if (delta || config.mixer == kvcache::layer_mixer::mamba2) {
         number("ssm.conv_kernel", config.recurrence.taps);
@@ -281,8 +283,9 @@ template <class Store>
             if (name.ends_with("shared_mlp.input_linear.weight")) {
                 const std::string all = as_it_is(view).second, at = "blk." + std::to_string(group.layer);
                 const std::vector<std::size_t> half{shape[0] / 2, shape[1]};
-                made.tensor(at + ".ffn_gate.weight", half, as_it_is(view).first, all.substr(0, all.size() / 2));
-                made.tensor(at + ".ffn_up.weight", half, as_it_is(view).first, all.substr(all.size() / 2));
+                const std::string kept = config->experts.count != 0 ? "_shexp.weight" : ".weight";
+                made.tensor(at + ".ffn_gate" + kept, half, as_it_is(view).first, all.substr(0, all.size() / 2));
+                made.tensor(at + ".ffn_up" + kept, half, as_it_is(view).first, all.substr(all.size() / 2));
                 continue;
             }
             if (split &&
@@ -300,7 +303,9 @@ template <class Store>
                             rows[1]);
                 continue;
             }
-            const std::string stored = kvcache::gguf_name(kind, name);
+            std::string stored = kvcache::gguf_name(kind, name);
+            if (config->experts.count != 0 && name.ends_with("shared_mlp.output_linear.weight"))
+                stored.replace(stored.find("ffn_down"), 8, "ffn_down_shexp");
             auto [type, bytes] = shape.size() == 2                           ? store(stored, view)
                                  : group.form != kvcache::stored_form::plain ? without_form(view, group.form)
                                                                              : as_it_is(view);

@@ -218,6 +218,7 @@ struct architecture {
     std::size_t experts_used = 0; ///< num_experts_per_tok.
     std::size_t expert_size = 0;  ///< moe_intermediate_size; 0: intermediate_size.
     std::size_t shared_size = 0;  ///< shared_expert_intermediate_size; 0: there is no shared expert.
+    bool scored_shared = true;    ///< What the shared expert gives has a factor of its own.
 
     // GGUF.
     bool has_gguf = true;     ///< False: files of these models name another architecture.

@@ -115,6 +115,11 @@ KVCACHE_LAZY [[nodiscard]] inline std::vector<bool> read_experts(json_fields& fi
     config.experts.used = fields.count("num_experts_per_tok", known.experts_used);
     config.experts.size =
         known.expert_size == 0 ? config.intermediate_size : fields.count("moe_intermediate_size", known.expert_size);
+    if (known.joined_mlp) { // whose dense MLP is the shared expert
+        config.experts.size = fields.count("intermediate_size", std::nullopt);
+        config.experts.shared = config.intermediate_size;
+    }
+    config.experts.scored_shared = known.scored_shared;
     if (known.shared_size != 0)
         config.experts.shared = fields.count("shared_expert_intermediate_size", known.shared_size);
     config.experts.biased = known.biased_experts;

@@ -41,6 +41,16 @@ struct stacked_expert {
             return std::nullopt;
         const std::string_view part = name.substr(static_cast<std::size_t>(read.ptr - name.data()));
         const std::string before(name.substr(0, at + experts.size()));
+        if (constexpr std::string_view granite = "block_sparse_moe.experts."; before.ends_with(granite)) {
+            const bool down = part.starts_with(".down_proj.");
+            if (!down && !part.starts_with(".gate_proj.") && !part.starts_with(".up_proj."))
+                return std::nullopt;
+            made.name = before.substr(0, before.size() - (experts.size() - 1)) +
+                        (down ? "output_linear.weight" : "input_linear.weight");
+            if (!down)
+                made.first = part.starts_with(".up_proj.") ? 1 : 0, made.step = 2;
+            return made;
+        }
         const bool bias = part.ends_with(".bias");
         if (part.starts_with(".down_proj."))
             made.name = before + (bias ? "down_proj_bias" : "down_proj");

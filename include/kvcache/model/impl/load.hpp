@@ -75,8 +75,14 @@ KVCACHE_LAZY [[nodiscard]] inline digest digest_of(const model_config& config) {
     for (const std::size_t number : {taps, key_heads, value_heads, key_dim, value_dim, std::size_t{conv_biased},
                                      std::size_t{joined_heads}, std::size_t{joined_rates}, std::size_t{tiled}})
         builder.number(number);
-    const auto& [count, used, size, shared, biased, normalized] = experts;
-    builder.number(count).number(used).number(size).number(shared).number(biased ? 1 : 0).number(normalized ? 1 : 0);
+    const auto& [count, used, size, shared, scored, biased, normalized] = experts;
+    builder.number(count)
+        .number(used)
+        .number(size)
+        .number(shared)
+        .number(scored ? 1 : 0)
+        .number(biased ? 1 : 0)
+        .number(normalized ? 1 : 0);
     return builder.finish();
 }
 

@@ -172,8 +172,9 @@ private:
             config_.experts.count = fields_.count(key("expert_count"), 0);
             config_.experts.used = fields_.count(key("expert_used_count"), std::nullopt);
             config_.experts.size = fields_.count(key("expert_feed_forward_length"), config_.intermediate_size);
-            if (known_->shared_size != 0)
+            if (known_->shared_size != 0 || known_->joined_mlp)
                 config_.experts.shared = fields_.count(key("expert_shared_feed_forward_length"), known_->shared_size);
+            config_.experts.scored_shared = known_->scored_shared;
             config_.experts.biased = known_->biased_experts;
             config_.experts.normalized = fields_.flag(key("expert_weights_norm"), true);
         }
@@ -235,6 +236,8 @@ private:
         for (const std::string_view name : {"expert_count", "expert_used_count"})
             if (!known_->experts)
                 fields_.only(key(name), 0, "a mixture of experts");
+        if (config_.experts.count == 0)
+            (void)fields_.find(key("expert_used_count"));
         if (config_.experts.count == 0) // dense models of a family that has experts say how wide one would be
             fields_.only(key("expert_shared_feed_forward_length"), static_cast<double>(config_.intermediate_size),
                          "a shared expert");
