@@ -82,17 +82,20 @@ using cache_of = decltype(make_cache_of(std::declval<const Layers&>(), {}, std::
 
 /// Runs `use(layers)` with what a model's cache keeps and returns its result: layer groups where layers keep different
 /// things, but not if chunks are reused, so that a tier keeps them too. `codec` is the name of a codec. Errors:
-/// unsupported for a model with recurrent layers that does not reuse prefixes; those of read_codec and check_page.
+/// unsupported for a model whose layers need groups and that does not reuse prefixes; those of read_codec and
+/// check_page.
 template <class Use, class OnError>
 int with_layers(const kvcache::transformer& model, std::uint32_t page, std::string_view codec, kvcache::reuse_mode mode,
                 Use use, OnError on_error) {
     const kvcache::page_shape shape = model.shape(page);
     const kvcache::cache_layout layout = model.layout(page);
     const bool prefixes = mode == kvcache::reuse_mode::prefix;
-    if (model.state_group() && !prefixes)
+    if (model.config().needs_groups() && !prefixes)
         return on_error({kvcache::error_code::unsupported, "--mode",
-                         "--mode: a model with recurrent layers has a state of all tokens before, so it reuses "
-                         "prefixes alone"});
+                         model.state_group() ? "--mode: a model with recurrent layers has a state of all tokens "
+                                               "before, so it reuses prefixes alone"
+                                             : "--mode: the model's layers keep different keys and values, so its "
+                                               "prefixes alone are reused"});
     return with_codec(
         codec, shape,
         [&](const auto& pages) {
