@@ -206,8 +206,9 @@ TEST_CASE("recurrent layers: eviction, tiers and a disk that a second cache open
             prompts.push_back(some_tokens(model, 90 + 13 * seed, 20 + seed));
             want.push_back(alone(model, prompts.back()));
         }
-        const std::size_t bytes = 2 * static_cast<std::size_t>(model.layout(16).bytes(130, 4)) +
-                                  2 * model.layout(16).groups[*model.state_group()].state_bytes;
+        const auto group = model.state_group();
+        const std::size_t states = group ? 2 * model.layout(16).groups[*group].state_bytes : 0;
+        const std::size_t bytes = 2 * static_cast<std::size_t>(model.layout(16).bytes(130, 4)) + states;
         const auto rounds = [&](auto cache) {
             runner run(cache, model, 48);
             std::size_t reused = 0;
