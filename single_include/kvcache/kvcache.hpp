@@ -18926,6 +18926,8 @@ inline result<void> model_config::check() const {
             if (auto fine = detail::check_extent(name, value, most); !fine)
                 return fine;
     }
+    if (value_norm && qk_norm == head_norm::none)
+        return error{error_code::mismatched, "value_norm", "values are normalized where queries and keys are"};
     if (per_layer_size > (1u << 16))
         return error{error_code::out_of_range, "per_layer_size",
                      "layers have inputs of " + std::to_string(per_layer_size) + " numbers; at most 65536 are read"};
@@ -18938,6 +18940,8 @@ inline result<void> model_config::check() const {
         const layer_config one = layer(i);
         if (auto fine = detail::check_sizes(heads, one, i, one.reads ? layer(std::min(*one.reads, i)) : one); !fine)
             return fine;
+        if (one.keys_are_values && qk_norm == head_norm::none)
+            return error{error_code::mismatched, "keys_are_values", "keys are values where they are normalized"};
         if (rotary_dim == 0 && one.head_dim != rotated(window_rope && one.window > 0))
             return error{error_code::mismatched, "head_dim", "layers that are rotated alike have heads of one size"};
         if (one.recurrent && mixer == layer_mixer::attention)
@@ -24698,11 +24702,12 @@ public:
 
     /// Bytes of the weights that every token reads: all matrices but the embedding, and of experts as many as it uses.
     [[nodiscard]] std::size_t weight_bytes() const {
-        std::size_t bytes = weights_.head.bytes();
+        const linear& inputs = weights_.per_layer_projection;
+        std::size_t bytes = weights_.head.bytes() + (inputs.outputs() > 0 ? inputs.bytes() : 0);
         for (const block_weights& layer : weights_.layers) {
-            for (const linear* map :
-                 {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router, &layer.shared_gate_up,
-                  &layer.shared_down, &layer.mixer_input, &layer.mixer_output})
+            for (const linear* map : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router,
+                                      &layer.shared_gate_up, &layer.shared_down, &layer.mixer_input,
+                                      &layer.mixer_output, &layer.per_layer_gate, &layer.per_layer_output})
                 bytes += map->outputs() > 0 ? map->bytes() : 0;
             for (const auto* experts : {&layer.expert_gate_up, &layer.expert_down})
                 if (!experts->empty()) // those that a token uses
@@ -28090,8 +28095,10 @@ public:
         if constexpr (core_type::grouped)
             if (auto room = core_.sequences().groups().check(state, {.fresh = own, .pages = needed},
                                                              state.tokens.size(), core_.codec().page_bytes());
-                !room)
+                !room) {
+                pages().emit({event_kind::refused, 0, rows, needed});
                 return room.error();
+            }
         if (needed <= pages().available(state.tenant) &&
             splice(state, spliced, found.pins().state_in(core_).pinned_sources)) {
             const auto kept = static_cast<std::size_t>(
@@ -28463,7 +28470,12 @@ private:
     [[nodiscard]] float distance(const lease_type& lease, std::size_t i, const spliced_row& at, layer_id layer,
                                  deviation_metric compared, const rope* rotation) {
         const bool keys = compared == deviation_metric::keys;
-        fresh_.resize(lease.shape().head_dim);
+        if constexpr (grouped_lease<lease_type>) {
+            expects(pass_.place_of(layer).writes, "the layer that is compared has keys and values of its own");
+            fresh_.resize(pass_.head_dim());
+        } else {
+            fresh_.resize(lease.shape().head_dim);
+        }
         turn_.resize(fresh_.size());
         if (keys && rotation != nullptr)
             rotation->fill(static_cast<std::int64_t>(lease.first() + part_.rows[i]) - at.base, turn_);

@@ -42,10 +42,10 @@ const kv::transformer& windowed() {
 
 template <class Cache>
 struct chunk_host {
-    chunk_host(Cache of, std::size_t rows, std::size_t threads)
+    chunk_host(Cache of, std::size_t rows, std::size_t threads, const kv::transformer& model = windowed())
         : pool(threads),
           store(std::move(of)),
-          pipeline(store, windowed(), pool, {.split = {.size = 48, .least = 8}, .max_batch_tokens = rows}) {}
+          pipeline(store, model, pool, {.split = {.size = 48, .least = 8}, .max_batch_tokens = rows}) {}
     ~chunk_host() { check(store); }
 
     kv::spliced_prompt<Cache> prefill(const tokens& prompt) {
@@ -154,6 +154,31 @@ TEST_CASE("spliced over windows, a prompt has the same bits however it is split,
         }
         CHECK(same(made.logits, logits));
         CHECK(said == answered);
+    }
+}
+
+TEST_CASE("tokens are judged in the heads of their layer, where layers have heads of several sizes") {
+    const kv::transformer& model = recurrent_model(4); // its layers that are compared have windows, and smaller heads
+    const auto known = [&](tokens words) {             // of its vocabulary
+        for (kv::token_id& word : words)
+            word = kv::token_id{kv::index_of(word) % 90};
+        return words;
+    };
+    const tokens prompt = known(joined({gap, b, c, gap, a, question}));
+    kv::matrix logits;
+    for (const std::size_t rows : {64u, 7u}) {
+        for (const std::size_t layer : {1u, 2u}) {
+            const kv::recompute::blend again{.fraction = 0.3, .layer = layer};
+            chunk_host few(cache_of(model, 16, 64u << 20, chunks, again), rows, 1, model);
+            for (const tokens& one : {a, b, c})
+                REQUIRE(few.pipeline.warm(known(one), {}).has_value());
+            auto made = few.prefill(prompt);
+            CHECK(made.counts.recomputed > 20);
+            CHECK(made.counts.approximate > 40);
+            if (layer == 1 && rows == 64)
+                logits = made.logits;
+            CHECK((layer != 1 || same(made.logits, logits)));
+        }
     }
 }
 

@@ -257,8 +257,10 @@ public:
         if constexpr (core_type::grouped)
             if (auto room = core_.sequences().groups().check(state, {.fresh = own, .pages = needed},
                                                              state.tokens.size(), core_.codec().page_bytes());
-                !room)
+                !room) {
+                pages().emit({event_kind::refused, 0, rows, needed});
                 return room.error();
+            }
         if (needed <= pages().available(state.tenant) &&
             splice(state, spliced, found.pins().state_in(core_).pinned_sources)) {
             const auto kept = static_cast<std::size_t>(

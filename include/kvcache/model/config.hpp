@@ -255,6 +255,8 @@ inline result<void> model_config::check() const {
             if (auto fine = detail::check_extent(name, value, most); !fine)
                 return fine;
     }
+    if (value_norm && qk_norm == head_norm::none)
+        return error{error_code::mismatched, "value_norm", "values are normalized where queries and keys are"};
     if (per_layer_size > (1u << 16))
         return error{error_code::out_of_range, "per_layer_size",
                      "layers have inputs of " + std::to_string(per_layer_size) + " numbers; at most 65536 are read"};
@@ -267,6 +269,8 @@ inline result<void> model_config::check() const {
         const layer_config one = layer(i);
         if (auto fine = detail::check_sizes(heads, one, i, one.reads ? layer(std::min(*one.reads, i)) : one); !fine)
             return fine;
+        if (one.keys_are_values && qk_norm == head_norm::none)
+            return error{error_code::mismatched, "keys_are_values", "keys are values where they are normalized"};
         if (rotary_dim == 0 && one.head_dim != rotated(window_rope && one.window > 0))
             return error{error_code::mismatched, "head_dim", "layers that are rotated alike have heads of one size"};
         if (one.recurrent && mixer == layer_mixer::attention)

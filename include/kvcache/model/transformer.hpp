@@ -85,11 +85,12 @@ public:
 
     /// Bytes of the weights that every token reads: all matrices but the embedding, and of experts as many as it uses.
     [[nodiscard]] std::size_t weight_bytes() const {
-        std::size_t bytes = weights_.head.bytes();
+        const linear& inputs = weights_.per_layer_projection;
+        std::size_t bytes = weights_.head.bytes() + (inputs.outputs() > 0 ? inputs.bytes() : 0);
         for (const block_weights& layer : weights_.layers) {
-            for (const linear* map :
-                 {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router, &layer.shared_gate_up,
-                  &layer.shared_down, &layer.mixer_input, &layer.mixer_output})
+            for (const linear* map : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router,
+                                      &layer.shared_gate_up, &layer.shared_down, &layer.mixer_input,
+                                      &layer.mixer_output, &layer.per_layer_gate, &layer.per_layer_output})
                 bytes += map->outputs() > 0 ? map->bytes() : 0;
             for (const auto* experts : {&layer.expert_gate_up, &layer.expert_down})
                 if (!experts->empty()) // those that a token uses

@@ -189,7 +189,12 @@ private:
     [[nodiscard]] float distance(const lease_type& lease, std::size_t i, const spliced_row& at, layer_id layer,
                                  deviation_metric compared, const rope* rotation) {
         const bool keys = compared == deviation_metric::keys;
-        fresh_.resize(lease.shape().head_dim);
+        if constexpr (grouped_lease<lease_type>) {
+            expects(pass_.place_of(layer).writes, "the layer that is compared has keys and values of its own");
+            fresh_.resize(pass_.head_dim());
+        } else {
+            fresh_.resize(lease.shape().head_dim);
+        }
         turn_.resize(fresh_.size());
         if (keys && rotation != nullptr)
             rotation->fill(static_cast<std::int64_t>(lease.first() + part_.rows[i]) - at.base, turn_);
