@@ -23866,9 +23866,10 @@ public:
     }
 
     /// Computes out = norm(output(gate(gate_weights(x)) * in[layer])). (rows, hidden)
-    void run(const block_weights& w, std::size_t layer, const activations& x, std::size_t rows, activations& out,
-             thread_pool& threads, int8_block_rows& scratch) {
-        w.per_layer_gate.apply(x.in(rows), one_.out(), threads, scratch);
+    void run(const block_weights& w, std::size_t layer, const rows_in& x, activations& out, thread_pool& threads,
+             int8_block_rows& scratch) {
+        const std::size_t rows = x.rows;
+        w.per_layer_gate.apply(x, one_.out(), threads, scratch);
         threads.parallel_for(rows, rows * size_ * 16, [&](std::size_t begin, std::size_t end) {
             for (std::size_t row = begin; row < end; ++row)
                 gated(config_, one_.row(row), inputs_.row(row).subspan(layer * size_, size_), one_.row(row));
@@ -24307,7 +24308,7 @@ public:
             mlp_.run(w, in, rows, normed_, threads_, scratch_);
         for_rows(x_.columns(), [&](std::size_t row) { add(row, w.mlp_output_norm); });
         if (own_input_.any()) {
-            own_input_.run(w, index_of(layer), x_, rows, normed_, threads_, scratch_);
+            own_input_.run(w, index_of(layer), x_.in(rows), normed_, threads_, scratch_);
             for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
         }
         if (!w.scale.empty())

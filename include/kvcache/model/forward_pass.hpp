@@ -133,7 +133,7 @@ public:
             mlp_.run(w, in, rows, normed_, threads_, scratch_);
         for_rows(x_.columns(), [&](std::size_t row) { add(row, w.mlp_output_norm); });
         if (own_input_.any()) {
-            own_input_.run(w, index_of(layer), x_, rows, normed_, threads_, scratch_);
+            own_input_.run(w, index_of(layer), x_.in(rows), normed_, threads_, scratch_);
             for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
         }
         if (!w.scale.empty())

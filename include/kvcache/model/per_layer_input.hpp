@@ -66,9 +66,10 @@ public:
     }
 
     /// Computes out = norm(output(gate(gate_weights(x)) * in[layer])). (rows, hidden)
-    void run(const block_weights& w, std::size_t layer, const activations& x, std::size_t rows, activations& out,
-             thread_pool& threads, int8_block_rows& scratch) {
-        w.per_layer_gate.apply(x.in(rows), one_.out(), threads, scratch);
+    void run(const block_weights& w, std::size_t layer, const rows_in& x, activations& out, thread_pool& threads,
+             int8_block_rows& scratch) {
+        const std::size_t rows = x.rows;
+        w.per_layer_gate.apply(x, one_.out(), threads, scratch);
         threads.parallel_for(rows, rows * size_ * 16, [&](std::size_t begin, std::size_t end) {
             for (std::size_t row = begin; row < end; ++row)
                 gated(config_, one_.row(row), inputs_.row(row).subspan(layer * size_, size_), one_.row(row));
