@@ -232,7 +232,8 @@ void add_pages(bench::suite& suite) {
 
     using manager =
         kv::page_manager<heap, decltype(kv::hash::xxh3{}.open({})), decltype(kv::index::radix{}.open(shape, 0)),
-                         decltype(kv::eviction::lru{}.open({})), decltype(kv::observer::none{}.open()), false>;
+                         decltype(kv::eviction::lru{}.open({})), decltype(kv::observer::none{}.open()),
+                         kv::page_content::rows>;
     auto kept = std::make_shared<manager>(kv::pool_config{shape, pages, bytes, 1}, kv::identity{},
                                           kv::detail::compose<kv::eviction::lru>::policies{});
     suite.add({.name = "page_manager",

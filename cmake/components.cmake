@@ -11,6 +11,7 @@ set(kvcache_cache_paths  # the cache alone: xxHash and threads
   codec/by_group.hpp
   codec/external.hpp
   codec/f32.hpp
+  codec/opaque.hpp
   codec/residual_page.hpp
   codec/row_major.hpp
   core/

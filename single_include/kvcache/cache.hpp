@@ -827,13 +827,35 @@ concept device_codec_state = requires(const S s) {
     { s.backend() } -> std::same_as<std::string>;
 };
 
+/// Codec of pages that are blobs of the host. `begin` gives memory for a blob of so many bytes, `blob` is what was
+/// written, `used` the bytes of the page that a record keeps; `clear` makes it a page without a blob.
+template <class S>
+concept opaque_codec_state = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes,
+                                      std::size_t size) {
+    { s.page_bytes() } -> std::same_as<std::size_t>;
+    { s.name() } -> std::same_as<std::string>;
+    { s.begin(page, size) } -> std::same_as<std::span<std::byte>>;
+    { s.blob(bytes) } -> std::same_as<std::span<const std::byte>>;
+    { s.used(bytes) } -> std::same_as<std::span<const std::byte>>;
+    s.clear(page);
+};
+
 /// State of an opened codec.
 template <class S>
-concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S>;
+concept codec_state =
+    (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S> || opaque_codec_state<S>;
+
+/// What a page of a codec holds: rows that are written one by one, rows that are encoded together, or one blob.
+enum class page_content { rows, encoded, opaque };
+/// The content of a codec's pages.
+template <codec_state S>
+inline constexpr page_content content_of = page_writer<S>          ? page_content::encoded
+                                           : opaque_codec_state<S> ? page_content::opaque
+                                                                   : page_content::rows;
 
 /// Whether a codec takes pages of any number of tokens. One that stores tiles takes multiples of 16.
 template <codec_state S>
-inline constexpr bool takes_any_tokens = row_major_codec<S> || device_codec_state<S>;
+inline constexpr bool takes_any_tokens = row_major_codec<S> || device_codec_state<S> || opaque_codec_state<S>;
 
 /// Whether a codec has pages of this shape.
 template <codec_state S>
@@ -3404,6 +3426,8 @@ public:
         if constexpr (owns_rows)
             require(!lease.spliced.empty() || lease.written.first(tokens.size()),
                     "rows are written in every layer before they are committed");
+        if constexpr (opaque_codec_state<typename Core::codec_type>)
+            require(has_blobs(tokens.size()), "opaque pages are committed whole, each with its blob");
         expects(lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         core_->commit(*state_, tokens);
         committed_ = true;
@@ -3423,6 +3447,14 @@ private:
     [[nodiscard]] Core& core(const char* rule) const {
         require(open(), rule);
         return *core_;
+    }
+
+    // Whether the first rows are those of whole pages with blobs.
+    [[nodiscard]] bool has_blobs(std::size_t rows) const {
+        bool all = rows % core_->shape().tokens == 0;
+        for (std::size_t row = 0; all && row < rows; row += core_->shape().tokens)
+            all = !core_->codec().blob(core_->storage().bytes(slot_of(row).page)).empty();
+        return all;
     }
 
     // Whether it has not ended; it ends with its sequence and with its cache too.
@@ -4040,14 +4072,15 @@ template <class Policies>
         return policies.layers.open(of);
 }
 
-// Whether the codec of blocks in the cache's memory writes single rows.
+// Whether the codec of blocks in the cache's memory writes single rows, or opaque blobs.
 template <class Layers>
 inline constexpr bool writes_blocks_by_row = true;
 template <class Layers>
     requires requires {
         typename Layers::memory_type::codec_type;
     }
-inline constexpr bool writes_blocks_by_row<Layers> = row_writer<typename Layers::memory_type::codec_type>;
+inline constexpr bool writes_blocks_by_row<Layers> = row_writer<typename Layers::memory_type::codec_type> ||
+                                                     opaque_codec_state<typename Layers::memory_type::codec_type>;
 
 // Whether a cache of layer groups can be opened. Errors: those of layers::grouped; out_of_range, for a group whose
 // blocks its codec cannot have.
@@ -4662,13 +4695,13 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The state of every page: free, in use (referenced by sequences), or evictable (unreferenced, and kept in the index
 /// until space is needed). The children of an evictable page are evictable too, because a sequence that references a
-/// page references all its ancestors. `Coded`: whether the codec encodes whole pages. With layer groups, pages have
+/// page references all its ancestors. `Content`: what the codec has in a page. With layer groups, pages have
 /// blocks of other groups, each in use or evictable by itself; a page that is freed has none.
 template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer,
-          bool Coded, layers_state Layers = layers::uniform::state>
+          page_content Content, layers_state Layers = layers::uniform::state>
 class page_manager {
 public:
-    static constexpr bool quantized = Coded;
+    static constexpr bool quantized = Content == page_content::encoded, opaque = Content == page_content::opaque;
     static constexpr bool grouped = Layers::several;
     static constexpr bool observed = !std::same_as<Observer, observer::none::state>;
 
@@ -5112,7 +5145,7 @@ private:
 
     page_shape shape_;
     std::size_t page_bytes_;
-    std::conditional_t<Coded, residual_pool, no_residual_pool> residual_;
+    std::conditional_t<quantized, residual_pool, no_residual_pool> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
     index_match found_; // of the last `find`
@@ -5257,20 +5290,9 @@ template <class Pages>
 
 }} // namespace kvcache
 
-// ---- kvcache/cache/sequence_manager.hpp ---------------------------------------------------------------------------
+// ---- kvcache/cache/whole_page_leases.hpp --------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// What a reservation of rows takes.
-struct row_demand {
-    std::uint32_t used = 0;           ///< Rows of the sequence's last page that are in use.
-    std::size_t in_tail = 0;          ///< Rows that go into it.
-    bool copies = false;              ///< It is shared, so it is copied first.
-    std::size_t fresh = 0;            ///< Pages after it.
-    std::size_t max_batch_tokens = 0; ///< Rows that are written and attended at a time.
-    std::size_t pages = 0;            ///< Pages in all, with those set aside for residual rows.
-    bool whole = false;               ///< See reserve_options.
-};
 
 /// In place of residual_leases, where a codec writes row by row: every row of a page can be continued.
 struct no_residual_leases {
@@ -5286,6 +5308,37 @@ struct no_residual_leases {
     static constexpr codec::residual_page* given(const sequence_state&, std::size_t) noexcept { return nullptr; }
     static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
     static constexpr void end(residual_ring&) noexcept {}
+};
+/// The same where pages are opaque: a page is continued by another one only.
+class whole_page_leases : public no_residual_leases {
+public:
+    template <class PageManager>
+    whole_page_leases(const PageManager& pages, std::size_t page_tokens, residual_window window)
+        : no_residual_leases(pages, page_tokens, window), page_tokens_(page_tokens) {}
+    template <class Pages>
+    [[nodiscard]] std::size_t kept(const Pages&, std::size_t tokens) const noexcept {
+        return tokens - tokens % page_tokens_;
+    }
+
+private:
+    std::size_t page_tokens_;
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/cache/sequence_manager.hpp ---------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// What a reservation of rows takes.
+struct row_demand {
+    std::uint32_t used = 0;           ///< Rows of the sequence's last page that are in use.
+    std::size_t in_tail = 0;          ///< Rows that go into it.
+    bool copies = false;              ///< It is shared, so it is copied first.
+    std::size_t fresh = 0;            ///< Pages after it.
+    std::size_t max_batch_tokens = 0; ///< Rows that are written and attended at a time.
+    std::size_t pages = 0;            ///< Pages in all, with those set aside for residual rows.
+    bool whole = false;               ///< See reserve_options.
 };
 
 /// The blocks of layer groups that sequences use: cache/group_leases.hpp, which <kvcache/layer_groups.hpp> includes.
@@ -5307,6 +5360,7 @@ public:
     /// Whether the codec encodes whole pages: only those are shared then, with the rows that stay in full precision.
     static constexpr bool quantized = PageManager::quantized;
     static constexpr bool grouped = PageManager::grouped;
+    static constexpr bool opaque = PageManager::opaque;
 
     /// `window`: the rows that stay in full precision, if `quantized`. Requires: the page manager outlives it. It
     /// cannot be moved.
@@ -5407,11 +5461,14 @@ private:
 
 public:
     /// Reserves rows after the tokens of a sequence, as its lease. Errors: out_of_memory, with the pages needed and
-    /// available; nothing has changed then. Throws: bad_alloc, likewise. Requires: it has no lease.
+    /// available; out_of_range, for a part of an opaque page; nothing has changed then. Throws: bad_alloc, likewise.
+    /// Requires: it has no lease.
     template <class Codec>
     [[nodiscard]] result<void> reserve(sequence_state& state, const Codec& codec, std::size_t rows,
                                        reserve_options options) {
         require(!state.lease.open, "a sequence has one lease at a time");
+        if (opaque && rows % page_tokens_ != 0)
+            return error{error_code::out_of_range, "rows", "opaque pages are reserved whole"};
         const row_demand wanted = demand(state, rows, options);
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
@@ -5620,6 +5677,8 @@ private:
             const std::size_t count = std::min<std::size_t>(after, page_tokens_);
             state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
             after -= count;
+            if constexpr (opaque)
+                codec.clear(pages_.pool().bytes(*page));
             if constexpr (grouped)
                 if (!groups_.extend(state, *page))
                     return false;
@@ -5707,7 +5766,9 @@ private:
 
     PageManager& pages_;
     std::size_t page_tokens_;
-    std::conditional_t<quantized, residual_leases<PageManager>, no_residual_leases> residual_;
+    std::conditional_t<quantized, residual_leases<PageManager>,
+                       std::conditional_t<opaque, whole_page_leases, no_residual_leases>>
+        residual_;
     std::conditional_t<grouped, group_leases<PageManager>, no_group_leases> groups_;
     sequence_state ring_;
     std::size_t size_ = 0;
@@ -5808,7 +5869,7 @@ public:
     using layers_type = decltype(detail::open_layers(std::declval<const Policies&>(), layers_capacity{}));
     using page_manager_type = page_manager<storage_type, opened<decltype(Policies::hash), identity>, index_type,
                                            opened<decltype(Policies::eviction), eviction_capacity>,
-                                           opened<decltype(Policies::observer)>, page_writer<codec_type>, layers_type>;
+                                           opened<decltype(Policies::observer)>, content_of<codec_type>, layers_type>;
     using sequence = basic_sequence<cache_core>;
     using lease = basic_lease<cache_core>;
 
@@ -8935,7 +8996,7 @@ private:
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Blocks that the cache has itself: those of each group in a storage of their own, keys and values in the format of a
-/// codec that writes row by row. A state has no format: its bytes are the host's, and
+/// codec that writes row by row, or as opaque blobs. A state has no format: its bytes are the host's, and
 /// those of an opaque state are as many as each snapshot says. `Storage`, `Codec`: policies.
 template <class Storage, class Codec>
 class owned_blocks {
@@ -8964,6 +9025,11 @@ public:
         if (!taken)
             return false;
         const auto memory = bytes(pool, block);
+        if constexpr (opaque_codec_state<codec_type>)
+            if (of.codec) {
+                of.codec->clear(memory);
+                return true;
+            }
         std::fill(memory.begin(), memory.end(), std::byte{});
         return true;
     }
@@ -8973,9 +9039,11 @@ public:
         else
             pools_[pool].blobs[block].reset();
     }
-    [[nodiscard]] bool copy(std::size_t pool, std::uint32_t from, std::uint32_t to, std::size_t rows) const {
-        codec(pool).copy(bytes(pool, from), bytes(pool, to), rows);
-        return true;
+    [[nodiscard]] bool copy([[maybe_unused]] std::size_t pool, [[maybe_unused]] std::uint32_t from,
+                            [[maybe_unused]] std::uint32_t to, [[maybe_unused]] std::size_t rows) const {
+        if constexpr (row_writer<codec_type>)
+            codec(pool).copy(bytes(pool, from), bytes(pool, to), rows);
+        return true; // opaque blocks are shared whole
     }
 
     [[nodiscard]] std::span<std::byte> bytes(std::size_t pool, std::uint32_t block) const {

@@ -835,13 +835,35 @@ concept device_codec_state = requires(const S s) {
     { s.backend() } -> std::same_as<std::string>;
 };
 
+/// Codec of pages that are blobs of the host. `begin` gives memory for a blob of so many bytes, `blob` is what was
+/// written, `used` the bytes of the page that a record keeps; `clear` makes it a page without a blob.
+template <class S>
+concept opaque_codec_state = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes,
+                                      std::size_t size) {
+    { s.page_bytes() } -> std::same_as<std::size_t>;
+    { s.name() } -> std::same_as<std::string>;
+    { s.begin(page, size) } -> std::same_as<std::span<std::byte>>;
+    { s.blob(bytes) } -> std::same_as<std::span<const std::byte>>;
+    { s.used(bytes) } -> std::same_as<std::span<const std::byte>>;
+    s.clear(page);
+};
+
 /// State of an opened codec.
 template <class S>
-concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S>;
+concept codec_state =
+    (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S> || opaque_codec_state<S>;
+
+/// What a page of a codec holds: rows that are written one by one, rows that are encoded together, or one blob.
+enum class page_content { rows, encoded, opaque };
+/// The content of a codec's pages.
+template <codec_state S>
+inline constexpr page_content content_of = page_writer<S>          ? page_content::encoded
+                                           : opaque_codec_state<S> ? page_content::opaque
+                                                                   : page_content::rows;
 
 /// Whether a codec takes pages of any number of tokens. One that stores tiles takes multiples of 16.
 template <codec_state S>
-inline constexpr bool takes_any_tokens = row_major_codec<S> || device_codec_state<S>;
+inline constexpr bool takes_any_tokens = row_major_codec<S> || device_codec_state<S> || opaque_codec_state<S>;
 
 /// Whether a codec has pages of this shape.
 template <codec_state S>
@@ -8353,6 +8375,8 @@ public:
         if constexpr (owns_rows)
             require(!lease.spliced.empty() || lease.written.first(tokens.size()),
                     "rows are written in every layer before they are committed");
+        if constexpr (opaque_codec_state<typename Core::codec_type>)
+            require(has_blobs(tokens.size()), "opaque pages are committed whole, each with its blob");
         expects(lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         core_->commit(*state_, tokens);
         committed_ = true;
@@ -8372,6 +8396,14 @@ private:
     [[nodiscard]] Core& core(const char* rule) const {
         require(open(), rule);
         return *core_;
+    }
+
+    // Whether the first rows are those of whole pages with blobs.
+    [[nodiscard]] bool has_blobs(std::size_t rows) const {
+        bool all = rows % core_->shape().tokens == 0;
+        for (std::size_t row = 0; all && row < rows; row += core_->shape().tokens)
+            all = !core_->codec().blob(core_->storage().bytes(slot_of(row).page)).empty();
+        return all;
     }
 
     // Whether it has not ended; it ends with its sequence and with its cache too.
@@ -8938,14 +8970,15 @@ template <class Policies>
         return policies.layers.open(of);
 }
 
-// Whether the codec of blocks in the cache's memory writes single rows.
+// Whether the codec of blocks in the cache's memory writes single rows, or opaque blobs.
 template <class Layers>
 inline constexpr bool writes_blocks_by_row = true;
 template <class Layers>
     requires requires {
         typename Layers::memory_type::codec_type;
     }
-inline constexpr bool writes_blocks_by_row<Layers> = row_writer<typename Layers::memory_type::codec_type>;
+inline constexpr bool writes_blocks_by_row<Layers> = row_writer<typename Layers::memory_type::codec_type> ||
+                                                     opaque_codec_state<typename Layers::memory_type::codec_type>;
 
 // Whether a cache of layer groups can be opened. Errors: those of layers::grouped; out_of_range, for a group whose
 // blocks its codec cannot have.
@@ -9560,13 +9593,13 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The state of every page: free, in use (referenced by sequences), or evictable (unreferenced, and kept in the index
 /// until space is needed). The children of an evictable page are evictable too, because a sequence that references a
-/// page references all its ancestors. `Coded`: whether the codec encodes whole pages. With layer groups, pages have
+/// page references all its ancestors. `Content`: what the codec has in a page. With layer groups, pages have
 /// blocks of other groups, each in use or evictable by itself; a page that is freed has none.
 template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer,
-          bool Coded, layers_state Layers = layers::uniform::state>
+          page_content Content, layers_state Layers = layers::uniform::state>
 class page_manager {
 public:
-    static constexpr bool quantized = Coded;
+    static constexpr bool quantized = Content == page_content::encoded, opaque = Content == page_content::opaque;
     static constexpr bool grouped = Layers::several;
     static constexpr bool observed = !std::same_as<Observer, observer::none::state>;
 
@@ -10010,7 +10043,7 @@ private:
 
     page_shape shape_;
     std::size_t page_bytes_;
-    std::conditional_t<Coded, residual_pool, no_residual_pool> residual_;
+    std::conditional_t<quantized, residual_pool, no_residual_pool> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
     index_match found_; // of the last `find`
@@ -10155,20 +10188,9 @@ template <class Pages>
 
 }} // namespace kvcache
 
-// ---- kvcache/cache/sequence_manager.hpp ---------------------------------------------------------------------------
+// ---- kvcache/cache/whole_page_leases.hpp --------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// What a reservation of rows takes.
-struct row_demand {
-    std::uint32_t used = 0;           ///< Rows of the sequence's last page that are in use.
-    std::size_t in_tail = 0;          ///< Rows that go into it.
-    bool copies = false;              ///< It is shared, so it is copied first.
-    std::size_t fresh = 0;            ///< Pages after it.
-    std::size_t max_batch_tokens = 0; ///< Rows that are written and attended at a time.
-    std::size_t pages = 0;            ///< Pages in all, with those set aside for residual rows.
-    bool whole = false;               ///< See reserve_options.
-};
 
 /// In place of residual_leases, where a codec writes row by row: every row of a page can be continued.
 struct no_residual_leases {
@@ -10184,6 +10206,37 @@ struct no_residual_leases {
     static constexpr codec::residual_page* given(const sequence_state&, std::size_t) noexcept { return nullptr; }
     static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
     static constexpr void end(residual_ring&) noexcept {}
+};
+/// The same where pages are opaque: a page is continued by another one only.
+class whole_page_leases : public no_residual_leases {
+public:
+    template <class PageManager>
+    whole_page_leases(const PageManager& pages, std::size_t page_tokens, residual_window window)
+        : no_residual_leases(pages, page_tokens, window), page_tokens_(page_tokens) {}
+    template <class Pages>
+    [[nodiscard]] std::size_t kept(const Pages&, std::size_t tokens) const noexcept {
+        return tokens - tokens % page_tokens_;
+    }
+
+private:
+    std::size_t page_tokens_;
+};
+
+}} // namespace kvcache
+
+// ---- kvcache/cache/sequence_manager.hpp ---------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// What a reservation of rows takes.
+struct row_demand {
+    std::uint32_t used = 0;           ///< Rows of the sequence's last page that are in use.
+    std::size_t in_tail = 0;          ///< Rows that go into it.
+    bool copies = false;              ///< It is shared, so it is copied first.
+    std::size_t fresh = 0;            ///< Pages after it.
+    std::size_t max_batch_tokens = 0; ///< Rows that are written and attended at a time.
+    std::size_t pages = 0;            ///< Pages in all, with those set aside for residual rows.
+    bool whole = false;               ///< See reserve_options.
 };
 
 /// The blocks of layer groups that sequences use: cache/group_leases.hpp, which <kvcache/layer_groups.hpp> includes.
@@ -10205,6 +10258,7 @@ public:
     /// Whether the codec encodes whole pages: only those are shared then, with the rows that stay in full precision.
     static constexpr bool quantized = PageManager::quantized;
     static constexpr bool grouped = PageManager::grouped;
+    static constexpr bool opaque = PageManager::opaque;
 
     /// `window`: the rows that stay in full precision, if `quantized`. Requires: the page manager outlives it. It
     /// cannot be moved.
@@ -10305,11 +10359,14 @@ private:
 
 public:
     /// Reserves rows after the tokens of a sequence, as its lease. Errors: out_of_memory, with the pages needed and
-    /// available; nothing has changed then. Throws: bad_alloc, likewise. Requires: it has no lease.
+    /// available; out_of_range, for a part of an opaque page; nothing has changed then. Throws: bad_alloc, likewise.
+    /// Requires: it has no lease.
     template <class Codec>
     [[nodiscard]] result<void> reserve(sequence_state& state, const Codec& codec, std::size_t rows,
                                        reserve_options options) {
         require(!state.lease.open, "a sequence has one lease at a time");
+        if (opaque && rows % page_tokens_ != 0)
+            return error{error_code::out_of_range, "rows", "opaque pages are reserved whole"};
         const row_demand wanted = demand(state, rows, options);
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
@@ -10518,6 +10575,8 @@ private:
             const std::size_t count = std::min<std::size_t>(after, page_tokens_);
             state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
             after -= count;
+            if constexpr (opaque)
+                codec.clear(pages_.pool().bytes(*page));
             if constexpr (grouped)
                 if (!groups_.extend(state, *page))
                     return false;
@@ -10605,7 +10664,9 @@ private:
 
     PageManager& pages_;
     std::size_t page_tokens_;
-    std::conditional_t<quantized, residual_leases<PageManager>, no_residual_leases> residual_;
+    std::conditional_t<quantized, residual_leases<PageManager>,
+                       std::conditional_t<opaque, whole_page_leases, no_residual_leases>>
+        residual_;
     std::conditional_t<grouped, group_leases<PageManager>, no_group_leases> groups_;
     sequence_state ring_;
     std::size_t size_ = 0;
@@ -10706,7 +10767,7 @@ public:
     using layers_type = decltype(detail::open_layers(std::declval<const Policies&>(), layers_capacity{}));
     using page_manager_type = page_manager<storage_type, opened<decltype(Policies::hash), identity>, index_type,
                                            opened<decltype(Policies::eviction), eviction_capacity>,
-                                           opened<decltype(Policies::observer)>, page_writer<codec_type>, layers_type>;
+                                           opened<decltype(Policies::observer)>, content_of<codec_type>, layers_type>;
     using sequence = basic_sequence<cache_core>;
     using lease = basic_lease<cache_core>;
 
@@ -14161,6 +14222,89 @@ template <class Keys, class Values>
 mixed_kv(Keys, Values) -> mixed_kv<Keys, Values>;
 
 static_assert(codec_policy<mixed_kv<int8, int8>>);
+
+}}} // namespace kvcache::codec
+
+// ---- kvcache/core/little_endian.hpp -------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// The little-endian unsigned integer at offset `at`. Requires: it lies inside `bytes`.
+template <std::unsigned_integral N>
+[[nodiscard]] constexpr N load_little(std::span<const std::byte> bytes, std::size_t at) noexcept {
+    N made = 0;
+    for (std::size_t i = sizeof(N); i > 0; --i)
+        made = static_cast<N>(static_cast<N>(made << (sizeof(N) > 1 ? 8 : 0)) | std::to_integer<N>(bytes[at + i - 1]));
+    return made;
+}
+
+/// Stores an unsigned integer at offset `at`, little-endian. Requires: it lies inside `bytes`.
+template <std::unsigned_integral N>
+constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number) noexcept {
+    for (std::size_t i = 0; i < sizeof(N); ++i)
+        bytes[at + i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
+}
+
+}} // namespace kvcache
+
+// ---- kvcache/codec/opaque.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
+
+/// For pages that are blobs of a host: the state of an engine for the tokens of a page, in a form that only the engine
+/// knows. A blob has any number of bytes up to `blob_bytes`. A page is shared whole or not at all, so sequences grow by
+/// whole pages. A host writes and reads blobs with cache/blobs.hpp.
+struct opaque {
+    using role = codec_role;
+    std::size_t blob_bytes = 0;            ///< The most bytes of a page's blob.
+    std::string layout = "the host's own"; ///< Becomes part of the identity: what a blob holds, and its version.
+
+    /// Bytes of a page for a blob of so many bytes, with the number of bytes before it.
+    [[nodiscard]] static constexpr std::size_t page_bytes(std::size_t blob_bytes) noexcept {
+        return blob_bytes + sizeof(std::uint64_t);
+    }
+
+    class state {
+    public:
+        state(std::size_t blob_bytes, std::string layout) : bytes_(header + blob_bytes), layout_(std::move(layout)) {}
+        [[nodiscard]] std::size_t page_bytes() const noexcept { return bytes_; }
+        [[nodiscard]] std::string name() const { return "opaque"; }
+        [[nodiscard]] std::string layout_name() const { return layout_; }
+
+        /// Those bytes of a page that are in use: the number of bytes of its blob, and the blob. Fewer than a page
+        /// has, even if the number is damaged.
+        [[nodiscard]] static std::span<const std::byte> used(std::span<const std::byte> page) noexcept {
+            return page.first(header + size(page));
+        }
+        /// The blob of a page; empty if none was written.
+        [[nodiscard]] static std::span<const std::byte> blob(std::span<const std::byte> page) noexcept {
+            return used(page).subspan(header);
+        }
+        /// Memory for a blob of so many bytes. Requires: the page has room for them.
+        [[nodiscard]] static std::span<std::byte> begin(std::span<std::byte> page, std::size_t bytes) {
+            require(bytes <= page.size() - header, "a blob has no more bytes than its codec says");
+            store_little(page, 0, std::uint64_t{bytes});
+            return page.subspan(header, bytes);
+        }
+        /// Makes the page one without a blob.
+        static void clear(std::span<std::byte> page) { static_cast<void>(begin(page, 0)); }
+
+    private:
+        static constexpr std::size_t header = sizeof(std::uint64_t);
+
+        [[nodiscard]] static std::size_t size(std::span<const std::byte> page) noexcept {
+            const auto said = load_little<std::uint64_t>(page, 0);
+            return said <= page.size() - header ? static_cast<std::size_t>(said) : 0;
+        }
+
+        std::size_t bytes_;
+        std::string layout_;
+    };
+
+    [[nodiscard]] state open(page_shape) const { return {blob_bytes, layout}; }
+};
+
+static_assert(codec_policy<opaque>);
 
 }}} // namespace kvcache::codec
 
@@ -17669,7 +17813,7 @@ private:
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Blocks that the cache has itself: those of each group in a storage of their own, keys and values in the format of a
-/// codec that writes row by row. A state has no format: its bytes are the host's, and
+/// codec that writes row by row, or as opaque blobs. A state has no format: its bytes are the host's, and
 /// those of an opaque state are as many as each snapshot says. `Storage`, `Codec`: policies.
 template <class Storage, class Codec>
 class owned_blocks {
@@ -17698,6 +17842,11 @@ public:
         if (!taken)
             return false;
         const auto memory = bytes(pool, block);
+        if constexpr (opaque_codec_state<codec_type>)
+            if (of.codec) {
+                of.codec->clear(memory);
+                return true;
+            }
         std::fill(memory.begin(), memory.end(), std::byte{});
         return true;
     }
@@ -17707,9 +17856,11 @@ public:
         else
             pools_[pool].blobs[block].reset();
     }
-    [[nodiscard]] bool copy(std::size_t pool, std::uint32_t from, std::uint32_t to, std::size_t rows) const {
-        codec(pool).copy(bytes(pool, from), bytes(pool, to), rows);
-        return true;
+    [[nodiscard]] bool copy([[maybe_unused]] std::size_t pool, [[maybe_unused]] std::uint32_t from,
+                            [[maybe_unused]] std::uint32_t to, [[maybe_unused]] std::size_t rows) const {
+        if constexpr (row_writer<codec_type>)
+            codec(pool).copy(bytes(pool, from), bytes(pool, to), rows);
+        return true; // opaque blocks are shared whole
     }
 
     [[nodiscard]] std::span<std::byte> bytes(std::size_t pool, std::uint32_t block) const {
@@ -19204,28 +19355,6 @@ static_assert(ranges::none_of(block_formats, [](block_format format) { return na
 /// Returns whether a format has integer codes and scales, rather than one float a weight.
 [[nodiscard]] constexpr bool is_quantized(block_format format) noexcept {
     return shape_of(format).weights > 1;
-}
-
-}} // namespace kvcache
-
-// ---- kvcache/core/little_endian.hpp -------------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// The little-endian unsigned integer at offset `at`. Requires: it lies inside `bytes`.
-template <std::unsigned_integral N>
-[[nodiscard]] constexpr N load_little(std::span<const std::byte> bytes, std::size_t at) noexcept {
-    N made = 0;
-    for (std::size_t i = sizeof(N); i > 0; --i)
-        made = static_cast<N>(static_cast<N>(made << (sizeof(N) > 1 ? 8 : 0)) | std::to_integer<N>(bytes[at + i - 1]));
-    return made;
-}
-
-/// Stores an unsigned integer at offset `at`, little-endian. Requires: it lies inside `bytes`.
-template <std::unsigned_integral N>
-constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number) noexcept {
-    for (std::size_t i = 0; i < sizeof(N); ++i)
-        bytes[at + i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
 }
 
 }} // namespace kvcache
@@ -27240,6 +27369,8 @@ public:
             if (!exact.empty() && core_.codec().window().covers(page, end / shape.tokens))
                 parts_.push_back(
                     {part_kind::exact, index, rows, full ? exact : cut(codec::f32::state(shape), exact, rows)});
+        } else if constexpr (opaque_codec_state<typename Core::codec_type>) {
+            parts_.push_back({part_kind::page, index, rows, core_.codec().used(core_.storage().bytes(entry.page))});
         } else {
             const auto bytes = core_.storage().bytes(entry.page);
             parts_.push_back({part_kind::page, index, rows, full ? bytes : cut(core_.codec(), bytes, rows)});
@@ -27317,6 +27448,14 @@ template <class Codec, class Lease>
     return !page_writer<Codec> || rows == lease.shape().tokens; // a partial page is not encoded yet
 }
 
+/// The memory that an opaque page of a record takes of a page: as many bytes as it has, and all of the page if it has
+/// more, so that its length is refused.
+[[nodiscard]] inline std::span<std::byte> blob_memory(const record& from, part_kind kind, std::uint32_t index,
+                                                      std::span<std::byte> page) noexcept {
+    const record_part* part = from.part(kind, index);
+    return part == nullptr || part->bytes.size() > page.size() ? page : page.first(part->bytes.size());
+}
+
 /// Copies page `index` of a record to page `page` of a lease, `rows` rows, and verifies the copy.
 /// Errors: malformed, mismatched, with the field's name. On an error the caller rolls the lease back.
 /// Cost: copies the page and reads the copy.
@@ -27326,7 +27465,9 @@ template <class Codec, class Lease>
     for (const part_kind kind : {part_kind::page, part_kind::exact}) {
         if (!places<Codec>(kind, lease, page, rows))
             continue;
-        const auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
+        auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
+        if constexpr (opaque_codec_state<Codec>)
+            to = blob_memory(from, part_kind::page, index, to);
         if (auto placed = place_part(from, kind, index, rows, to, auth); !placed)
             return placed;
     }
@@ -33219,7 +33360,7 @@ public:
                 .index = entry,
                 .tokens = std::span<const token_id>(state.tokens).subspan(entry * page_tokens, page_tokens)};
             const part_source part{
-                .kind = group_part(group), .rows = rows_of(pool), .bytes = bytes(state, pool, entry)};
+                .kind = group_part(group), .rows = rows_of(pool), .bytes = recorded(state, pool, entry)};
             const record_writer made(
                 {record_kind::block, page.first(), page.tokens, chain[entry - first], name, {&part, 1}}, names_,
                 records_.auth());
@@ -33286,6 +33427,9 @@ public:
     }
 
 private:
+    using block_codec =
+        typename std::remove_cvref_t<decltype(std::declval<const typename Core::layers_type&>().memory())>::codec_type;
+
     // A block of a page of the run.
     struct place_in_lease {
         std::size_t pool = 0, page = 0;
@@ -33299,6 +33443,19 @@ private:
     }
     [[nodiscard]] std::span<std::byte> bytes(const sequence_state& state, std::size_t pool, std::size_t entry) const {
         return blocks_.memory().bytes(pool, blocks_.block(pool, state.table[entry].page));
+    }
+    // Whether the blocks of a group are opaque pages.
+    [[nodiscard]] bool is_blob([[maybe_unused]] std::size_t pool) const {
+        return opaque_codec_state<block_codec> && !blocks_.is_state(pool);
+    }
+    // The bytes of a block that a record keeps.
+    [[nodiscard]] std::span<const std::byte> recorded(const sequence_state& state, std::size_t pool,
+                                                      std::size_t entry) const {
+        const std::span<const std::byte> all = bytes(state, pool, entry);
+        if constexpr (opaque_codec_state<block_codec>)
+            if (is_blob(pool))
+                return blocks_.memory().codec(pool).used(all);
+        return all;
     }
     // The first page of a run of `pages` whose block is needed. Those before the run are in memory.
     [[nodiscard]] std::size_t first_wanted(std::size_t pool, std::size_t pages) const {
@@ -33340,8 +33497,10 @@ private:
             if (!made)
                 return made.error();
         }
-        return place_part(*read, group_part(group), 0, rows_of(at.pool), bytes(state, at.pool, page.index),
-                          records_.auth());
+        auto to = bytes(state, at.pool, page.index);
+        if (is_blob(at.pool))
+            to = blob_memory(*read, group_part(group), 0, to);
+        return place_part(*read, group_part(group), 0, rows_of(at.pool), to, records_.auth());
     }
 
     Core& core_;

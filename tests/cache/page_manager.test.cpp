@@ -125,7 +125,7 @@ TEST_CASE("in a cache, tail-safe lru keeps of each conversation what its next tu
 
 TEST_CASE("counts that disagree are found") {
     kv::page_manager<kv::storage::heap::state, kv::hash::xxh3::state, kv::index::radix::state, kv::eviction::lru::state,
-                     kv::observer::none::state, false>
+                     kv::observer::none::state, kv::page_content::rows>
         manager({shape, 4, 64}, {}, kv::detail::compose<kv::eviction::lru>::policies{});
     const auto page = manager.allocate(0);
     REQUIRE(page);

@@ -55,7 +55,7 @@ public:
                 .index = entry,
                 .tokens = std::span<const token_id>(state.tokens).subspan(entry * page_tokens, page_tokens)};
             const part_source part{
-                .kind = group_part(group), .rows = rows_of(pool), .bytes = bytes(state, pool, entry)};
+                .kind = group_part(group), .rows = rows_of(pool), .bytes = recorded(state, pool, entry)};
             const record_writer made(
                 {record_kind::block, page.first(), page.tokens, chain[entry - first], name, {&part, 1}}, names_,
                 records_.auth());
@@ -122,6 +122,9 @@ public:
     }
 
 private:
+    using block_codec =
+        typename std::remove_cvref_t<decltype(std::declval<const typename Core::layers_type&>().memory())>::codec_type;
+
     // A block of a page of the run.
     struct place_in_lease {
         std::size_t pool = 0, page = 0;
@@ -135,6 +138,19 @@ private:
     }
     [[nodiscard]] std::span<std::byte> bytes(const sequence_state& state, std::size_t pool, std::size_t entry) const {
         return blocks_.memory().bytes(pool, blocks_.block(pool, state.table[entry].page));
+    }
+    // Whether the blocks of a group are opaque pages.
+    [[nodiscard]] bool is_blob([[maybe_unused]] std::size_t pool) const {
+        return opaque_codec_state<block_codec> && !blocks_.is_state(pool);
+    }
+    // The bytes of a block that a record keeps.
+    [[nodiscard]] std::span<const std::byte> recorded(const sequence_state& state, std::size_t pool,
+                                                      std::size_t entry) const {
+        const std::span<const std::byte> all = bytes(state, pool, entry);
+        if constexpr (opaque_codec_state<block_codec>)
+            if (is_blob(pool))
+                return blocks_.memory().codec(pool).used(all);
+        return all;
     }
     // The first page of a run of `pages` whose block is needed. Those before the run are in memory.
     [[nodiscard]] std::size_t first_wanted(std::size_t pool, std::size_t pages) const {
@@ -176,8 +192,10 @@ private:
             if (!made)
                 return made.error();
         }
-        return place_part(*read, group_part(group), 0, rows_of(at.pool), bytes(state, at.pool, page.index),
-                          records_.auth());
+        auto to = bytes(state, at.pool, page.index);
+        if (is_blob(at.pool))
+            to = blob_memory(*read, group_part(group), 0, to);
+        return place_part(*read, group_part(group), 0, rows_of(at.pool), to, records_.auth());
     }
 
     Core& core_;

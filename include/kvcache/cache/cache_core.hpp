@@ -52,7 +52,7 @@ public:
     using layers_type = decltype(detail::open_layers(std::declval<const Policies&>(), layers_capacity{}));
     using page_manager_type = page_manager<storage_type, opened<decltype(Policies::hash), identity>, index_type,
                                            opened<decltype(Policies::eviction), eviction_capacity>,
-                                           opened<decltype(Policies::observer)>, page_writer<codec_type>, layers_type>;
+                                           opened<decltype(Policies::observer)>, content_of<codec_type>, layers_type>;
     using sequence = basic_sequence<cache_core>;
     using lease = basic_lease<cache_core>;
 

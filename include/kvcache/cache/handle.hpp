@@ -411,6 +411,8 @@ public:
         if constexpr (owns_rows)
             require(!lease.spliced.empty() || lease.written.first(tokens.size()),
                     "rows are written in every layer before they are committed");
+        if constexpr (opaque_codec_state<typename Core::codec_type>)
+            require(has_blobs(tokens.size()), "opaque pages are committed whole, each with its blob");
         expects(lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         core_->commit(*state_, tokens);
         committed_ = true;
@@ -430,6 +432,14 @@ private:
     [[nodiscard]] Core& core(const char* rule) const {
         require(open(), rule);
         return *core_;
+    }
+
+    // Whether the first rows are those of whole pages with blobs.
+    [[nodiscard]] bool has_blobs(std::size_t rows) const {
+        bool all = rows % core_->shape().tokens == 0;
+        for (std::size_t row = 0; all && row < rows; row += core_->shape().tokens)
+            all = !core_->codec().blob(core_->storage().bytes(slot_of(row).page)).empty();
+        return all;
     }
 
     // Whether it has not ended; it ends with its sequence and with its cache too.

@@ -21,7 +21,7 @@
 namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// Blocks that the cache has itself: those of each group in a storage of their own, keys and values in the format of a
-/// codec that writes row by row. A state has no format: its bytes are the host's, and
+/// codec that writes row by row, or as opaque blobs. A state has no format: its bytes are the host's, and
 /// those of an opaque state are as many as each snapshot says. `Storage`, `Codec`: policies.
 template <class Storage, class Codec>
 class owned_blocks {
@@ -50,6 +50,11 @@ public:
         if (!taken)
             return false;
         const auto memory = bytes(pool, block);
+        if constexpr (opaque_codec_state<codec_type>)
+            if (of.codec) {
+                of.codec->clear(memory);
+                return true;
+            }
         std::fill(memory.begin(), memory.end(), std::byte{});
         return true;
     }
@@ -59,9 +64,11 @@ public:
         else
             pools_[pool].blobs[block].reset();
     }
-    [[nodiscard]] bool copy(std::size_t pool, std::uint32_t from, std::uint32_t to, std::size_t rows) const {
-        codec(pool).copy(bytes(pool, from), bytes(pool, to), rows);
-        return true;
+    [[nodiscard]] bool copy([[maybe_unused]] std::size_t pool, [[maybe_unused]] std::uint32_t from,
+                            [[maybe_unused]] std::uint32_t to, [[maybe_unused]] std::size_t rows) const {
+        if constexpr (row_writer<codec_type>)
+            codec(pool).copy(bytes(pool, from), bytes(pool, to), rows);
+        return true; // opaque blocks are shared whole
     }
 
     [[nodiscard]] std::span<std::byte> bytes(std::size_t pool, std::uint32_t block) const {

@@ -63,14 +63,15 @@ template <class Policies>
         return policies.layers.open(of);
 }
 
-// Whether the codec of blocks in the cache's memory writes single rows.
+// Whether the codec of blocks in the cache's memory writes single rows, or opaque blobs.
 template <class Layers>
 inline constexpr bool writes_blocks_by_row = true;
 template <class Layers>
     requires requires {
         typename Layers::memory_type::codec_type;
     }
-inline constexpr bool writes_blocks_by_row<Layers> = row_writer<typename Layers::memory_type::codec_type>;
+inline constexpr bool writes_blocks_by_row<Layers> = row_writer<typename Layers::memory_type::codec_type> ||
+                                                     opaque_codec_state<typename Layers::memory_type::codec_type>;
 
 // Whether a cache of layer groups can be opened. Errors: those of layers::grouped; out_of_range, for a group whose
 // blocks its codec cannot have.

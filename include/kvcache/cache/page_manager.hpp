@@ -35,13 +35,13 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 
 /// The state of every page: free, in use (referenced by sequences), or evictable (unreferenced, and kept in the index
 /// until space is needed). The children of an evictable page are evictable too, because a sequence that references a
-/// page references all its ancestors. `Coded`: whether the codec encodes whole pages. With layer groups, pages have
+/// page references all its ancestors. `Content`: what the codec has in a page. With layer groups, pages have
 /// blocks of other groups, each in use or evictable by itself; a page that is freed has none.
 template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer,
-          bool Coded, layers_state Layers = layers::uniform::state>
+          page_content Content, layers_state Layers = layers::uniform::state>
 class page_manager {
 public:
-    static constexpr bool quantized = Coded;
+    static constexpr bool quantized = Content == page_content::encoded, opaque = Content == page_content::opaque;
     static constexpr bool grouped = Layers::several;
     static constexpr bool observed = !std::same_as<Observer, observer::none::state>;
 
@@ -485,7 +485,7 @@ private:
 
     page_shape shape_;
     std::size_t page_bytes_;
-    std::conditional_t<Coded, residual_pool, no_residual_pool> residual_;
+    std::conditional_t<quantized, residual_pool, no_residual_pool> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
     index_match found_; // of the last `find`

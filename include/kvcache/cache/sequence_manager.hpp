@@ -5,6 +5,7 @@
 #include <kvcache/cache/invariants.hpp>
 #include <kvcache/cache/residual.hpp>
 #include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/cache/whole_page_leases.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/errors.hpp>
@@ -37,22 +38,6 @@ struct row_demand {
     bool whole = false;               ///< See reserve_options.
 };
 
-/// In place of residual_leases, where a codec writes row by row: every row of a page can be continued.
-struct no_residual_leases {
-    template <class PageManager>
-    no_residual_leases(const PageManager&, std::size_t, residual_window) {}
-    template <class Pages>
-    static constexpr std::size_t kept(const Pages&, std::size_t tokens) noexcept {
-        return tokens;
-    }
-    static constexpr std::size_t needed(bool, std::size_t, std::size_t, std::size_t) noexcept { return 0; }
-    static constexpr bool open(sequence_state&, std::uint32_t, std::size_t) noexcept { return true; }
-    static constexpr bool open_spliced(sequence_state&) noexcept { return true; }
-    static constexpr codec::residual_page* given(const sequence_state&, std::size_t) noexcept { return nullptr; }
-    static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
-    static constexpr void end(residual_ring&) noexcept {}
-};
-
 /// The blocks of layer groups that sequences use: cache/group_leases.hpp, which <kvcache/layer_groups.hpp> includes.
 template <class PageManager>
 class group_leases;
@@ -72,6 +57,7 @@ public:
     /// Whether the codec encodes whole pages: only those are shared then, with the rows that stay in full precision.
     static constexpr bool quantized = PageManager::quantized;
     static constexpr bool grouped = PageManager::grouped;
+    static constexpr bool opaque = PageManager::opaque;
 
     /// `window`: the rows that stay in full precision, if `quantized`. Requires: the page manager outlives it. It
     /// cannot be moved.
@@ -172,11 +158,14 @@ private:
 
 public:
     /// Reserves rows after the tokens of a sequence, as its lease. Errors: out_of_memory, with the pages needed and
-    /// available; nothing has changed then. Throws: bad_alloc, likewise. Requires: it has no lease.
+    /// available; out_of_range, for a part of an opaque page; nothing has changed then. Throws: bad_alloc, likewise.
+    /// Requires: it has no lease.
     template <class Codec>
     [[nodiscard]] result<void> reserve(sequence_state& state, const Codec& codec, std::size_t rows,
                                        reserve_options options) {
         require(!state.lease.open, "a sequence has one lease at a time");
+        if (opaque && rows % page_tokens_ != 0)
+            return error{error_code::out_of_range, "rows", "opaque pages are reserved whole"};
         const row_demand wanted = demand(state, rows, options);
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
@@ -385,6 +374,8 @@ private:
             const std::size_t count = std::min<std::size_t>(after, page_tokens_);
             state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
             after -= count;
+            if constexpr (opaque)
+                codec.clear(pages_.pool().bytes(*page));
             if constexpr (grouped)
                 if (!groups_.extend(state, *page))
                     return false;
@@ -472,7 +463,9 @@ private:
 
     PageManager& pages_;
     std::size_t page_tokens_;
-    std::conditional_t<quantized, residual_leases<PageManager>, no_residual_leases> residual_;
+    std::conditional_t<quantized, residual_leases<PageManager>,
+                       std::conditional_t<opaque, whole_page_leases, no_residual_leases>>
+        residual_;
     std::conditional_t<grouped, group_leases<PageManager>, no_group_leases> groups_;
     sequence_state ring_;
     std::size_t size_ = 0;

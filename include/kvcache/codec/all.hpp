@@ -14,6 +14,7 @@
 #include <kvcache/codec/int8.hpp>
 #include <kvcache/codec/keep_exact.hpp>
 #include <kvcache/codec/mixed_kv.hpp>
+#include <kvcache/codec/opaque.hpp>
 #include <kvcache/codec/row_major.hpp>
 
 #include <tuple>

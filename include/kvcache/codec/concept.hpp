@@ -99,13 +99,35 @@ concept device_codec_state = requires(const S s) {
     { s.backend() } -> std::same_as<std::string>;
 };
 
+/// Codec of pages that are blobs of the host. `begin` gives memory for a blob of so many bytes, `blob` is what was
+/// written, `used` the bytes of the page that a record keeps; `clear` makes it a page without a blob.
+template <class S>
+concept opaque_codec_state = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes,
+                                      std::size_t size) {
+    { s.page_bytes() } -> std::same_as<std::size_t>;
+    { s.name() } -> std::same_as<std::string>;
+    { s.begin(page, size) } -> std::same_as<std::span<std::byte>>;
+    { s.blob(bytes) } -> std::same_as<std::span<const std::byte>>;
+    { s.used(bytes) } -> std::same_as<std::span<const std::byte>>;
+    s.clear(page);
+};
+
 /// State of an opened codec.
 template <class S>
-concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S>;
+concept codec_state =
+    (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S> || opaque_codec_state<S>;
+
+/// What a page of a codec holds: rows that are written one by one, rows that are encoded together, or one blob.
+enum class page_content { rows, encoded, opaque };
+/// The content of a codec's pages.
+template <codec_state S>
+inline constexpr page_content content_of = page_writer<S>          ? page_content::encoded
+                                           : opaque_codec_state<S> ? page_content::opaque
+                                                                   : page_content::rows;
 
 /// Whether a codec takes pages of any number of tokens. One that stores tiles takes multiples of 16.
 template <codec_state S>
-inline constexpr bool takes_any_tokens = row_major_codec<S> || device_codec_state<S>;
+inline constexpr bool takes_any_tokens = row_major_codec<S> || device_codec_state<S> || opaque_codec_state<S>;
 
 /// Whether a codec has pages of this shape.
 template <codec_state S>

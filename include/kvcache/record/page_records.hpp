@@ -70,6 +70,8 @@ public:
             if (!exact.empty() && core_.codec().window().covers(page, end / shape.tokens))
                 parts_.push_back(
                     {part_kind::exact, index, rows, full ? exact : cut(codec::f32::state(shape), exact, rows)});
+        } else if constexpr (opaque_codec_state<typename Core::codec_type>) {
+            parts_.push_back({part_kind::page, index, rows, core_.codec().used(core_.storage().bytes(entry.page))});
         } else {
             const auto bytes = core_.storage().bytes(entry.page);
             parts_.push_back({part_kind::page, index, rows, full ? bytes : cut(core_.codec(), bytes, rows)});
@@ -147,6 +149,14 @@ template <class Codec, class Lease>
     return !page_writer<Codec> || rows == lease.shape().tokens; // a partial page is not encoded yet
 }
 
+/// The memory that an opaque page of a record takes of a page: as many bytes as it has, and all of the page if it has
+/// more, so that its length is refused.
+[[nodiscard]] inline std::span<std::byte> blob_memory(const record& from, part_kind kind, std::uint32_t index,
+                                                      std::span<std::byte> page) noexcept {
+    const record_part* part = from.part(kind, index);
+    return part == nullptr || part->bytes.size() > page.size() ? page : page.first(part->bytes.size());
+}
+
 /// Copies page `index` of a record to page `page` of a lease, `rows` rows, and verifies the copy.
 /// Errors: malformed, mismatched, with the field's name. On an error the caller rolls the lease back.
 /// Cost: copies the page and reads the copy.
@@ -156,7 +166,9 @@ template <class Codec, class Lease>
     for (const part_kind kind : {part_kind::page, part_kind::exact}) {
         if (!places<Codec>(kind, lease, page, rows))
             continue;
-        const auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
+        auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
+        if constexpr (opaque_codec_state<Codec>)
+            to = blob_memory(from, part_kind::page, index, to);
         if (auto placed = place_part(from, kind, index, rows, to, auth); !placed)
             return placed;
     }

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/codec/concept.hpp>
+#include <kvcache/codec/residual_page.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// In place of residual_leases, where a codec writes row by row: every row of a page can be continued.
+struct no_residual_leases {
+    template <class PageManager>
+    no_residual_leases(const PageManager&, std::size_t, residual_window) {}
+    template <class Pages>
+    static constexpr std::size_t kept(const Pages&, std::size_t tokens) noexcept {
+        return tokens;
+    }
+    static constexpr std::size_t needed(bool, std::size_t, std::size_t, std::size_t) noexcept { return 0; }
+    static constexpr bool open(sequence_state&, std::uint32_t, std::size_t) noexcept { return true; }
+    static constexpr bool open_spliced(sequence_state&) noexcept { return true; }
+    static constexpr codec::residual_page* given(const sequence_state&, std::size_t) noexcept { return nullptr; }
+    static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
+    static constexpr void end(residual_ring&) noexcept {}
+};
+/// The same where pages are opaque: a page is continued by another one only.
+class whole_page_leases : public no_residual_leases {
+public:
+    template <class PageManager>
+    whole_page_leases(const PageManager& pages, std::size_t page_tokens, residual_window window)
+        : no_residual_leases(pages, page_tokens, window), page_tokens_(page_tokens) {}
+    template <class Pages>
+    [[nodiscard]] std::size_t kept(const Pages&, std::size_t tokens) const noexcept {
+        return tokens - tokens % page_tokens_;
+    }
+
+private:
+    std::size_t page_tokens_;
+};
+
+}} // namespace kvcache
