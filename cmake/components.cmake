@@ -1,6 +1,6 @@
 # The headers of each component, below include/kvcache/: a folder (with a slash) or a header, one a line. Where several
 # paths fit a header, the longest one counts. Each header has a component. tools/layers.py reads these lists, too.
-set(kvcache_components cache core json text crypto lmdb redis cuda)
+set(kvcache_components cache core json text crypto lmdb redis cuda llama)
 
 set(kvcache_cache_paths  # the cache alone: xxHash and threads
   cache.hpp
@@ -70,6 +70,11 @@ set(kvcache_lmdb_paths  # LMDB
   tier/lmdb.hpp
   tier/lmdb_check.hpp
   tier/lmdb_store.hpp
+)
+
+set(kvcache_llama_paths  # llama.cpp
+  adapters/llama.hpp
+  adapters/llama/
 )
 
 set(kvcache_redis_paths  # OpenSSL
