@@ -23,7 +23,7 @@ LAYERS = [  # the lowest layer first
     ("cache",),
     ("model", "text", "chunk"),
     ("session", "cuda"),
-    ("testing",),
+    ("adapters", "testing"),
 ]
 DEVICE_MODEL = ("cuda/device_model.hpp", "cuda/device_rows.hpp")  # a codec and a model whose pages are on a device
 LAYER = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}
@@ -42,6 +42,7 @@ DEPENDENCIES = {  # what an include opens with: the headers or folders that may 
     "arm_neon.h": ("core/platform/machine.hpp",),
     "cuda": ("cuda/",),
     "lmdb.h": ("tier/",),
+    "llama.h": ("adapters/llama.hpp", "adapters/llama/"),
 }
 SYSTEM = {"fcntl.h", "io.h", "process.h", "unistd.h", "sys/mman.h", "sys/stat.h", "sys/types.h", "sys/file.h"}
 SOCKETS = {"netdb.h", "netinet/in.h", "netinet/tcp.h", "poll.h", "sys/socket.h", "unistd.h"}

@@ -10,11 +10,14 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <span>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model/huggingface/files.hpp"
@@ -147,6 +150,269 @@ TEST_CASE("what is restored has the bytes that were stored, and the next logits 
             CHECK((logits(context.get()) == logits(alone.get())));
             CHECK(cache.cache().check());
             cache.clear(0);
+        }
+    }
+}
+
+namespace {
+
+/// A store that outlives caches, and how the next reads of it are damaged.
+struct shared_store {
+    std::map<kv::sha256_digest, std::vector<std::byte>> records;
+    std::function<std::vector<std::byte>(const kv::sha256_digest&, std::vector<std::byte>)> damage;
+};
+
+/// A tier over such a store, which takes back nothing that its reader has refused.
+struct store_tier {
+    using role = kv::tier_role;
+    shared_store* of = nullptr;
+
+    struct state {
+        shared_store* of;
+        template <class Use>
+        kv::result<bool> read(const kv::sha256_digest& name, Use&& use) {
+            const auto found = of->records.find(name);
+            if (found == of->records.end())
+                return false;
+            const auto given = of->damage ? of->damage(name, found->second) : found->second;
+            use(std::span<const std::byte>(given));
+            return true;
+        }
+        kv::result<void> put(const kv::tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
+            std::vector<std::byte>& to = of->records[entry.name];
+            to.clear();
+            for (const auto& piece : pieces)
+                to.insert(to.end(), piece.begin(), piece.end());
+            return {};
+        }
+        bool contains(const kv::sha256_digest& name) { return of->records.count(name) > 0; }
+        kv::result<void> erase(const kv::sha256_digest&) { return {}; }
+        kv::result<void> flush() { return {}; }
+        kv::result<void> status() const { return {}; }
+        kv::tier_counts counts() const { return {}; }
+    };
+    state open() const { return {of}; }
+};
+
+// A model of whose pages 10,000 are read in seconds.
+std::vector<fs::path> smallest_models() {
+    std::vector<fs::path> all = models();
+    std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return fs::file_size(a) < fs::file_size(b); });
+    all.resize(std::min<std::size_t>(all.size(), 2));
+    return all;
+}
+
+std::uint32_t page_of(const llama_model* model) {
+    return llama_model_n_swa(model) > 0 && llama_model_n_swa(model) < 64 ? 8 : 64;
+}
+
+// Faults in stored pages: the part of a prompt before the fault is restored, and nothing else has changed.
+void fault(unsigned rounds) {
+    for (const fs::path& path : smallest_models()) {
+        INFO(path);
+        const auto model = load(path);
+        const auto how = settings(1024);
+        const auto context = open(model.get(), how);
+        const std::uint32_t page = page_of(model.get());
+        const tokens prompt = words(model.get(), 3 * page + 5, 1), other = words(model.get(), 2 * page, 2);
+        shared_store store;
+        kv::llama_prefix_cache cache(context.get(), {.page_tokens = page, .settings = how}, store_tier{&store});
+        REQUIRE(cache.status());
+        REQUIRE(cache.decode(0, other));
+        REQUIRE(cache.decode(0, prompt));
+        cache.clear(0);
+        std::map<std::size_t, bytes> right; // by the tokens that are restored
+        for (std::size_t pages = 0; pages <= 3; ++pages)
+            for (const std::size_t least : {pages * page}) {
+                REQUIRE(cache.restore(0, std::span(prompt).first(least + 1)).restored <= least);
+                right[cache.layout().size(0)] = state(context.get(), 0);
+                cache.clear(0);
+            }
+        REQUIRE(right.count(3 * page) == 1);
+        REQUIRE(cache.decode(1, std::span(prompt).first(3))); // another sequence, and the beginning of the prompt
+        const bytes before = state(context.get(), 1);
+        std::minstd_rand dice(rounds);
+        std::vector<kv::sha256_digest> names;
+        for (const auto& [name, record] : store.records)
+            names.push_back(name);
+        std::size_t refused = 0, whole = 0;
+        for (unsigned round = 0; round < rounds; ++round) {
+            const auto victim = names[dice() % names.size()], foreign = names[dice() % names.size()];
+            const unsigned kind = dice() % 4, place = static_cast<unsigned>(dice());
+            store.damage = [&](const kv::sha256_digest& name, std::vector<std::byte> record) {
+                if (name != victim)
+                    return record;
+                if (kind == 0)
+                    record[place % record.size()] ^= std::byte{1} << place % 8;
+                else if (kind == 1)
+                    record.resize(place % record.size());
+                else if (kind == 2)
+                    record = store.records[foreign];
+                else
+                    record.insert(record.end(), 1 + place % 9, std::byte{7});
+                return record;
+            };
+            cache.cache().clear_all();
+            const auto refusals = kv::tier_stats_of(cache.cache()).refused;
+            const auto got = cache.restore(0, prompt);
+            INFO("round " << round << ", kind " << kind << ", restored " << got.restored);
+            REQUIRE(right.count(got.restored) == 1);
+            REQUIRE((right[got.restored] == state(context.get(), 0)));
+            const auto now = kv::tier_stats_of(cache.cache());
+            if (got.restored < 3 * page) {
+                REQUIRE(now.refused > refusals);
+                REQUIRE(now.last);
+                REQUIRE(!now.last->field.empty());
+                ++refused;
+            } else {
+                ++whole;
+            }
+            REQUIRE((before == state(context.get(), 1)));
+            cache.clear(0);
+        }
+        CHECK(refused > 0);
+        CHECK(whole > 0); // the record of another prompt, or bytes that were replaced by the same
+        store.damage = {};
+        cache.cache().clear_all();
+        CHECK(cache.restore(0, prompt).restored == 3 * page);
+        CHECK(cache.cache().check());
+    }
+}
+
+} // namespace
+
+TEST_CASE("faults in stored pages restore nothing wrong") {
+    fault(300);
+}
+TEST_CASE("faults in stored pages restore nothing wrong, ten thousand times", "[.long]") {
+    fault(10000);
+}
+
+TEST_CASE("pages of other models, settings, number types and adapters are never restored") {
+    for (const fs::path& path : smallest_models()) {
+        INFO(path);
+        const auto model = load(path);
+        const std::uint32_t page = page_of(model.get());
+        const tokens prompt = words(model.get(), 3 * page + 5, 1);
+        shared_store store;
+        const auto restored = [&](const llama_context_params& how, const std::string& adapters, auto change) {
+            const auto context = open(model.get(), how);
+            change(context.get());
+            kv::llama_prefix_cache cache(context.get(), {.page_tokens = page, .settings = how, .adapters = adapters},
+                                         store_tier{&store});
+            REQUIRE(cache.status());
+            const auto done = cache.decode(0, prompt);
+            REQUIRE(done);
+            return done->restored;
+        };
+        const auto nothing = [](llama_context*) {};
+        const auto how = settings(1024);
+        REQUIRE(restored(how, "", nothing) == 0);
+        REQUIRE(restored(how, "", nothing) == 3 * page);
+        auto keys = how, rope = how, plain = how, values = how;
+        keys.type_k = GGML_TYPE_F32;
+        values.type_v = GGML_TYPE_BF16;
+        rope.rope_freq_base = 12345.0F;
+        plain.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+        for (const auto& other : {keys, values, rope, plain}) {
+            CHECK(restored(other, "", nothing) == 0);
+            CHECK(restored(other, "", nothing) == 3 * page);
+        }
+        CHECK(restored(how, "an adapter", nothing) == 0);
+        // One that the options do not name.
+        const auto steered = [&](llama_context* context) {
+            const std::vector<float> more(static_cast<std::size_t>(llama_model_n_embd(model.get())) *
+                                              static_cast<std::size_t>(llama_model_n_layer(model.get())),
+                                          0.25F);
+            REQUIRE(llama_set_adapter_cvec(context, more.data(), more.size(), llama_model_n_embd(model.get()), 1,
+                                           llama_model_n_layer(model.get())) == 0);
+        };
+        CHECK(restored(how, "", steered) == 0);
+        CHECK(restored(how, "", steered) == 3 * page);
+        CHECK(restored(how, "", nothing) == 3 * page);
+    }
+}
+
+TEST_CASE("conversations that do not fit into a context go on where they were") {
+    for (const fs::path& path : models()) {
+        INFO(path);
+        const auto model = load(path);
+        const std::uint32_t page = std::min(page_of(model.get()), 32u);
+        const auto how = settings(16 * page * 3);
+        const auto context = open(model.get(), how);
+        kv::llama_prefix_cache cache(context.get(), {.page_tokens = page, .settings = how});
+        REQUIRE(cache.status());
+        std::vector<tokens> talks(6);
+        std::size_t evaluated = 0, all = 0;
+        for (unsigned turn = 0; turn < 3; ++turn)
+            for (unsigned talk = 0; talk < talks.size(); ++talk) {
+                const tokens more = words(model.get(), 3 * page + 3 * talk, turn * 100 + talk);
+                talks[talk].insert(talks[talk].end(), more.begin(), more.end());
+                for (unsigned answer = 0; answer < 3; ++answer) {
+                    const auto done = cache.decode(static_cast<llama_seq_id>(talk % 3), talks[talk]);
+                    INFO((done ? "" : done.error().message));
+                    REQUIRE(done);
+                    REQUIRE(cache.layout().size(static_cast<llama_seq_id>(talk % 3)) == talks[talk].size());
+                    evaluated += done->evaluated;
+                    all += talks[talk].size();
+                    talks[talk].push_back(static_cast<llama_token>(turn + answer + 5));
+                }
+            }
+        INFO(evaluated << " of " << all);
+        CHECK(evaluated < all / 3);
+        CHECK(cache.stats().restored_tokens > 0);
+        CHECK(cache.stats().refused == 0);
+        CHECK(cache.cache().check());
+    }
+}
+
+TEST_CASE("an edit in the middle evaluates what follows it, and little before it") {
+    for (const fs::path& path : models()) {
+        INFO(path);
+        const auto model = load(path);
+        const std::uint32_t page = page_of(model.get());
+        const auto how = settings(4096);
+        const auto context = open(model.get(), how);
+        kv::llama_prefix_cache cache(context.get(),
+                                     {.page_tokens = page, .settings = how, .snapshot_interval = 4 * page});
+        REQUIRE(cache.status());
+        tokens prompt = words(model.get(), 16 * page + 7, 5);
+        REQUIRE(cache.decode(0, prompt));
+        const std::size_t at = 9 * page + 11;
+        prompt[at] = prompt[at] == 7 ? 8 : 7;
+        const auto edited = cache.decode(0, prompt);
+        REQUIRE(edited);
+        INFO(edited->why);
+        CHECK(edited->evaluated <= prompt.size() - at + 4 * page + page);
+        prompt[at] = prompt[at] == 7 ? 9 : 7;
+        const auto again = cache.decode(0, prompt);
+        REQUIRE(again);
+        CHECK(again->evaluated <= prompt.size() - at + page); // the first edit has left a state where it parted
+        CHECK(cache.cache().check());
+    }
+}
+
+TEST_CASE("a context that cannot be used is evaluated without the cache, which says what to change") {
+    for (const fs::path& path : smallest_models()) {
+        const auto model = load(path);
+        const tokens prompt = words(model.get(), 40, 1);
+        auto apart = settings(1024), few = settings(1024);
+        apart.kv_unified = false;
+        few.n_seq_max = 2;
+        for (const auto& [how, field] : {std::pair(apart, "kv_unified"), {few, "n_seq_max"}}) {
+            const auto context = open(model.get(), how);
+            kv::llama_prefix_cache cache(context.get(), {.settings = how});
+            REQUIRE(!cache.status());
+            CHECK(cache.status().error().code == kv::error_code::unsupported);
+            CHECK(cache.status().error().field == field);
+            for (int turn = 0; turn < 2; ++turn) {
+                const auto done = cache.decode(0, prompt);
+                INFO((done ? "" : done.error().message));
+                REQUIRE(done);
+                CHECK(done->restored == 0);
+                CHECK(done->why == cache.status().error().message);
+            }
+            CHECK(!cache.decode(0, std::span<const llama_token>{}));
         }
     }
 }

@@ -59,13 +59,13 @@ struct llama_reuse {
 
 /// Counters of a llama_prefix_cache.
 struct llama_cache_stats {
-    std::uint64_t prompts = 0;        ///< Calls of restore, those of decode included.
-    std::uint64_t kept_tokens = 0;    ///< Tokens that sequences had already.
+    std::uint64_t prompts = 0;     ///< Calls of restore, those of decode included.
+    std::uint64_t kept_tokens = 0; ///< Tokens that sequences had already.
     std::uint64_t restored_tokens = 0;
     std::uint64_t evaluated_tokens = 0; ///< By decode.
     std::uint64_t stored_pages = 0;
-    std::uint64_t refused = 0;          ///< Restores that the context refused, for lack of room in most cases.
-    std::uint64_t skipped = 0;          ///< Stores for which the cache had no room, or the context no rows any more.
+    std::uint64_t refused = 0;           ///< Restores that the context refused, for lack of room in most cases.
+    std::uint64_t skipped = 0;           ///< Stores for which the cache had no room, or the context no rows any more.
     std::uint64_t removed_sequences = 0; ///< To make room.
 };
 
@@ -106,10 +106,10 @@ public:
 
     /// Evaluates a prompt in a sequence: restores what is known of it, evaluates the rest in batches of at most
     /// `batch_size` tokens, and stores whole pages. The logits of the last token are then those of
-    /// llama_get_logits_ith(context, -1). Call it with all tokens so far also for the tokens of an answer, one at a time.
-    /// Where the model has windows or recurrent layers, batches also end where the cache needs it. Errors: out_of_memory
-    /// if the context has no room; cancelled; io; out_of_range without tokens. The sequence then has the tokens that were
-    /// evaluated.
+    /// llama_get_logits_ith(context, -1). Call it with all tokens so far also for the tokens of an answer, one at a
+    /// time. Where the model has windows or recurrent layers, batches also end where the cache needs it. Errors:
+    /// out_of_memory if the context has no room; cancelled; io; out_of_range without tokens. The sequence then has the
+    /// tokens that were evaluated.
     [[nodiscard]] result<llama_reuse> decode(llama_seq_id sequence, std::span<const llama_token> tokens,
                                              std::size_t batch_size = 0) {
         if (tokens.empty())
@@ -213,11 +213,11 @@ private:
         }
         if (state_.recurrent())
             groups.layout.groups.push_back({.layers = layers, .opaque = true});
-        auto made = open_cache(
-            {.limit = {.bytes = options_.bytes},
-             .id = llama_identity(context_, options_.settings, options_.adapters, file, state_.evidence())},
-            codec::opaque{.blob_bytes = state_.page_bytes(), .layout = "sequence state of llama.cpp"}, std::move(groups),
-            std::move(policies)...);
+        auto made =
+            open_cache({.limit = {.bytes = options_.bytes},
+                        .id = llama_identity(context_, options_.settings, options_.adapters, file, state_.evidence())},
+                       codec::opaque{.blob_bytes = state_.page_bytes(), .layout = "sequence state of llama.cpp"},
+                       std::move(groups), std::move(policies)...);
         if (!made)
             return made.error();
         cache_.emplace(std::move(*made));
@@ -242,8 +242,8 @@ private:
         own.used = ++uses_;
         const std::size_t most = prompt_.empty() ? 0 : prompt_.size() - 1;
         if (own.tokens.size() == state_.size(sequence)) { // else the host has changed it
-            const auto [end, other] = std::mismatch(own.tokens.begin(), own.tokens.end(), prompt_.begin(),
-                                                    prompt_.begin() + offset(most));
+            const auto [end, other] =
+                std::mismatch(own.tokens.begin(), own.tokens.end(), prompt_.begin(), prompt_.begin() + offset(most));
             const auto live = static_cast<std::size_t>(end - own.tokens.begin());
             made.kept = state_.can_cut(sequence, live) ? live : 0;
         }
@@ -330,7 +330,10 @@ private:
             ++stats_.skipped;
             return;
         }
-        lease->opened().commit_in_place(tokens.subspan(first));
+        const auto rows = lease->opened(); // their cost is measured where they are evaluated
+        rows.commit_in_place(tokens.subspan(first));
+        if constexpr (cache_type::has_tier)
+            rows.core.tier().store(rows.core, rows.state);
         stats_.stored_pages += (whole - first) / page_tokens;
     }
     // Writes the blobs of a lease. Returns false if the context does not have all of them, or a state has no room.
@@ -375,8 +378,8 @@ private:
         if (wanted > 0)
             most = std::min(most, wanted);
         if (status_ && state_.windowed()) // so that the rows of each window are stored before they are gone
-            most = std::min(most, std::max<std::size_t>(state_.window() / options_.page_tokens, 1) *
-                                      options_.page_tokens);
+            most =
+                std::min(most, std::max<std::size_t>(state_.window() / options_.page_tokens, 1) * options_.page_tokens);
         return most;
     }
 
@@ -427,7 +430,7 @@ private:
     llama_state state_;
     std::optional<cache_type> cache_;
     result<void> status_;
-    std::vector<held> held_;      // by sequence
+    std::vector<held> held_;       // by sequence
     std::vector<token_id> prompt_; // of the call under way
     std::unique_ptr<llama_batch, batch_freed> batch_;
     llama_cache_stats stats_;
@@ -436,6 +439,6 @@ private:
 
 template <class... Policies>
 llama_prefix_cache(llama_context*, llama_cache_options, Policies...) -> llama_prefix_cache<Policies...>;
-llama_prefix_cache(llama_context*) -> llama_prefix_cache<>;
+llama_prefix_cache(llama_context*)->llama_prefix_cache<>;
 
 }} // namespace kvcache

@@ -85,8 +85,8 @@ namespace kvcache { inline namespace KVCACHE_ABI {
                   number("swa_full", static_cast<int>(settings.swa_full)) +
                   number("offload_kqv", static_cast<int>(settings.offload_kqv)) +
                   " evidence=" + to_string(digest_builder().bytes(evidence).finish());
-    made.backend = std::string("llama.cpp state ") + std::to_string(LLAMA_STATE_SEQ_VERSION) + "; " +
-                   llama_print_system_info();
+    made.backend =
+        std::string("llama.cpp state ") + std::to_string(LLAMA_STATE_SEQ_VERSION) + "; " + llama_print_system_info();
     return made;
 }
 

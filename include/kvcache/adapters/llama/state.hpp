@@ -30,9 +30,9 @@ enum class llama_part {
 };
 
 /// Moves parts of sequences out of a llama_context and into it, through two sequences of its own, the last two that the
-/// context has. A part is a blob that llama_state_seq_set_data_ext reads: the state of a sequence has the keys and values
-/// of all tokens first, and then what PARTIAL_ONLY gives alone, so that the first is cut out of both. Each call costs a
-/// pass over the context's cells besides the copy. The host's sequences change in `move_to` only.
+/// context has. A part is a blob that llama_state_seq_set_data_ext reads: the state of a sequence has the keys and
+/// values of all tokens first, and then what PARTIAL_ONLY gives alone, so that the first is cut out of both. Each call
+/// costs a pass over the context's cells besides the copy. The host's sequences change in `move_to` only.
 class llama_state {
 public:
     /// Requires: the context outlives it.
@@ -40,7 +40,10 @@ public:
         : context_(context),
           memory_(llama_get_memory(context)),
           scratch_(static_cast<llama_seq_id>(llama_n_seq_max(context)) - 1),
-          staging_(scratch_ - 1) {}
+          staging_(scratch_ - 1),
+          recurrent_(llama_model_is_recurrent(llama_get_model(context)) ||
+                     llama_model_is_hybrid(llama_get_model(context))),
+          window_(static_cast<std::uint32_t>(std::max(llama_model_n_swa(llama_get_model(context)), 0))) {}
 
     /// Learns how the memory of the context is laid out, by evaluating a few tokens. Errors: unsupported, with what to
     /// change; io, if the context cannot evaluate. Cost: a prompt of `probe_tokens` tokens.
@@ -48,20 +51,18 @@ public:
         if (auto right = check(page_tokens); !right)
             return right;
         const llama_model* const model = llama_get_model(context_);
-        recurrent_ = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
-        window_ = llama_model_n_swa(model) > 0 ? static_cast<std::uint32_t>(llama_model_n_swa(model)) : 0;
         empty_ = blob(LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
         std::vector<llama_token> tokens(probe_tokens);
         for (std::size_t i = 0; i < tokens.size(); ++i)
-            tokens[i] = static_cast<llama_token>(i % static_cast<std::size_t>(llama_vocab_n_tokens(
-                                                         llama_model_get_vocab(model))));
+            tokens[i] = static_cast<llama_token>(
+                i % static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(model))));
         const auto [whole_one, part_one] = evaluate(tokens, 0, 1);
         const auto [whole, part] = evaluate(tokens, 1, probe_tokens);
         const bool evaluated = whole > 0;
         evidence_ = blob(0);
         if (const float* const logits = llama_get_logits_ith(context_, -1); evaluated && logits != nullptr) {
-            const auto more = std::as_bytes(std::span(
-                logits, static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(model)))));
+            const auto more = std::as_bytes(
+                std::span(logits, static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(model)))));
             evidence_.insert(evidence_.end(), more.begin(), more.end());
         }
         clear(scratch_);
@@ -118,9 +119,9 @@ public:
     }
     void clear(llama_seq_id of) { llama_memory_seq_rm(memory_, of, -1, -1); }
 
-    /// Writes the page of tokens [first, end) of a sequence as a blob of all their keys and values, and, with `last`, as
-    /// another of those of layers with windows. `into(part, bytes)` gives memory for each. Returns false if the sequence
-    /// has not all of them.
+    /// Writes the page of tokens [first, end) of a sequence as a blob of all their keys and values, and, with `last`,
+    /// as another of those of layers with windows. `into(part, bytes)` gives memory for each. Returns false if the
+    /// sequence has not all of them.
     template <class Into>
     [[nodiscard]] bool write_page(llama_seq_id of, std::size_t first, std::size_t end, bool last, const Into& into) {
         llama_memory_seq_cp(memory_, of, scratch_, static_cast<llama_pos>(first), static_cast<llama_pos>(end));
@@ -192,12 +193,11 @@ private:
             return refused("kv_unified", "open the context with kv_unified = true, so that sequences share cells");
         if (llama_model_has_encoder(model))
             return refused("model", "a model with an encoder is not supported");
-        const auto window = static_cast<std::uint32_t>(std::max(llama_model_n_swa(model), 0));
-        if (window > 0 && (llama_model_is_hybrid(model) || llama_model_is_recurrent(model)))
+        if (window_ > 0 && recurrent_)
             return refused("model", "a model with windows and recurrent layers is not supported");
-        if (window > 0 && page_tokens > window)
-            return refused("page_tokens", "a page has at most as many tokens as a window of the model: " +
-                                              std::to_string(window));
+        if (window_ > 0 && page_tokens > window_)
+            return refused("page_tokens",
+                           "a page has at most as many tokens as a window of the model: " + std::to_string(window_));
         return {};
     }
     [[nodiscard]] static error refused(const char* field, std::string words) {
@@ -247,7 +247,8 @@ private:
         copy_.resize(whole);
         if (whole + tail_bytes() != page_bytes_ + part || get(scratch_, copy_, 0) != whole)
             return false;
-        const auto state = std::span<const std::byte>(copy_), tail = std::span<const std::byte>(empty_).subspan(head_bytes);
+        const auto state = std::span<const std::byte>(copy_),
+                   tail = std::span<const std::byte>(empty_).subspan(head_bytes);
         const auto all = into(llama_part::all, whole - part + tail.size());
         std::copy_n(state.begin(), whole - part, all.begin());
         std::copy(tail.begin(), tail.end(), all.begin() + static_cast<std::ptrdiff_t>(whole - part));
@@ -263,13 +264,13 @@ private:
     llama_context* context_;
     llama_memory_t memory_;
     llama_seq_id scratch_, staging_;
-    bool recurrent_ = false;
+    bool recurrent_;
+    std::uint32_t window_;
     bool split_ = false; // whether the state has a second part
-    std::uint32_t window_ = 0;
     std::size_t page_bytes_ = 0, part_bytes_ = 0;
-    std::vector<std::byte> empty_;    // the second part of a sequence without tokens
+    std::vector<std::byte> empty_; // the second part of a sequence without tokens
     std::vector<std::byte> evidence_;
-    std::vector<std::byte> copy_;     // of a state, while it is divided
+    std::vector<std::byte> copy_; // of a state, while it is divided
 };
 
 }} // namespace kvcache
