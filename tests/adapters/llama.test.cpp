@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The cache under the real libllama, on the model files that KVCACHE_LLAMA_MODELS names, with ':' between them.
+// The cache under the real libllama.
 #include <kvcache/adapters/llama.hpp>
 #include <kvcache/tier.hpp>
 #include <kvcache/tier/lmdb.hpp>
@@ -20,7 +20,9 @@
 #include <utility>
 #include <vector>
 
+#include "model/gguf/files.hpp"
 #include "model/huggingface/files.hpp"
+#include "support/gguf_builder.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -31,15 +33,35 @@ namespace {
 using tokens = std::vector<llama_token>;
 using bytes = std::vector<std::uint8_t>;
 
-std::vector<fs::path> models() {
-    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+// Golden checkpoints as GGUF files: full attention, windows, and recurrent layers.
+const std::vector<fs::path>& tiny_models() {
+    static const testing_files::temporary_directory directory;
+    static const std::vector<fs::path> made = [] {
+        llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+        std::vector<fs::path> all;
+        for (const std::string name : {"qwen3", "gemma3", "lfm2"}) {
+            auto built = testing_files::gguf_of(testing_files::golden_checkpoints / name, {.wide = true});
+            built.text("tokenizer.ggml.model", "none");
+            directory.write(name + ".gguf", built.file());
+            all.push_back(directory.path() / (name + ".gguf"));
+        }
+        return all;
+    }();
+    return made;
+}
+
+/// Real weights, where they have been downloaded, or those that KVCACHE_LLAMA_MODELS names with ':' between them.
+std::vector<fs::path> real_models() {
     std::vector<fs::path> made;
     const char* const given = std::getenv("KVCACHE_LLAMA_MODELS");
-    std::istringstream words(given == nullptr ? "" : given);
+    std::istringstream words(given != nullptr ? given
+                                              : "build/models/SmolLM2-135M-Instruct.Q4_1.gguf:"
+                                                "build/models/gemma-3-270m-q4_k_m.gguf");
     for (std::string path; std::getline(words, path, ':');)
-        made.emplace_back(path);
+        if (given != nullptr || fs::exists(path))
+            made.emplace_back(path);
     if (made.empty())
-        WARN("SKIPPED: KVCACHE_LLAMA_MODELS names no model file");
+        WARN("SKIPPED: no real model is in build/models; tools/fetch_model.py downloads one");
     return made;
 }
 
@@ -84,6 +106,10 @@ tokens words(const llama_model* model, std::size_t count, unsigned seed) {
     return made;
 }
 
+std::uint32_t page_of(const llama_model* model) {
+    return llama_model_n_swa(model) > 0 && llama_model_n_swa(model) < 64 ? 8 : 64;
+}
+
 std::vector<float> logits(llama_context* context) {
     const float* const all = llama_get_logits_ith(context, -1);
     REQUIRE(all != nullptr);
@@ -113,45 +139,63 @@ void evaluate(llama_context* context, std::span<const llama_token> all, std::siz
 
 } // namespace
 
-TEST_CASE("what is restored has the bytes that were stored, and the next logits the bits of a run without a break") {
-    for (const fs::path& path : models()) {
-        INFO(path);
-        const auto model = load(path);
-        const auto how = settings();
-        const auto context = open(model.get(), how);
-        kv::llama_prefix_cache cache(context.get(), {.settings = how});
-        INFO((cache.status() ? "" : cache.status().error().message));
-        REQUIRE(cache.status());
-        for (const std::size_t length : {640u, 1000u, 1601u}) {
-            const tokens prompt = words(model.get(), length, static_cast<unsigned>(length));
-            const auto cold = cache.decode(0, prompt);
-            REQUIRE(cold);
-            REQUIRE(cold->evaluated == length);
-            const std::size_t whole = (length - 1) / 64 * 64;
+namespace {
 
-            // A run without a break, in the batches that the cache makes.
-            const auto alone = open(model.get(), how);
-            kv::llama_prefix_cache other(alone.get(), {.settings = how});
-            for (std::size_t at = 0, end = 0; at < length; at = end) {
-                end = std::min(at + 512, at < whole ? whole : length);
-                evaluate(alone.get(), prompt, at, end);
-                if (end == whole) {
-                    const bytes before = state(alone.get(), 0);
-                    cache.clear(0);
-                    const auto got = cache.restore(0, prompt);
-                    INFO(got.why);
-                    REQUIRE(got.restored == whole);
-                    CHECK((state(context.get(), 0) == before));
-                }
-            }
-            const auto warm = cache.decode(0, prompt);
-            REQUIRE(warm);
-            CHECK(warm->evaluated == length - whole);
-            CHECK((logits(context.get()) == logits(alone.get())));
-            CHECK(cache.cache().check());
+// What is restored, and the logits after it, against a run without a break in the same batches.
+void compare(const fs::path& path, std::span<const std::size_t> lengths) {
+    INFO(path);
+    const auto model = load(path);
+    const auto how = settings();
+    const std::uint32_t page = page_of(model.get());
+    const auto window = static_cast<std::size_t>(llama_model_n_swa(model.get()));
+    const std::size_t batch = window == 0 ? 512 : std::min<std::size_t>(512, window / page * page);
+    const auto context = open(model.get(), how);
+    kv::llama_prefix_cache cache(context.get(), {.page_tokens = page, .settings = how});
+    INFO((cache.status() ? "" : cache.status().error().message));
+    REQUIRE(cache.status());
+    for (const std::size_t length : lengths) {
+        INFO(length << " tokens");
+        const tokens prompt = words(model.get(), length, static_cast<unsigned>(length));
+        const auto cold = cache.decode(0, prompt);
+        REQUIRE(cold);
+        REQUIRE(cold->evaluated == length);
+        const std::size_t whole = (length - 1) / page * page;
+        const auto alone = open(model.get(), how);
+        kv::llama_prefix_cache other(alone.get(), {.page_tokens = page, .settings = how});
+        for (std::size_t at = 0, end = 0; at < length; at = end) {
+            end = std::min(at + batch, at < whole ? whole : length);
+            evaluate(alone.get(), prompt, at, end);
+            if (end != whole)
+                continue;
+            const bytes before = state(alone.get(), 0);
             cache.clear(0);
+            const auto got = cache.restore(0, prompt);
+            INFO(got.why);
+            REQUIRE(got.restored == whole);
+            CHECK((state(context.get(), 0) == before));
         }
+        const auto warm = cache.decode(0, prompt);
+        REQUIRE(warm);
+        CHECK(warm->evaluated == length - whole);
+        CHECK((logits(context.get()) == logits(alone.get())));
+        CHECK(cache.cache().check());
+        cache.clear(0);
     }
+}
+
+} // namespace
+
+TEST_CASE("what is restored has the bytes that were stored, and the next logits the bits of a run without a break") {
+    for (const fs::path& path : tiny_models())
+        compare(path, std::vector<std::size_t>{100, 449, 641});
+}
+TEST_CASE("the same of real weights") {
+    for (const fs::path& path : real_models())
+        compare(path, std::vector<std::size_t>{705});
+}
+TEST_CASE("the same of real weights and longer prompts", "[.long]") {
+    for (const fs::path& path : real_models())
+        compare(path, std::vector<std::size_t>{640, 1000, 1601});
 }
 
 namespace {
@@ -194,21 +238,9 @@ struct store_tier {
     state open() const { return {of}; }
 };
 
-// A model of whose pages 10,000 are read in seconds.
-std::vector<fs::path> smallest_models() {
-    std::vector<fs::path> all = models();
-    std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return fs::file_size(a) < fs::file_size(b); });
-    all.resize(std::min<std::size_t>(all.size(), 2));
-    return all;
-}
-
-std::uint32_t page_of(const llama_model* model) {
-    return llama_model_n_swa(model) > 0 && llama_model_n_swa(model) < 64 ? 8 : 64;
-}
-
 // Faults in stored pages: the part of a prompt before the fault is restored, and nothing else has changed.
 void fault(unsigned rounds) {
-    for (const fs::path& path : smallest_models()) {
+    for (const fs::path& path : tiny_models()) {
         INFO(path);
         const auto model = load(path);
         const auto how = settings(1024);
@@ -289,7 +321,7 @@ TEST_CASE("faults in stored pages restore nothing wrong, ten thousand times", "[
 }
 
 TEST_CASE("pages of other models, settings, number types and adapters are never restored") {
-    for (const fs::path& path : smallest_models()) {
+    for (const fs::path& path : tiny_models()) {
         INFO(path);
         const auto model = load(path);
         const std::uint32_t page = page_of(model.get());
@@ -334,7 +366,7 @@ TEST_CASE("pages of other models, settings, number types and adapters are never 
 }
 
 TEST_CASE("conversations that do not fit into a context go on where they were") {
-    for (const fs::path& path : models()) {
+    for (const fs::path& path : tiny_models()) {
         INFO(path);
         const auto model = load(path);
         const std::uint32_t page = std::min(page_of(model.get()), 32u);
@@ -367,7 +399,7 @@ TEST_CASE("conversations that do not fit into a context go on where they were") 
 }
 
 TEST_CASE("an edit in the middle evaluates what follows it, and little before it") {
-    for (const fs::path& path : models()) {
+    for (const fs::path& path : tiny_models()) {
         INFO(path);
         const auto model = load(path);
         const std::uint32_t page = page_of(model.get());
@@ -393,7 +425,7 @@ TEST_CASE("an edit in the middle evaluates what follows it, and little before it
 }
 
 TEST_CASE("a context that cannot be used is evaluated without the cache, which says what to change") {
-    for (const fs::path& path : smallest_models()) {
+    for (const fs::path& path : tiny_models()) {
         const auto model = load(path);
         const tokens prompt = words(model.get(), 40, 1);
         auto apart = settings(1024), few = settings(1024);

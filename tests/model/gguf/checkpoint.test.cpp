@@ -139,7 +139,7 @@ TEST_CASE("a GGUF file gives the model of the checkpoint that it was converted f
         for (std::size_t i = 0; i < got.size(); ++i)
             CHECK(std::abs(got[i] - expected[i]) <= within * std::max(1.0F, std::abs(expected[i])));
         if (ours->model.config().recurrence.joined_heads) {
-            const auto split = load(gguf_of(entry.path(), true));
+            const auto split = load(gguf_of(entry.path(), {.split = true}));
             INFO((split ? std::string() : split.error().message));
             REQUIRE(split);
             CHECK_FALSE(split->model.config().recurrence.joined_heads);

@@ -17,6 +17,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -265,10 +266,26 @@ inline void describe(gguf_builder& to, const kvcache::model_config& config) {
     return has("ssm_alpha") || has("ssm_beta") || has("ssm_dt") || has("ssm_a") ? tiled(bytes, rows, 0, of, 1) : bytes;
 }
 
+/// How a GGUF file is written.
+struct gguf_form {
+    bool split = false; ///< As later converters store what is convolved, and the gate.
+    bool wide = false;  ///< Vectors and convolutions in float32, which llama.cpp needs.
+};
+
+/// The same numbers in float32.
+[[nodiscard]] inline gguf_data widened(gguf_data data) {
+    if (data.first != 30) // BF16
+        return data;
+    std::string wide;
+    for (std::size_t i = 0; i < data.second.size(); i += 2)
+        wide += std::string(2, '\0') + data.second.substr(i, 2);
+    return {0, wide};
+}
+
 /// The GGUF file of a golden checkpoint. `store(name, view)` gives the data of each matrix; the rest is stored as it
 /// is.
 template <class Store>
-[[nodiscard]] gguf_builder gguf_of(const std::filesystem::path& directory, Store store, bool split = false) {
+[[nodiscard]] gguf_builder gguf_of(const std::filesystem::path& directory, Store store, gguf_form form = {}) {
     const auto config = kvcache::read_model_config(directory);
     const auto weights = kvcache::checkpoint::open(directory);
     if (!config || !weights)
@@ -288,8 +305,7 @@ template <class Store>
                 made.tensor(at + ".ffn_up" + kept, half, as_it_is(view).first, all.substr(all.size() / 2));
                 continue;
             }
-            if (split &&
-                name.ends_with("in_proj_qkvz.weight")) { // later converters store what is convolved, and the gate
+            if (form.split && name.ends_with("in_proj_qkvz.weight")) {
                 view.heads = heads;
                 std::string rows[2];
                 for (std::size_t row = 0; row < shape[0]; ++row) {
@@ -309,6 +325,8 @@ template <class Store>
             auto [type, bytes] = shape.size() == 2                           ? store(stored, view)
                                  : group.form != kvcache::stored_form::plain ? without_form(view, group.form)
                                                                              : as_it_is(view);
+            if (form.wide && shape.size() != 2)
+                std::tie(type, bytes) = widened({type, bytes});
             bytes = tiled(bytes, group.role, stored, shape[0], *config);
             if ((kind.interleaved || !kind.has_gguf) &&
                 (stored.find(".attn_q.") != stored.npos || stored.find(".attn_k.") != stored.npos))
@@ -347,9 +365,9 @@ template <class Store>
     }
     return made;
 }
-[[nodiscard]] inline gguf_builder gguf_of(const std::filesystem::path& directory, bool split = false) {
+[[nodiscard]] inline gguf_builder gguf_of(const std::filesystem::path& directory, gguf_form form = {}) {
     return gguf_of(
-        directory, [](const std::string&, const kvcache::tensor_view& view) { return as_it_is(view); }, split);
+        directory, [](const std::string&, const kvcache::tensor_view& view) { return as_it_is(view); }, form);
 }
 
 } // namespace testing_files
