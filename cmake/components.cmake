@@ -6,6 +6,8 @@ set(kvcache_cache_paths  # the cache alone: xxHash and threads
   cache.hpp
   layer_groups.hpp
   tier.hpp
+  adapters/tensors.hpp
+  adapters/tensors/
   cache/
   codec/concept.hpp
   codec/by_group.hpp

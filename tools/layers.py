@@ -129,7 +129,7 @@ def dependencies(outside: dict[str, list[str]]) -> list[str]:
 
 
 REACH = {"cache": (), "core": ("cache",), "json": ("cache",), "text": ("cache", "json"), "crypto": ("cache",), "lmdb": ("cache",), "redis": ("cache",),
-         "cuda": ("cache",)}  # besides itself and, for all but the cache, core
+         "cuda": ("cache",), "llama": ("cache",)}  # besides itself and, for all but the cache, core
 
 
 def component_paths() -> dict[str, str]:

@@ -6,12 +6,15 @@
 
 #include <kvcache/adapters/llama/identity.hpp>
 #include <kvcache/adapters/llama/state.hpp>
-#include <kvcache/cache.hpp>
 #include <kvcache/cache/blobs.hpp>
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/cache/group_leases.hpp>
+#include <kvcache/cache/owned_blocks.hpp>
+#include <kvcache/cache/snapshot_places.hpp>
 #include <kvcache/codec/opaque.hpp>
 #include <kvcache/core/errors.hpp>
 #include <kvcache/core/layout.hpp>
-#include <kvcache/layer_groups.hpp>
+#include <kvcache/layers/grouped.hpp>
 
 #include <algorithm>
 #include <chrono>
