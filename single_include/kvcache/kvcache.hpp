@@ -8376,7 +8376,8 @@ public:
             require(!lease.spliced.empty() || lease.written.first(tokens.size()),
                     "rows are written in every layer before they are committed");
         if constexpr (opaque_codec_state<typename Core::codec_type>)
-            require(has_blobs(tokens.size()), "opaque pages are committed whole, each with its blob");
+            require(has_blobs(tokens.size()),
+                    "opaque pages are committed with a blob each, which holds all rows that were reserved of a page");
         expects(lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         core_->commit(*state_, tokens);
         committed_ = true;
@@ -8398,10 +8399,11 @@ private:
         return *core_;
     }
 
-    // Whether the first rows are those of whole pages with blobs.
-    [[nodiscard]] bool has_blobs(std::size_t rows) const {
-        bool all = rows % core_->shape().tokens == 0;
-        for (std::size_t row = 0; all && row < rows; row += core_->shape().tokens)
+    // Whether the pages of the first rows have blobs, which end there.
+    [[nodiscard]] bool has_blobs(std::size_t count) const {
+        const std::size_t tokens = core_->shape().tokens;
+        bool all = count == rows() || (first_ + count) % tokens == 0;
+        for (std::size_t row = 0; all && row < count; row += tokens - (first_ + row) % tokens)
             all = !core_->codec().blob(core_->storage().bytes(slot_of(row).page)).empty();
         return all;
     }
@@ -10207,18 +10209,31 @@ struct no_residual_leases {
     static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
     static constexpr void end(residual_ring&) noexcept {}
 };
-/// The same where pages are opaque: a page is continued by another one only.
+/// The same where pages are opaque: a page is continued where its blob ends. `PageManager`: its index knows where.
+template <class PageManager>
 class whole_page_leases : public no_residual_leases {
 public:
-    template <class PageManager>
     whole_page_leases(const PageManager& pages, std::size_t page_tokens, residual_window window)
-        : no_residual_leases(pages, page_tokens, window), page_tokens_(page_tokens) {}
+        : no_residual_leases(pages, page_tokens, window), pages_(pages), page_tokens_(page_tokens) {}
+
+    /// The number of the first `tokens` tokens in these pages, page-table entries or page_ids, that end with a blob.
     template <class Pages>
-    [[nodiscard]] std::size_t kept(const Pages&, std::size_t tokens) const noexcept {
-        return tokens - tokens % page_tokens_;
+    [[nodiscard]] std::size_t kept(const Pages& pages, std::size_t tokens) const noexcept {
+        const std::size_t part = tokens % page_tokens_;
+        return part == 0 || run_of(pages[tokens / page_tokens_]) == part ? tokens : tokens - part;
+    }
+    /// The same of a sequence, which ends with a blob.
+    [[nodiscard]] std::size_t kept(const sequence_state& state, std::size_t tokens) const noexcept {
+        return tokens == state.tokens.size() ? tokens : kept(state.table, tokens);
     }
 
 private:
+    [[nodiscard]] std::size_t run_of(page_id page) const noexcept {
+        return pages_.index().contains(page) ? pages_.index().run(page).size() : 0;
+    }
+    [[nodiscard]] std::size_t run_of(const page_entry& entry) const noexcept { return run_of(entry.page); }
+
+    const PageManager& pages_;
     std::size_t page_tokens_;
 };
 
@@ -10359,14 +10374,11 @@ private:
 
 public:
     /// Reserves rows after the tokens of a sequence, as its lease. Errors: out_of_memory, with the pages needed and
-    /// available; out_of_range, for a part of an opaque page; nothing has changed then. Throws: bad_alloc, likewise.
-    /// Requires: it has no lease.
+    /// available; nothing has changed then. Throws: bad_alloc, likewise. Requires: it has no lease.
     template <class Codec>
     [[nodiscard]] result<void> reserve(sequence_state& state, const Codec& codec, std::size_t rows,
                                        reserve_options options) {
         require(!state.lease.open, "a sequence has one lease at a time");
-        if (opaque && rows % page_tokens_ != 0)
-            return error{error_code::out_of_range, "rows", "opaque pages are reserved whole"};
         const row_demand wanted = demand(state, rows, options);
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
@@ -10407,7 +10419,8 @@ public:
         row_demand made{.whole = options.whole};
         const auto open_rows = state.open_rows(page_tokens_);
         made.used = open_rows.value_or(static_cast<std::uint32_t>(page_tokens_));
-        made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
+        made.copies = // a blob is written anew, and the old one stays until then
+            open_rows && rows > 0 && (opaque || !pages_.writable(state.table.back().page, made.used));
         made.in_tail = std::min<std::size_t>(rows, page_tokens_ - made.used);
         const std::size_t in_new = rows - made.in_tail;
         made.fresh = in_new / page_tokens_ + (in_new % page_tokens_ > 0 ? 1 : 0);
@@ -10592,6 +10605,8 @@ private:
         const page_id shared = std::exchange(state.table.back().page, *own);
         if (!pages_.pool().copy(codec, shared, *own, rows))
             return false;
+        if constexpr (opaque)
+            codec.clear(pages_.pool().bytes(*own));
         if constexpr (grouped)
             if (!groups_.copy_tail(state, shared, *own, rows))
                 return false;
@@ -10665,7 +10680,7 @@ private:
     PageManager& pages_;
     std::size_t page_tokens_;
     std::conditional_t<quantized, residual_leases<PageManager>,
-                       std::conditional_t<opaque, whole_page_leases, no_residual_leases>>
+                       std::conditional_t<opaque, whole_page_leases<PageManager>, no_residual_leases>>
         residual_;
     std::conditional_t<grouped, group_leases<PageManager>, no_group_leases> groups_;
     sequence_state ring_;
@@ -10871,8 +10886,9 @@ public:
         std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
         if constexpr (grouped) {
             sequences_.groups().note(found);
-            kept = made.limit(
-                sequences_.groups().limit(found.pages, options.plans ? first_computed(kept, tokens.size()) : kept));
+            if (options.plans)
+                kept = sequences_.residual().kept(known->table, first_computed(kept, tokens.size()));
+            kept = made.limit(sequences_.groups().limit(found.pages, kept));
         }
         known->tokens.truncate(kept);
         known->drop_entries(known->cut(kept));
@@ -14252,8 +14268,8 @@ constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number
 namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// For pages that are blobs of a host: the state of an engine for the tokens of a page, in a form that only the engine
-/// knows. A blob has any number of bytes up to `blob_bytes`. A page is shared whole or not at all, so sequences grow by
-/// whole pages. A host writes and reads blobs with cache/blobs.hpp.
+/// knows. A blob has any number of bytes up to `blob_bytes`. A prompt continues a page where its blob ends, and nowhere
+/// else. A host writes and reads blobs with cache/blobs.hpp.
 struct opaque {
     using role = codec_role;
     std::size_t blob_bytes = 0;            ///< The most bytes of a page's blob.

@@ -65,8 +65,8 @@ struct llama_cache_stats {
     std::uint64_t prompts = 0;     ///< Calls of restore, those of decode included.
     std::uint64_t kept_tokens = 0; ///< Tokens that sequences had already.
     std::uint64_t restored_tokens = 0;
-    std::uint64_t evaluated_tokens = 0; ///< By decode.
-    std::uint64_t stored_pages = 0;
+    std::uint64_t evaluated_tokens = 0;  ///< By decode.
+    std::uint64_t stores = 0;            ///< Times that tokens of a sequence were stored.
     std::uint64_t refused = 0;           ///< Restores that the context refused, for lack of room in most cases.
     std::uint64_t skipped = 0;           ///< Stores for which the cache had no room, or the context no rows any more.
     std::uint64_t removed_sequences = 0; ///< To make room.
@@ -108,11 +108,11 @@ public:
     }
 
     /// Evaluates a prompt in a sequence: restores what is known of it, evaluates the rest in batches of at most
-    /// `batch_size` tokens, and stores whole pages. The logits of the last token are then those of
-    /// llama_get_logits_ith(context, -1). Call it with all tokens so far also for the tokens of an answer, one at a
-    /// time. Where the model has windows or recurrent layers, batches also end where the cache needs it. Errors:
-    /// out_of_memory if the context has no room; cancelled; io; out_of_range without tokens. The sequence then has the
-    /// tokens that were evaluated.
+    /// `batch_size` tokens, and stores whole pages; what a sequence has besides is stored before it is changed. The
+    /// logits of the last token are then those of llama_get_logits_ith(context, -1). Call it with all tokens so far
+    /// also for the tokens of an answer, one at a time. Where the model has windows or recurrent layers, batches also
+    /// end where the cache needs it. Errors: out_of_memory if the context has no room; cancelled; io; out_of_range
+    /// without tokens. The sequence then has the tokens that were evaluated.
     [[nodiscard]] result<llama_reuse> decode(llama_seq_id sequence, std::span<const llama_token> tokens,
                                              std::size_t batch_size = 0) {
         if (tokens.empty())
@@ -133,22 +133,22 @@ public:
                                                  prompt_.begin() + offset(end));
             const bool snapshot = std::binary_search(places.begin(), places.end(), end);
             if (end / options_.page_tokens > at / options_.page_tokens)
-                keep(sequence, end, snapshot);
+                keep(sequence, std::span(prompt_).first(end - end % options_.page_tokens), snapshot);
             at = end;
         }
         stats_.evaluated_tokens += made.evaluated;
         return made;
     }
 
-    /// Stores the whole pages of a sequence that the host has evaluated itself: of `tokens`, as many as it has. A
-    /// recurrent state can only be stored where a page ends. Returns the tokens that the cache now knows of them.
+    /// Stores what a sequence has that the host has evaluated itself: of `tokens`, as many as it has. A recurrent state
+    /// can only be stored where a page ends. Returns the tokens that the cache now knows of them.
     std::size_t store(llama_seq_id sequence, std::span<const llama_token> tokens) {
         read(tokens);
         const std::size_t size = state_.size(sequence), count = std::min(size, prompt_.size());
         held& own = held_[index(sequence)];
         own.tokens.assign(prompt_.begin(), prompt_.begin() + offset(count == size ? count : 0));
         own.used = ++uses_;
-        keep(sequence, count, count % options_.page_tokens == 0);
+        keep(sequence, std::span(prompt_).first(count), count % options_.page_tokens == 0);
         return status_ ? cache_->lookup(std::span(prompt_).first(count)).cached_tokens : 0;
     }
 
@@ -157,8 +157,9 @@ public:
         read(tokens);
         return status_ ? cache_->evict(prompt_) : 0;
     }
-    /// Clears a sequence, whose pages stay in the cache.
+    /// Stores what a sequence has, and clears it.
     void clear(llama_seq_id sequence) {
+        keep_rest(sequence);
         state_.clear(sequence);
         held_[index(sequence)].tokens.clear();
     }
@@ -250,8 +251,10 @@ private:
             const auto live = static_cast<std::size_t>(end - own.tokens.begin());
             made.kept = state_.can_cut(sequence, live) ? live : 0;
         }
-        if (made.kept != state_.size(sequence))
+        if (made.kept != state_.size(sequence)) {
+            keep_rest(sequence);
             state_.cut(sequence, made.kept);
+        }
         own.tokens.resize(made.kept);
         if (!status_)
             made.why = status_.error().message;
@@ -288,7 +291,7 @@ private:
         const std::size_t page_tokens = options_.page_tokens;
         // Keys and values are in cells of their own, which can be shared; windows and states are taken as a whole.
         const bool joins = !state_.windowed() && !state_.recurrent();
-        const std::size_t first = joins ? kept / page_tokens : 0, end = known.size() / page_tokens;
+        const std::size_t first = joins ? kept / page_tokens : 0, end = known.table().size();
         const std::size_t windows = state_.windowed() ? first_window(known) : end;
         state_.begin(sequence, first * page_tokens);
         bool all = true;
@@ -317,19 +320,22 @@ private:
     }
     [[nodiscard]] std::size_t state_group() const noexcept { return state_.windowed() ? 2 : 1; }
 
-    // Stores the whole pages of the first `size` tokens of prompt_, which a sequence has. `snapshot`: and its state.
-    void keep(llama_seq_id sequence, std::size_t size, bool snapshot) {
-        const std::size_t page_tokens = options_.page_tokens, whole = size / page_tokens * page_tokens;
-        if (!status_ || whole == 0 || (state_.recurrent() && !snapshot))
-            return;
-        const auto tokens = std::span<const token_id>(prompt_).first(whole);
-        if (cache_->lookup(tokens).cached_tokens == whole)
+    // Stores the last page of a sequence, which is not whole, before the sequence is changed.
+    void keep_rest(llama_seq_id sequence) {
+        const std::vector<token_id>& own = held_[index(sequence)].tokens;
+        if (own.size() == state_.size(sequence) && own.size() % options_.page_tokens != 0)
+            keep(sequence, own, false);
+    }
+    // Stores the first tokens of a sequence. `snapshot`: with its state.
+    void keep(llama_seq_id sequence, std::span<const token_id> tokens, bool snapshot) {
+        if (!status_ || tokens.empty() || (state_.recurrent() && !snapshot) ||
+            cache_->lookup(tokens).cached_tokens == tokens.size())
             return;
         auto after = cache_->open(tokens);
         const std::size_t first = after.size();
         const bool some = state_.windowed() && state_.first(sequence) > first; // older rows of windows are gone
-        auto lease = cache_->reserve(after, whole - first, {.whole = some});
-        if (!lease || !fill(sequence, *lease, first, whole)) {
+        auto lease = cache_->reserve(after, tokens.size() - first, {.whole = some});
+        if (!lease || !fill(sequence, *lease, tokens.size())) {
             ++stats_.skipped;
             return;
         }
@@ -337,26 +343,27 @@ private:
         rows.commit_in_place(tokens.subspan(first));
         if constexpr (cache_type::has_tier)
             rows.core.tier().store(rows.core, rows.state);
-        stats_.stored_pages += (whole - first) / page_tokens;
+        ++stats_.stores;
     }
-    // Writes the blobs of a lease. Returns false if the context does not have all of them, or a state has no room.
+    // Writes the blobs of a lease up to `end` tokens. Returns false if the context does not have all of them, or a
+    // state has no room.
     template <class Lease>
-    [[nodiscard]] bool fill(llama_seq_id sequence, const Lease& lease, std::size_t first, std::size_t whole) {
-        const std::size_t page_tokens = options_.page_tokens;
+    [[nodiscard]] bool fill(llama_seq_id sequence, const Lease& lease, std::size_t end) {
+        const std::size_t page_tokens = options_.page_tokens, first = lease.first() / page_tokens;
         std::vector<std::int32_t> windows;
         if (state_.windowed())
             windows = lease.blocks(window_group);
-        for (std::size_t at = first; at < whole; at += page_tokens) {
-            const bool last = !windows.empty() && windows[at / page_tokens] >= 0;
-            if (!state_.write_page(sequence, at, at + page_tokens, last, [&](llama_part part, std::size_t bytes) {
-                    return blob_for(lease, (at - first) / page_tokens, bytes,
-                                    part == llama_part::all ? all_group : window_group);
+        for (std::size_t page = first; page * page_tokens < end; ++page) {
+            const bool last = !windows.empty() && windows[page] >= 0;
+            const std::size_t stop = std::min((page + 1) * page_tokens, end);
+            if (!state_.write_page(sequence, page * page_tokens, stop, last, [&](llama_part part, std::size_t bytes) {
+                    return blob_for(lease, page - first, bytes, part == llama_part::all ? all_group : window_group);
                 }))
                 return false;
         }
         if (!state_.recurrent())
             return true;
-        const auto block = lease.snapshot(state_group(), whole, state_.part_bytes());
+        const auto block = lease.snapshot(state_group(), end, state_.part_bytes());
         return block && state_.write_state(sequence, lease.state_of(state_group(), *block));
     }
 
@@ -422,8 +429,7 @@ private:
                 oldest = &one;
         if (oldest == nullptr || !options_.make_room)
             return false;
-        state_.clear(static_cast<llama_seq_id>(oldest - held_.data()));
-        oldest->tokens.clear();
+        clear(static_cast<llama_seq_id>(oldest - held_.data()));
         ++stats_.removed_sequences;
         return true;
     }

@@ -45,12 +45,12 @@ template <class Cache>
 }
 
 /// Memory for the blob of a page of a lease, counted from the lease's first one; in a layer group, of its block. The
-/// host fills it before it commits. Requires: the page takes so many bytes; in a whole lease, a group with a window has
-/// the page.
+/// host fills it before it commits, with all rows of the page: those that the sequence had of it too. Requires: the
+/// page takes so many bytes; in a whole lease, a group with a window has the page.
 template <class Lease>
 [[nodiscard]] std::span<std::byte> blob_for(const Lease& lease, std::size_t page, std::size_t bytes,
                                             std::size_t group = 0) {
-    const std::size_t row = page * lease.shape().tokens;
+    const std::size_t tokens = lease.shape().tokens, row = page == 0 ? 0 : page * tokens - lease.first() % tokens;
     const auto open = lease.opened();
     return detail::with_blob(open.core, group, lease.slot_of(row).page,
                              [&](const auto& codec, std::span<std::byte> to) { return codec.begin(to, bytes); });

@@ -156,8 +156,9 @@ public:
         std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
         if constexpr (grouped) {
             sequences_.groups().note(found);
-            kept = made.limit(
-                sequences_.groups().limit(found.pages, options.plans ? first_computed(kept, tokens.size()) : kept));
+            if (options.plans)
+                kept = sequences_.residual().kept(known->table, first_computed(kept, tokens.size()));
+            kept = made.limit(sequences_.groups().limit(found.pages, kept));
         }
         known->tokens.truncate(kept);
         known->drop_entries(known->cut(kept));

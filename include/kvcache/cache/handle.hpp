@@ -412,7 +412,8 @@ public:
             require(!lease.spliced.empty() || lease.written.first(tokens.size()),
                     "rows are written in every layer before they are committed");
         if constexpr (opaque_codec_state<typename Core::codec_type>)
-            require(has_blobs(tokens.size()), "opaque pages are committed whole, each with its blob");
+            require(has_blobs(tokens.size()),
+                    "opaque pages are committed with a blob each, which holds all rows that were reserved of a page");
         expects(lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         core_->commit(*state_, tokens);
         committed_ = true;
@@ -434,10 +435,11 @@ private:
         return *core_;
     }
 
-    // Whether the first rows are those of whole pages with blobs.
-    [[nodiscard]] bool has_blobs(std::size_t rows) const {
-        bool all = rows % core_->shape().tokens == 0;
-        for (std::size_t row = 0; all && row < rows; row += core_->shape().tokens)
+    // Whether the pages of the first rows have blobs, which end there.
+    [[nodiscard]] bool has_blobs(std::size_t count) const {
+        const std::size_t tokens = core_->shape().tokens;
+        bool all = count == rows() || (first_ + count) % tokens == 0;
+        for (std::size_t row = 0; all && row < count; row += tokens - (first_ + row) % tokens)
             all = !core_->codec().blob(core_->storage().bytes(slot_of(row).page)).empty();
         return all;
     }

@@ -158,14 +158,11 @@ private:
 
 public:
     /// Reserves rows after the tokens of a sequence, as its lease. Errors: out_of_memory, with the pages needed and
-    /// available; out_of_range, for a part of an opaque page; nothing has changed then. Throws: bad_alloc, likewise.
-    /// Requires: it has no lease.
+    /// available; nothing has changed then. Throws: bad_alloc, likewise. Requires: it has no lease.
     template <class Codec>
     [[nodiscard]] result<void> reserve(sequence_state& state, const Codec& codec, std::size_t rows,
                                        reserve_options options) {
         require(!state.lease.open, "a sequence has one lease at a time");
-        if (opaque && rows % page_tokens_ != 0)
-            return error{error_code::out_of_range, "rows", "opaque pages are reserved whole"};
         const row_demand wanted = demand(state, rows, options);
         if (wanted.pages > pages_.available(state.tenant))
             return refuse(state, rows, wanted.pages, codec.page_bytes());
@@ -206,7 +203,8 @@ public:
         row_demand made{.whole = options.whole};
         const auto open_rows = state.open_rows(page_tokens_);
         made.used = open_rows.value_or(static_cast<std::uint32_t>(page_tokens_));
-        made.copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, made.used);
+        made.copies = // a blob is written anew, and the old one stays until then
+            open_rows && rows > 0 && (opaque || !pages_.writable(state.table.back().page, made.used));
         made.in_tail = std::min<std::size_t>(rows, page_tokens_ - made.used);
         const std::size_t in_new = rows - made.in_tail;
         made.fresh = in_new / page_tokens_ + (in_new % page_tokens_ > 0 ? 1 : 0);
@@ -391,6 +389,8 @@ private:
         const page_id shared = std::exchange(state.table.back().page, *own);
         if (!pages_.pool().copy(codec, shared, *own, rows))
             return false;
+        if constexpr (opaque)
+            codec.clear(pages_.pool().bytes(*own));
         if constexpr (grouped)
             if (!groups_.copy_tail(state, shared, *own, rows))
                 return false;
@@ -464,7 +464,7 @@ private:
     PageManager& pages_;
     std::size_t page_tokens_;
     std::conditional_t<quantized, residual_leases<PageManager>,
-                       std::conditional_t<opaque, whole_page_leases, no_residual_leases>>
+                       std::conditional_t<opaque, whole_page_leases<PageManager>, no_residual_leases>>
         residual_;
     std::conditional_t<grouped, group_leases<PageManager>, no_group_leases> groups_;
     sequence_state ring_;

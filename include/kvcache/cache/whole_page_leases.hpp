@@ -25,18 +25,31 @@ struct no_residual_leases {
     static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
     static constexpr void end(residual_ring&) noexcept {}
 };
-/// The same where pages are opaque: a page is continued by another one only.
+/// The same where pages are opaque: a page is continued where its blob ends. `PageManager`: its index knows where.
+template <class PageManager>
 class whole_page_leases : public no_residual_leases {
 public:
-    template <class PageManager>
     whole_page_leases(const PageManager& pages, std::size_t page_tokens, residual_window window)
-        : no_residual_leases(pages, page_tokens, window), page_tokens_(page_tokens) {}
+        : no_residual_leases(pages, page_tokens, window), pages_(pages), page_tokens_(page_tokens) {}
+
+    /// The number of the first `tokens` tokens in these pages, page-table entries or page_ids, that end with a blob.
     template <class Pages>
-    [[nodiscard]] std::size_t kept(const Pages&, std::size_t tokens) const noexcept {
-        return tokens - tokens % page_tokens_;
+    [[nodiscard]] std::size_t kept(const Pages& pages, std::size_t tokens) const noexcept {
+        const std::size_t part = tokens % page_tokens_;
+        return part == 0 || run_of(pages[tokens / page_tokens_]) == part ? tokens : tokens - part;
+    }
+    /// The same of a sequence, which ends with a blob.
+    [[nodiscard]] std::size_t kept(const sequence_state& state, std::size_t tokens) const noexcept {
+        return tokens == state.tokens.size() ? tokens : kept(state.table, tokens);
     }
 
 private:
+    [[nodiscard]] std::size_t run_of(page_id page) const noexcept {
+        return pages_.index().contains(page) ? pages_.index().run(page).size() : 0;
+    }
+    [[nodiscard]] std::size_t run_of(const page_entry& entry) const noexcept { return run_of(entry.page); }
+
+    const PageManager& pages_;
     std::size_t page_tokens_;
 };
 

@@ -14,8 +14,8 @@
 namespace kvcache { inline namespace KVCACHE_ABI { namespace codec {
 
 /// For pages that are blobs of a host: the state of an engine for the tokens of a page, in a form that only the engine
-/// knows. A blob has any number of bytes up to `blob_bytes`. A page is shared whole or not at all, so sequences grow by
-/// whole pages. A host writes and reads blobs with cache/blobs.hpp.
+/// knows. A blob has any number of bytes up to `blob_bytes`. A prompt continues a page where its blob ends, and nowhere
+/// else. A host writes and reads blobs with cache/blobs.hpp.
 struct opaque {
     using role = codec_role;
     std::size_t blob_bytes = 0;            ///< The most bytes of a page's blob.

@@ -73,12 +73,13 @@ public:
         split_ = recurrent_ || window_ > 0;
         if (!split_)
             empty_.clear();
-        const std::size_t cells = probe_tokens - 1;
-        const auto after = [&](std::size_t one, std::size_t all) {
-            return one + (all - one) / cells * (page_tokens - 1);
+        const auto of = [](std::size_t one, std::size_t all) {
+            return blob_size{one, (all - one) / (probe_tokens - 1)};
         };
-        page_bytes_ = after(whole_one, whole) - (split_ ? after(part_one, part) - head_bytes : 0) + tail_bytes();
-        part_bytes_ = split_ ? after(part_one, part) : 0;
+        part_ = split_ ? of(part_one, part) : blob_size{};
+        const std::size_t first = split_ ? part_one - head_bytes : 0, last = split_ ? part - head_bytes : 0;
+        all_ = of(whole_one - first + tail_bytes(), whole - last + tail_bytes());
+        page_tokens_ = page_tokens;
         return {};
     }
 
@@ -89,9 +90,9 @@ public:
     /// Tokens that a query of a layer with a window reads before its own, and one more, which the library keeps.
     [[nodiscard]] std::uint32_t window() const noexcept { return window_; }
     /// Bytes of the blob of a page of keys and values of all tokens.
-    [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
+    [[nodiscard]] std::size_t page_bytes() const noexcept { return all_.of(page_tokens_); }
     /// Bytes of the blob of a page of the layers with windows, or of a state.
-    [[nodiscard]] std::size_t part_bytes() const noexcept { return part_bytes_; }
+    [[nodiscard]] std::size_t part_bytes() const noexcept { return part_.of(page_tokens_); }
     /// What the context computed for the tokens of `open`: two contexts that give other bytes are not the same.
     [[nodiscard]] std::span<const std::byte> evidence() const noexcept { return evidence_; }
     void forget_evidence() noexcept { evidence_ = {}; }
@@ -125,7 +126,7 @@ public:
     template <class Into>
     [[nodiscard]] bool write_page(llama_seq_id of, std::size_t first, std::size_t end, bool last, const Into& into) {
         llama_memory_seq_cp(memory_, of, scratch_, static_cast<llama_pos>(first), static_cast<llama_pos>(end));
-        const bool all = (!last || this->first(scratch_) == first) && write_scratch(last, into);
+        const bool all = (!last || this->first(scratch_) == first) && write_scratch(end - first, last, into);
         clear(scratch_);
         return all;
     }
@@ -174,6 +175,13 @@ private:
     // The number before a state: a magic word and the sequence that it was of, which is not read.
     static constexpr std::size_t head_bytes = 8;
 
+    // The bytes of a blob grow by as many for each token.
+    struct blob_size {
+        std::size_t first = 0, more = 0;
+        [[nodiscard]] std::size_t of(std::size_t tokens) const noexcept {
+            return first + more * (tokens - std::min<std::size_t>(tokens, 1));
+        }
+    };
     // A batch in memory that libllama allocates.
     struct batch_freed {
         void operator()(llama_batch* batch) const {
@@ -238,26 +246,26 @@ private:
     }
 
     template <class Into>
-    [[nodiscard]] bool write_scratch(bool last, const Into& into) {
+    [[nodiscard]] bool write_scratch(std::size_t tokens, bool last, const Into& into) {
         if (!split_)
-            return get(scratch_, into(llama_part::all, page_bytes_), 0) == page_bytes_;
+            return get(scratch_, into(llama_part::all, all_.of(tokens)), 0) == all_.of(tokens);
         const std::size_t whole = llama_state_seq_get_size_ext(context_, scratch_, 0);
         const std::size_t part =
             llama_state_seq_get_size_ext(context_, scratch_, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) - head_bytes;
         copy_.resize(whole);
-        if (whole + tail_bytes() != page_bytes_ + part || get(scratch_, copy_, 0) != whole)
+        if (whole + tail_bytes() != all_.of(tokens) + part || get(scratch_, copy_, 0) != whole)
             return false;
         const auto state = std::span<const std::byte>(copy_),
                    tail = std::span<const std::byte>(empty_).subspan(head_bytes);
         const auto all = into(llama_part::all, whole - part + tail.size());
         std::copy_n(state.begin(), whole - part, all.begin());
         std::copy(tail.begin(), tail.end(), all.begin() + static_cast<std::ptrdiff_t>(whole - part));
-        if (last && windowed() && head_bytes + part == part_bytes_) {
+        if (last && windowed() && head_bytes + part == part_.of(tokens)) {
             const auto own = into(llama_part::last, head_bytes + part);
             std::copy_n(state.begin(), head_bytes, own.begin());
             std::copy(state.end() - static_cast<std::ptrdiff_t>(part), state.end(), own.begin() + head_bytes);
         }
-        return !last || head_bytes + part == part_bytes_;
+        return !last || head_bytes + part == part_.of(tokens);
     }
     [[nodiscard]] std::size_t tail_bytes() const noexcept { return split_ ? empty_.size() - head_bytes : 0; }
 
@@ -267,7 +275,8 @@ private:
     bool recurrent_;
     std::uint32_t window_;
     bool split_ = false; // whether the state has a second part
-    std::size_t page_bytes_ = 0, part_bytes_ = 0;
+    std::size_t page_tokens_ = 0;
+    blob_size all_, part_;
     std::vector<std::byte> empty_; // the second part of a sequence without tokens
     std::vector<std::byte> evidence_;
     std::vector<std::byte> copy_; // of a state, while it is divided
