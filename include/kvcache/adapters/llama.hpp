@@ -271,9 +271,10 @@ private:
     void load(llama_seq_id sequence, std::size_t most, llama_reuse& made) {
         const auto known = cache_->open(prompt_);
         if (known.size() > made.kept) {
-            bool loaded = put(sequence, known, made.kept);
+            bool loaded = put(sequence, known, made.kept, first_window(known)) ||
+                          (state_.windowed() && put(sequence, known, made.kept, last_window(known)));
             while (!loaded && remove_oldest(sequence))
-                loaded = put(sequence, known, made.kept);
+                loaded = put(sequence, known, made.kept, last_window(known));
             if (!loaded) {
                 ++stats_.refused;
                 made.why = "the context has no room for " + std::to_string(known.size()) + " cached tokens";
@@ -285,14 +286,14 @@ private:
             made.why = cache_->lookup(prompt_).explain();
     }
 
-    // Puts the pages of a cached sequence into a sequence of the context, which has `kept` tokens of them. Returns
-    // false, and changes nothing, if the context refuses one.
-    [[nodiscard]] bool put(llama_seq_id sequence, const typename cache_type::sequence& known, std::size_t kept) {
+    // Puts the pages of a cached sequence into a sequence of the context, which has `kept` tokens of them; those of
+    // windows from page `windows` on. Returns false, and changes nothing, if the context refuses one.
+    [[nodiscard]] bool put(llama_seq_id sequence, const typename cache_type::sequence& known, std::size_t kept,
+                           std::size_t windows) {
         const std::size_t page_tokens = options_.page_tokens;
         // Keys and values are in cells of their own, which can be shared; windows and states are taken as a whole.
         const bool joins = !state_.windowed() && !state_.recurrent();
         const std::size_t first = joins ? kept / page_tokens : 0, end = known.table().size();
-        const std::size_t windows = state_.windowed() ? first_window(known) : end;
         state_.begin(sequence, first * page_tokens);
         bool all = true;
         for (std::size_t page = first; all && page < end; ++page) {
@@ -312,11 +313,21 @@ private:
     // The first page from which on all have their rows of windows: more than the next token reads, because the order in
     // which llama.cpp adds depends on the cells that a sequence has, and an earlier prompt may be continued from there.
     [[nodiscard]] std::size_t first_window(const typename cache_type::sequence& known) const {
+        if (!state_.windowed())
+            return known.table().size();
         const auto& blocks = cache_->core().pages().blocks();
         std::size_t first = known.table().size();
         while (first > 0 && blocks.has(blocks.pool_of(window_group), known.table()[first - 1].page))
             --first;
         return first;
+    }
+    // The first page that the next token reads.
+    [[nodiscard]] std::size_t last_window(const typename cache_type::sequence& known) const {
+        if (!state_.windowed())
+            return known.table().size();
+        const auto in_use = known.blocks(window_group);
+        return static_cast<std::size_t>(
+            std::find_if(in_use.begin(), in_use.end(), [](std::int32_t block) { return block >= 0; }) - in_use.begin());
     }
     [[nodiscard]] std::size_t state_group() const noexcept { return state_.windowed() ? 2 : 1; }
 
