@@ -7880,6 +7880,75 @@ private:
 
 }} // namespace kvcache
 
+// ---- kvcache/cache/opaque_leases.hpp ------------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI {
+
+/// In place of residual_leases, where a codec writes row by row: every row of a page can be continued.
+struct no_residual_leases {
+    template <class PageManager>
+    no_residual_leases(const PageManager&, std::size_t, residual_window) {}
+    template <class Pages>
+    static constexpr std::size_t kept(const Pages&, std::size_t tokens) noexcept {
+        return tokens;
+    }
+    static constexpr std::size_t needed(bool, std::size_t, std::size_t, std::size_t) noexcept { return 0; }
+    static constexpr bool open(sequence_state&, std::uint32_t, std::size_t) noexcept { return true; }
+    static constexpr bool open_spliced(sequence_state&) noexcept { return true; }
+    static constexpr codec::residual_page* given(const sequence_state&, std::size_t) noexcept { return nullptr; }
+    static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
+    static constexpr void end(residual_ring&) noexcept {}
+};
+/// The same where pages are opaque: a page is continued where its blob ends. `PageManager`: its index knows where.
+template <class PageManager>
+class opaque_leases : public no_residual_leases {
+public:
+    opaque_leases(const PageManager& pages, std::size_t page_tokens, residual_window window)
+        : no_residual_leases(pages, page_tokens, window), pages_(pages), page_tokens_(page_tokens) {}
+
+    /// The number of the first `tokens` tokens in these pages, page-table entries or page_ids, that end with a blob.
+    template <class Pages>
+    [[nodiscard]] std::size_t kept(const Pages& pages, std::size_t tokens) const noexcept {
+        const std::size_t part = tokens % page_tokens_;
+        return part == 0 || run_of(pages[tokens / page_tokens_]) == part ? tokens : tokens - part;
+    }
+    /// The same of a sequence, which ends with a blob.
+    [[nodiscard]] std::size_t kept(const sequence_state& state, std::size_t tokens) const noexcept {
+        return tokens == state.tokens.size() ? tokens : kept(state.table, tokens);
+    }
+
+private:
+    [[nodiscard]] std::size_t run_of(page_id page) const noexcept {
+        return pages_.index().contains(page) ? pages_.index().run(page).size() : 0;
+    }
+    [[nodiscard]] std::size_t run_of(const page_entry& entry) const noexcept { return run_of(entry.page); }
+
+    const PageManager& pages_;
+    std::size_t page_tokens_;
+};
+
+namespace detail {
+
+// Whether a page has its blob, and those of the windows that it has blocks of.
+template <class Core>
+[[nodiscard]] bool has_blobs(const Core& core, page_id page) {
+    const auto written = [](const auto& codec, std::span<const std::byte> bytes) { return !codec.blob(bytes).empty(); };
+    if constexpr (Core::owns_blocks) {
+        const auto& blocks = core.pages().blocks();
+        for (std::size_t pool = 0; pool < blocks.size(); ++pool)
+            if (!blocks.is_state(pool) && blocks.has(pool, page) &&
+                !written(blocks.memory().codec(pool), blocks.memory().bytes(pool, blocks.block(pool, page))))
+                return false;
+        if (!blocks.paged())
+            return true;
+    }
+    return written(core.codec(), core.storage().bytes(page));
+}
+
+} // namespace detail
+
+}} // namespace kvcache
+
 // ---- kvcache/cache/table_rows.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -8404,7 +8473,7 @@ private:
         const std::size_t tokens = core_->shape().tokens;
         bool all = count == rows() || (first_ + count) % tokens == 0;
         for (std::size_t row = 0; all && row < count; row += tokens - (first_ + row) % tokens)
-            all = !core_->codec().blob(core_->storage().bytes(slot_of(row).page)).empty();
+            all = detail::has_blobs(*core_, slot_of(row).page);
         return all;
     }
 
@@ -10190,55 +10259,6 @@ template <class Pages>
 
 }} // namespace kvcache
 
-// ---- kvcache/cache/whole_page_leases.hpp --------------------------------------------------------------------------
-
-namespace kvcache { inline namespace KVCACHE_ABI {
-
-/// In place of residual_leases, where a codec writes row by row: every row of a page can be continued.
-struct no_residual_leases {
-    template <class PageManager>
-    no_residual_leases(const PageManager&, std::size_t, residual_window) {}
-    template <class Pages>
-    static constexpr std::size_t kept(const Pages&, std::size_t tokens) noexcept {
-        return tokens;
-    }
-    static constexpr std::size_t needed(bool, std::size_t, std::size_t, std::size_t) noexcept { return 0; }
-    static constexpr bool open(sequence_state&, std::uint32_t, std::size_t) noexcept { return true; }
-    static constexpr bool open_spliced(sequence_state&) noexcept { return true; }
-    static constexpr codec::residual_page* given(const sequence_state&, std::size_t) noexcept { return nullptr; }
-    static std::size_t finalize(const sequence_state& state) noexcept { return state.tokens.size(); }
-    static constexpr void end(residual_ring&) noexcept {}
-};
-/// The same where pages are opaque: a page is continued where its blob ends. `PageManager`: its index knows where.
-template <class PageManager>
-class whole_page_leases : public no_residual_leases {
-public:
-    whole_page_leases(const PageManager& pages, std::size_t page_tokens, residual_window window)
-        : no_residual_leases(pages, page_tokens, window), pages_(pages), page_tokens_(page_tokens) {}
-
-    /// The number of the first `tokens` tokens in these pages, page-table entries or page_ids, that end with a blob.
-    template <class Pages>
-    [[nodiscard]] std::size_t kept(const Pages& pages, std::size_t tokens) const noexcept {
-        const std::size_t part = tokens % page_tokens_;
-        return part == 0 || run_of(pages[tokens / page_tokens_]) == part ? tokens : tokens - part;
-    }
-    /// The same of a sequence, which ends with a blob.
-    [[nodiscard]] std::size_t kept(const sequence_state& state, std::size_t tokens) const noexcept {
-        return tokens == state.tokens.size() ? tokens : kept(state.table, tokens);
-    }
-
-private:
-    [[nodiscard]] std::size_t run_of(page_id page) const noexcept {
-        return pages_.index().contains(page) ? pages_.index().run(page).size() : 0;
-    }
-    [[nodiscard]] std::size_t run_of(const page_entry& entry) const noexcept { return run_of(entry.page); }
-
-    const PageManager& pages_;
-    std::size_t page_tokens_;
-};
-
-}} // namespace kvcache
-
 // ---- kvcache/cache/sequence_manager.hpp ---------------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI {
@@ -10680,7 +10700,7 @@ private:
     PageManager& pages_;
     std::size_t page_tokens_;
     std::conditional_t<quantized, residual_leases<PageManager>,
-                       std::conditional_t<opaque, whole_page_leases<PageManager>, no_residual_leases>>
+                       std::conditional_t<opaque, opaque_leases<PageManager>, no_residual_leases>>
         residual_;
     std::conditional_t<grouped, group_leases<PageManager>, no_group_leases> groups_;
     sequence_state ring_;
@@ -27464,12 +27484,20 @@ template <class Codec, class Lease>
     return !page_writer<Codec> || rows == lease.shape().tokens; // a partial page is not encoded yet
 }
 
-/// The memory that an opaque page of a record takes of a page: as many bytes as it has, and all of the page if it has
-/// more, so that its length is refused.
-[[nodiscard]] inline std::span<std::byte> blob_memory(const record& from, part_kind kind, std::uint32_t index,
-                                                      std::span<std::byte> page) noexcept {
-    const record_part* part = from.part(kind, index);
-    return part == nullptr || part->bytes.size() > page.size() ? page : page.first(part->bytes.size());
+/// The same for the blob of an opaque page, which has any number of bytes. The page's own count of them is that of the
+/// record, so that what the memory held before is never read.
+template <opaque_codec_state Codec>
+[[nodiscard]] result<void> place_blob(const Codec& codec, const record& from, const part_source& to_part,
+                                      std::span<std::byte> to, const record_authenticator& auth) {
+    const record_part* const part = from.part(to_part.kind, to_part.index);
+    const std::size_t size = part == nullptr ? to.size() : std::min(part->bytes.size(), to.size());
+    if (auto placed = place_part(from, to_part.kind, to_part.index, to_part.rows, to.first(size), auth); !placed)
+        return placed;
+    if (codec.used(to).size() == size)
+        return {};
+    codec.clear(to);
+    return error{error_code::malformed, name_of(to_part.kind),
+                 std::string(name_of(to_part.kind)) + ": a blob has another number of bytes than its record"};
 }
 
 /// Copies page `index` of a record to page `page` of a lease, `rows` rows, and verifies the copy.
@@ -27481,10 +27509,10 @@ template <class Codec, class Lease>
     for (const part_kind kind : {part_kind::page, part_kind::exact}) {
         if (!places<Codec>(kind, lease, page, rows))
             continue;
-        auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
+        const auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
         if constexpr (opaque_codec_state<Codec>)
-            to = blob_memory(from, part_kind::page, index, to);
-        if (auto placed = place_part(from, kind, index, rows, to, auth); !placed)
+            return place_blob(lease.core.codec(), from, {kind, index, rows, {}}, to, auth);
+        else if (auto placed = place_part(from, kind, index, rows, to, auth); !placed)
             return placed;
     }
     return {};
@@ -33460,16 +33488,12 @@ private:
     [[nodiscard]] std::span<std::byte> bytes(const sequence_state& state, std::size_t pool, std::size_t entry) const {
         return blocks_.memory().bytes(pool, blocks_.block(pool, state.table[entry].page));
     }
-    // Whether the blocks of a group are opaque pages.
-    [[nodiscard]] bool is_blob([[maybe_unused]] std::size_t pool) const {
-        return opaque_codec_state<block_codec> && !blocks_.is_state(pool);
-    }
     // The bytes of a block that a record keeps.
     [[nodiscard]] std::span<const std::byte> recorded(const sequence_state& state, std::size_t pool,
                                                       std::size_t entry) const {
         const std::span<const std::byte> all = bytes(state, pool, entry);
         if constexpr (opaque_codec_state<block_codec>)
-            if (is_blob(pool))
+            if (!blocks_.is_state(pool))
                 return blocks_.memory().codec(pool).used(all);
         return all;
     }
@@ -33513,9 +33537,11 @@ private:
             if (!made)
                 return made.error();
         }
-        auto to = bytes(state, at.pool, page.index);
-        if (is_blob(at.pool))
-            to = blob_memory(*read, group_part(group), 0, to);
+        const auto to = bytes(state, at.pool, page.index);
+        if constexpr (opaque_codec_state<block_codec>)
+            if (!blocks_.is_state(at.pool))
+                return place_blob(blocks_.memory().codec(at.pool), *read, {group_part(group), 0, rows_of(at.pool), {}},
+                                  to, records_.auth());
         return place_part(*read, group_part(group), 0, rows_of(at.pool), to, records_.auth());
     }
 

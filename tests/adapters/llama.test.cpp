@@ -189,11 +189,11 @@ TEST_CASE("what is restored has the bytes that were stored, and the next logits 
     for (const fs::path& path : tiny_models())
         compare(path, std::vector<std::size_t>{100, 449, 641});
 }
-TEST_CASE("the same of real weights") {
+TEST_CASE("real weights: what is restored has the bytes that were stored, and the next logits their bits") {
     for (const fs::path& path : real_models())
         compare(path, std::vector<std::size_t>{705});
 }
-TEST_CASE("the same of real weights and longer prompts", "[.long]") {
+TEST_CASE("real weights and longer prompts: the same bytes and bits", "[.long]") {
     for (const fs::path& path : real_models())
         compare(path, std::vector<std::size_t>{640, 1000, 1601});
 }
@@ -254,12 +254,11 @@ void fault(unsigned rounds) {
         REQUIRE(cache.decode(0, prompt));
         cache.clear(0);
         std::map<std::size_t, bytes> right; // by the tokens that are restored
-        for (std::size_t pages = 0; pages <= 3; ++pages)
-            for (const std::size_t least : {pages * page}) {
-                REQUIRE(cache.restore(0, std::span(prompt).first(least + 1)).restored <= least);
-                right[cache.layout().size(0)] = state(context.get(), 0);
-                cache.clear(0);
-            }
+        for (std::size_t pages = 0; pages <= 3; ++pages) {
+            REQUIRE(cache.restore(0, std::span(prompt).first(pages * page + 1)).restored <= pages * page);
+            right[cache.layout().size(0)] = state(context.get(), 0);
+            cache.clear(0);
+        }
         REQUIRE(right.count(3 * page) == 1);
         REQUIRE(cache.decode(1, std::span(prompt).first(3))); // another sequence, and the beginning of the prompt
         const bytes before = state(context.get(), 1);
@@ -362,6 +361,54 @@ TEST_CASE("pages of other models, settings, number types and adapters are never 
         CHECK(restored(how, "", steered) == 0);
         CHECK(restored(how, "", steered) == 3 * page);
         CHECK(restored(how, "", nothing) == 3 * page);
+    }
+}
+
+TEST_CASE("a program that evaluates by itself stores what a sequence has, and nothing that it had before") {
+    for (const fs::path& path : tiny_models()) {
+        INFO(path);
+        const auto model = load(path);
+        const auto how = settings(1024);
+        const auto context = open(model.get(), how);
+        const std::uint32_t page = page_of(model.get());
+        kv::llama_prefix_cache cache(context.get(), {.page_tokens = page, .settings = how});
+        REQUIRE(cache.status());
+        const tokens prompt = words(model.get(), 3 * page + 5, 1);
+        evaluate(context.get(), prompt, 0, page);
+        evaluate(context.get(), prompt, page, 2 * page);
+        const bytes two = state(context.get(), 0);
+        CHECK(cache.store(0, std::span(prompt).first(page)) <=
+              page); // of a recurrent state there is only the later one
+        const bool recurrent = llama_model_is_hybrid(model.get());
+        CHECK(cache.explain(std::span(prompt).first(page)).find(recurrent ? "0 of" : std::to_string(page) + " of") ==
+              0);
+        CHECK(cache.store(0, std::span(prompt).first(2 * page)) == 2 * page);
+        cache.clear(0);
+        CHECK(cache.restore(0, prompt).restored == 2 * page);
+        CHECK((state(context.get(), 0) == two));
+        const auto rest = cache.decode(0, prompt);
+        REQUIRE(rest);
+        CHECK(rest->kept == 2 * page);
+    }
+}
+
+TEST_CASE("pages outlive a restart with another number of sequences") {
+    for (const fs::path& path : tiny_models()) {
+        INFO(path);
+        const auto model = load(path);
+        const std::uint32_t page = page_of(model.get());
+        const tokens prompt = words(model.get(), 3 * page + 5, 1);
+        shared_store store;
+        for (const std::uint32_t sequences : {6u, 3u, 9u}) {
+            auto how = settings(1024);
+            how.n_seq_max = sequences;
+            const auto context = open(model.get(), how);
+            kv::llama_prefix_cache cache(context.get(), {.page_tokens = page, .settings = how}, store_tier{&store});
+            REQUIRE(cache.status());
+            const auto done = cache.decode(0, prompt);
+            REQUIRE(done);
+            CHECK(done->restored == (sequences == 6 ? 0 : 3 * page));
+        }
     }
 }
 

@@ -10,9 +10,13 @@ float32 and float16, and both orders of tensors. Prints a line for each; "SKIPPE
 
     pip install -r tests/adapters/onnx_requirements.txt
 """
+import os
 import struct
 import subprocess
 import sys
+from pathlib import Path
+
+OWN = Path(__file__).resolve().parents[2] / "build" / "onnx" / "bin" / "python"  # where ./dev test installs them
 
 try:
     import numpy as np
@@ -20,6 +24,8 @@ try:
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 except ImportError as reason:
+    if OWN.exists() and Path(sys.prefix) != OWN.parents[1]:
+        os.execv(OWN, [str(OWN), *sys.argv])
     print(f"SKIPPED: for want of a package: {reason}")
     sys.exit(0)
 

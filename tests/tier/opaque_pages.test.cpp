@@ -202,6 +202,40 @@ TEST_CASE("an opaque page is committed with its blob") {
     CHECK(cache.check());
 }
 
+TEST_CASE("a record whose blob claims other bytes than it has is refused") {
+    const kv::record_names names({.config = "a model of a test"}, "");
+    const kv::record_authenticator auth("");
+    const tokens some(page_tokens, kv::token_id{1});
+    const auto name = names.chain(names.root(), some);
+    std::vector<std::byte> page(page_bytes, std::byte{0x5a}); // what a page held before
+    const auto place = [&](std::size_t claimed, std::size_t given) {
+        bytes part(given);
+        for (std::size_t i = 0; i < std::min<std::size_t>(given, 8); ++i)
+            part[i] = static_cast<std::byte>(claimed >> 8 * i & 0xff);
+        const kv::part_source source{kv::part_kind::page, 0, page_tokens, part};
+        const kv::record_writer made({kv::record_kind::page, 0, some, names.root(), name, {&source, 1}}, names, auth);
+        bytes record;
+        for (const auto& piece : made.pieces())
+            record.insert(record.end(), piece.begin(), piece.end());
+        const auto read = kv::record::parse(record, auth);
+        REQUIRE(read);
+        return kv::place_blob(codec.open(shape), *read, source, page, auth);
+    };
+    CHECK(place(10, 18));
+    for (const auto& [claimed, given] : {std::pair<std::size_t, std::size_t>{11, 18},
+                                         {9, 18},
+                                         {most_bytes + 1, 18},
+                                         {~std::size_t{0}, 18},
+                                         {0, 4},
+                                         {0, 0}}) {
+        INFO(claimed << " claimed, " << given << " given");
+        const auto refused = place(claimed, given);
+        CHECK(!refused);
+        CHECK(codec.open(shape).blob(page).size() <= most_bytes);
+    }
+    CHECK(!place(most_bytes + 10, most_bytes + 18)); // more than a page
+}
+
 TEST_CASE("blobs of windows and states are found where a prompt continues") {
     constexpr std::uint32_t window = 20;
     constexpr std::size_t full_group = 0, window_group = 1, state_group = 2;

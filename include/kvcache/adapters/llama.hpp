@@ -4,6 +4,7 @@
 // A prefix cache under llama.cpp, for programs that embed libllama: through the public functions of llama.h alone.
 // Tried with llama.cpp of October 2026 (llama-cpp-python 0.3.36).
 
+#include <kvcache/adapters/llama/batch.hpp>
 #include <kvcache/adapters/llama/identity.hpp>
 #include <kvcache/adapters/llama/state.hpp>
 #include <kvcache/cache/blobs.hpp>
@@ -21,7 +22,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -36,9 +36,9 @@ namespace kvcache { inline namespace KVCACHE_ABI {
 /// How a llama_prefix_cache is opened.
 struct llama_cache_options {
     std::size_t bytes = std::size_t{1} << 30; ///< Memory for what is kept of prompts.
-    std::uint32_t page_tokens = 64;           ///< Tokens of a page: prompts share whole pages.
+    std::uint32_t page_tokens = 64;           ///< Tokens of a page, the unit that is stored and evicted.
     /// The model's file, whose digest becomes part of the identity. Without it, models with the same metadata and size
-    /// are told apart by what they compute for a few tokens.
+    /// are told apart by what they compute for a few tokens. Of a model in several files, the first.
     std::filesystem::path model = {};
     /// The settings that the context was made with: those that change keys and values become part of the identity.
     llama_context_params settings = llama_context_default_params();
@@ -47,7 +47,7 @@ struct llama_cache_options {
     /// before it again.
     std::size_t snapshot_interval = 512;
     /// Whether decode removes other sequences, those used the longest ago first, where the context has no room. What
-    /// they have in whole pages stays in the cache.
+    /// they have is stored first; of a recurrent model, what its last snapshot covers.
     bool make_room = true;
 };
 
@@ -73,9 +73,9 @@ struct llama_cache_stats {
 };
 
 /// Keeps what a llama_context computes for prompts, and gives it back to prompts that begin alike: after other prompts
-/// have filled the context, in other sequences, and with a tier in later processes. Whole pages are kept of attention,
-/// the last tokens of sliding windows, and snapshots of recurrent states. What is restored has the bytes that were
-/// computed. One thread uses the context and the cache. The last two sequences of the context are the cache's.
+/// have filled the context, in other sequences, and with a tier in later processes. Pages are kept of attention and of
+/// sliding windows, and snapshots of recurrent states; a tier gets whole pages. What is restored has the bytes that
+/// were computed. One thread uses the context and the cache. The last two sequences of the context are the cache's.
 /// `Policies`: of the cache, in any order; not a codec, a storage or layers. Requires: the context outlives it.
 template <class... Policies>
 class llama_prefix_cache {
@@ -86,7 +86,7 @@ public:
     /// cannot be used, `status` says why, and what to change: nothing is reused then. Throws: bad_alloc. Cost: a prompt
     /// of 8 tokens, and with `options.model` a digest of the file when it is new.
     explicit llama_prefix_cache(llama_context* context, llama_cache_options options = {}, Policies... policies)
-        : context_(context), options_(std::move(options)), state_(context) {
+        : context_(context), options_(std::move(options)), state_(context), batch_(llama_n_batch(context)) {
         status_ = open(std::move(policies)...);
         state_.forget_evidence();
     }
@@ -140,15 +140,16 @@ public:
         return made;
     }
 
-    /// Stores what a sequence has that the host has evaluated itself: of `tokens`, as many as it has. A recurrent state
-    /// can only be stored where a page ends. Returns the tokens that the cache now knows of them.
+    /// Stores what a sequence has that the host has evaluated itself: of `tokens`, as many as it has. Of a
+    /// recurrent model it stores something only if the sequence has these tokens, no more, and they end a page. Returns
+    /// the tokens that the cache now knows of them.
     std::size_t store(llama_seq_id sequence, std::span<const llama_token> tokens) {
         read(tokens);
         const std::size_t size = state_.size(sequence), count = std::min(size, prompt_.size());
         held& own = held_[index(sequence)];
         own.tokens.assign(prompt_.begin(), prompt_.begin() + offset(count == size ? count : 0));
         own.used = ++uses_;
-        keep(sequence, std::span(prompt_).first(count), count % options_.page_tokens == 0);
+        keep(sequence, std::span(prompt_).first(count), count == size && count % options_.page_tokens == 0);
         return status_ ? cache_->lookup(std::span(prompt_).first(count)).cached_tokens : 0;
     }
 
@@ -186,17 +187,10 @@ private:
         std::vector<token_id> tokens = {};
         std::uint64_t used = 0;
     };
-    struct batch_freed {
-        void operator()(llama_batch* batch) const {
-            llama_batch_free(*batch);
-            delete batch;
-        }
-    };
     static constexpr std::size_t all_group = 0, window_group = 1;
 
     [[nodiscard]] result<void> open(Policies... policies) {
         held_.resize(std::max<std::size_t>(llama_n_seq_max(context_), 1));
-        batch_.reset(new llama_batch(llama_batch_init(static_cast<std::int32_t>(llama_n_batch(context_)), 0, 1)));
         if (options_.page_tokens == 0)
             return error{error_code::out_of_range, "page_tokens", "a page has at least one token"};
         if (auto opened = state_.open(options_.page_tokens); !opened)
@@ -406,19 +400,14 @@ private:
 
     // Evaluates tokens [at, end) of prompt_.
     [[nodiscard]] result<void> evaluate(llama_seq_id sequence, std::size_t at, std::size_t end) {
-        llama_batch& batch = *batch_;
-        batch.n_tokens = static_cast<std::int32_t>(end - at);
-        for (std::size_t i = at; i < end; ++i) {
-            batch.token[i - at] = index_of(prompt_[i]);
-            batch.pos[i - at] = static_cast<llama_pos>(i);
-            batch.n_seq_id[i - at] = 1;
-            batch.seq_id[i - at][0] = sequence;
-            batch.logits[i - at] = i + 1 == prompt_.size();
-        }
+        const auto decode = [&] {
+            return batch_.decode(context_, sequence, at, end, end == prompt_.size(),
+                                 [&](std::size_t i) { return index_of(prompt_[i]); });
+        };
         const auto began = std::chrono::steady_clock::now();
-        std::int32_t code = llama_decode(context_, batch);
+        std::int32_t code = decode();
         while (code == 1 && remove_oldest(sequence))
-            code = llama_decode(context_, batch);
+            code = decode();
         if (code == 1)
             return error{error_code::out_of_memory, "context",
                          "the context has no room for " + std::to_string(end - at) + " more tokens of the sequence"};
@@ -452,7 +441,7 @@ private:
     result<void> status_;
     std::vector<held> held_;       // by sequence
     std::vector<token_id> prompt_; // of the call under way
-    std::unique_ptr<llama_batch, batch_freed> batch_;
+    llama_token_batch batch_;
     llama_cache_stats stats_;
     std::uint64_t uses_ = 0;
 };

@@ -139,16 +139,12 @@ private:
     [[nodiscard]] std::span<std::byte> bytes(const sequence_state& state, std::size_t pool, std::size_t entry) const {
         return blocks_.memory().bytes(pool, blocks_.block(pool, state.table[entry].page));
     }
-    // Whether the blocks of a group are opaque pages.
-    [[nodiscard]] bool is_blob([[maybe_unused]] std::size_t pool) const {
-        return opaque_codec_state<block_codec> && !blocks_.is_state(pool);
-    }
     // The bytes of a block that a record keeps.
     [[nodiscard]] std::span<const std::byte> recorded(const sequence_state& state, std::size_t pool,
                                                       std::size_t entry) const {
         const std::span<const std::byte> all = bytes(state, pool, entry);
         if constexpr (opaque_codec_state<block_codec>)
-            if (is_blob(pool))
+            if (!blocks_.is_state(pool))
                 return blocks_.memory().codec(pool).used(all);
         return all;
     }
@@ -192,9 +188,11 @@ private:
             if (!made)
                 return made.error();
         }
-        auto to = bytes(state, at.pool, page.index);
-        if (is_blob(at.pool))
-            to = blob_memory(*read, group_part(group), 0, to);
+        const auto to = bytes(state, at.pool, page.index);
+        if constexpr (opaque_codec_state<block_codec>)
+            if (!blocks_.is_state(at.pool))
+                return place_blob(blocks_.memory().codec(at.pool), *read, {group_part(group), 0, rows_of(at.pool), {}},
+                                  to, records_.auth());
         return place_part(*read, group_part(group), 0, rows_of(at.pool), to, records_.auth());
     }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/lookup_result.hpp>
+#include <kvcache/cache/opaque_leases.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/cache/table_rows.hpp>
 #include <kvcache/codec/concept.hpp>
@@ -440,7 +441,7 @@ private:
         const std::size_t tokens = core_->shape().tokens;
         bool all = count == rows() || (first_ + count) % tokens == 0;
         for (std::size_t row = 0; all && row < count; row += tokens - (first_ + row) % tokens)
-            all = !core_->codec().blob(core_->storage().bytes(slot_of(row).page)).empty();
+            all = detail::has_blobs(*core_, slot_of(row).page);
         return all;
     }
 

@@ -3,9 +3,9 @@
 
 #include <kvcache/cache/config.hpp>
 #include <kvcache/cache/invariants.hpp>
+#include <kvcache/cache/opaque_leases.hpp>
 #include <kvcache/cache/residual.hpp>
 #include <kvcache/cache/sequence_state.hpp>
-#include <kvcache/cache/whole_page_leases.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/errors.hpp>
@@ -464,7 +464,7 @@ private:
     PageManager& pages_;
     std::size_t page_tokens_;
     std::conditional_t<quantized, residual_leases<PageManager>,
-                       std::conditional_t<opaque, whole_page_leases<PageManager>, no_residual_leases>>
+                       std::conditional_t<opaque, opaque_leases<PageManager>, no_residual_leases>>
         residual_;
     std::conditional_t<grouped, group_leases<PageManager>, no_group_leases> groups_;
     sequence_state ring_;

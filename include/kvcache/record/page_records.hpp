@@ -149,12 +149,20 @@ template <class Codec, class Lease>
     return !page_writer<Codec> || rows == lease.shape().tokens; // a partial page is not encoded yet
 }
 
-/// The memory that an opaque page of a record takes of a page: as many bytes as it has, and all of the page if it has
-/// more, so that its length is refused.
-[[nodiscard]] inline std::span<std::byte> blob_memory(const record& from, part_kind kind, std::uint32_t index,
-                                                      std::span<std::byte> page) noexcept {
-    const record_part* part = from.part(kind, index);
-    return part == nullptr || part->bytes.size() > page.size() ? page : page.first(part->bytes.size());
+/// The same for the blob of an opaque page, which has any number of bytes. The page's own count of them is that of the
+/// record, so that what the memory held before is never read.
+template <opaque_codec_state Codec>
+[[nodiscard]] result<void> place_blob(const Codec& codec, const record& from, const part_source& to_part,
+                                      std::span<std::byte> to, const record_authenticator& auth) {
+    const record_part* const part = from.part(to_part.kind, to_part.index);
+    const std::size_t size = part == nullptr ? to.size() : std::min(part->bytes.size(), to.size());
+    if (auto placed = place_part(from, to_part.kind, to_part.index, to_part.rows, to.first(size), auth); !placed)
+        return placed;
+    if (codec.used(to).size() == size)
+        return {};
+    codec.clear(to);
+    return error{error_code::malformed, name_of(to_part.kind),
+                 std::string(name_of(to_part.kind)) + ": a blob has another number of bytes than its record"};
 }
 
 /// Copies page `index` of a record to page `page` of a lease, `rows` rows, and verifies the copy.
@@ -166,10 +174,10 @@ template <class Codec, class Lease>
     for (const part_kind kind : {part_kind::page, part_kind::exact}) {
         if (!places<Codec>(kind, lease, page, rows))
             continue;
-        auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
+        const auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
         if constexpr (opaque_codec_state<Codec>)
-            to = blob_memory(from, part_kind::page, index, to);
-        if (auto placed = place_part(from, kind, index, rows, to, auth); !placed)
+            return place_blob(lease.core.codec(), from, {kind, index, rows, {}}, to, auth);
+        else if (auto placed = place_part(from, kind, index, rows, to, auth); !placed)
             return placed;
     }
     return {};

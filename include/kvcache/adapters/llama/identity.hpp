@@ -6,6 +6,8 @@
 #include <kvcache/core/file.hpp>
 #include <kvcache/core/identity.hpp>
 
+#include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +15,9 @@
 #include <fstream>
 #include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <type_traits>
 
 #include <llama.h>
 
@@ -67,7 +71,10 @@ namespace kvcache { inline namespace KVCACHE_ABI {
     metadata.text(file_digest).number(llama_model_size(model)).number(llama_model_n_params(model));
 
     const auto number = [](const char* name, auto value) {
-        return " " + std::string(name) + "=" + std::to_string(value);
+        if constexpr (std::is_same_v<decltype(value), float>)
+            return " " + std::string(name) + "=" + std::to_string(std::bit_cast<std::uint32_t>(value)); // all its bits
+        else
+            return " " + std::string(name) + "=" + std::to_string(value);
     };
     identity made;
     made.weights = metadata.finish();

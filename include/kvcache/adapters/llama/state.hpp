@@ -1,24 +1,18 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/adapters/llama/batch.hpp>
 #include <kvcache/core/errors.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
-#if !__has_include(<llama.h>)
-#error "kvcache: llama.h is not found; install llama.cpp, or add its include/ and ggml/include/ to the include path"
-#endif
 #include <llama.h>
-
-#ifndef LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-#error "kvcache: adapters/llama.hpp needs llama.cpp of 2026, whose llama.h has LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY"
-#endif
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -50,23 +44,15 @@ public:
     [[nodiscard]] result<void> open(std::uint32_t page_tokens) {
         if (auto right = check(page_tokens); !right)
             return right;
-        const llama_model* const model = llama_get_model(context_);
-        empty_ = blob(LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
-        std::vector<llama_token> tokens(probe_tokens);
-        for (std::size_t i = 0; i < tokens.size(); ++i)
-            tokens[i] = static_cast<llama_token>(
-                i % static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(model))));
-        const auto [whole_one, part_one] = evaluate(tokens, 0, 1);
-        const auto [whole, part] = evaluate(tokens, 1, probe_tokens);
-        const bool evaluated = whole > 0;
-        evidence_ = blob(0);
-        if (const float* const logits = llama_get_logits_ith(context_, -1); evaluated && logits != nullptr) {
-            const auto more = std::as_bytes(
-                std::span(logits, static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(model)))));
-            evidence_.insert(evidence_.end(), more.begin(), more.end());
-        }
-        clear(scratch_);
-        if (!evaluated)
+        drop();
+        empty_ = blob(scratch_, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        llama_token_batch batch(probe_tokens);
+        const auto [whole_one, part_one] = evaluate(batch, 0, 1);
+        const auto [whole, part] = evaluate(batch, 1, probe_tokens);
+        if (whole > 0)
+            evidence_ = evidence_of_probe();
+        drop();
+        if (whole == 0)
             return error{error_code::io, "llama_decode", "the context cannot evaluate a few tokens"};
         if (!recurrent_ && whole == part) // its memory has one part, and ignores the flag
             window_ = 0;
@@ -97,7 +83,7 @@ public:
     [[nodiscard]] std::span<const std::byte> evidence() const noexcept { return evidence_; }
     void forget_evidence() noexcept { evidence_ = {}; }
 
-    /// The number of tokens that a sequence has; 0 if it has none, or not from its beginning on.
+    /// The number of tokens of a sequence that begins at position 0; 0 if it has none.
     [[nodiscard]] std::size_t size(llama_seq_id of) const {
         return static_cast<std::size_t>(llama_memory_seq_pos_max(memory_, of) + 1);
     }
@@ -137,14 +123,15 @@ public:
 
     /// Begins with the first `tokens` tokens of a sequence, which it shares.
     void begin(llama_seq_id of, std::size_t tokens) {
-        clear(staging_);
+        drop();
         if (tokens > 0)
             llama_memory_seq_cp(memory_, of, staging_, 0, static_cast<llama_pos>(tokens));
     }
-    /// Adds a blob to what was begun. Returns false if the context refuses it, or has no room.
+    /// Adds a blob to what was begun. Returns false if it is empty, or if the context refuses it or has no room.
     [[nodiscard]] bool add(llama_part part, std::span<const std::byte> blob) {
         const llama_state_seq_flags flags = part == llama_part::all ? 0 : LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY;
-        return llama_state_seq_set_data_ext(context_, reinterpret_cast<const std::uint8_t*>(blob.data()), blob.size(),
+        return !blob.empty() &&
+               llama_state_seq_set_data_ext(context_, reinterpret_cast<const std::uint8_t*>(blob.data()), blob.size(),
                                             scratch_, flags) == blob.size();
     }
     /// Ends a run of blobs of the same tokens.
@@ -182,14 +169,6 @@ private:
             return first + more * (tokens - std::min<std::size_t>(tokens, 1));
         }
     };
-    // A batch in memory that libllama allocates.
-    struct batch_freed {
-        void operator()(llama_batch* batch) const {
-            llama_batch_free(*batch);
-            delete batch;
-        }
-    };
-
     [[nodiscard]] result<void> check(std::uint32_t page_tokens) const {
         const llama_model* const model = llama_get_model(context_);
         if (memory_ == nullptr)
@@ -199,8 +178,8 @@ private:
                                         "with n_seq_max = your sequences + 2");
         if (llama_n_ctx_seq(context_) != llama_n_ctx(context_))
             return refused("kv_unified", "open the context with kv_unified = true, so that sequences share cells");
-        if (llama_model_has_encoder(model))
-            return refused("model", "a model with an encoder is not supported");
+        if (llama_model_has_encoder(model) || vocabulary() <= 0)
+            return refused("model", "a model with an encoder, or without a vocabulary, is not supported");
         if (window_ > 0 && recurrent_)
             return refused("model", "a model with windows and recurrent layers is not supported");
         if (window_ > 0 && page_tokens > window_)
@@ -217,28 +196,37 @@ private:
     struct sizes {
         std::size_t whole = 0, part = 0;
     };
-    [[nodiscard]] sizes evaluate(std::span<const llama_token> tokens, std::size_t first, std::size_t end) {
-        const std::unique_ptr<llama_batch, batch_freed> batch(
-            new llama_batch(llama_batch_init(static_cast<std::int32_t>(end - first), 0, 1)));
-        for (std::size_t i = first; i < end; ++i) {
-            const std::size_t at = i - first;
-            batch->token[at] = tokens[i];
-            batch->pos[at] = static_cast<llama_pos>(i);
-            batch->n_seq_id[at] = 1;
-            batch->seq_id[at][0] = scratch_;
-            batch->logits[at] = i + 1 == end;
-        }
-        batch->n_tokens = static_cast<std::int32_t>(end - first);
-        if (llama_decode(context_, *batch) != 0)
+    [[nodiscard]] sizes evaluate(llama_token_batch& batch, std::size_t begin, std::size_t end) {
+        const auto count = static_cast<std::size_t>(vocabulary());
+        const auto token = [&](std::size_t i) { return static_cast<llama_token>(i % count); };
+        if (batch.decode(context_, scratch_, begin, end, true, token) != 0)
             return {};
         return {llama_state_seq_get_size_ext(context_, scratch_, 0),
                 llama_state_seq_get_size_ext(context_, scratch_, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)};
     }
+    // What the context has computed for the probe tokens: keys, values, states and logits. The numbers of sequences in
+    // it, which differ between two of the same content, are left out.
+    [[nodiscard]] std::vector<std::byte> evidence_of_probe() {
+        std::vector<std::byte> made = blob(scratch_, 0);
+        llama_memory_seq_cp(memory_, scratch_, staging_, -1, -1);
+        const std::vector<std::byte> other = blob(staging_, 0);
+        for (std::size_t i = 0; i < std::min(made.size(), other.size()); ++i)
+            if (made[i] != other[i])
+                made[i] = std::byte{};
+        if (const float* const logits = llama_get_logits_ith(context_, -1); logits != nullptr) {
+            const auto more = std::as_bytes(std::span(logits, static_cast<std::size_t>(vocabulary())));
+            made.insert(made.end(), more.begin(), more.end());
+        }
+        return made;
+    }
+    [[nodiscard]] std::int32_t vocabulary() const {
+        return llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context_)));
+    }
 
-    // The state of the scratch sequence.
-    [[nodiscard]] std::vector<std::byte> blob(llama_state_seq_flags flags) const {
-        std::vector<std::byte> made(llama_state_seq_get_size_ext(context_, scratch_, flags));
-        get(scratch_, made, flags);
+    // The state of a sequence.
+    [[nodiscard]] std::vector<std::byte> blob(llama_seq_id of, llama_state_seq_flags flags) const {
+        std::vector<std::byte> made(llama_state_seq_get_size_ext(context_, of, flags));
+        get(of, made, flags);
         return made;
     }
     std::size_t get(llama_seq_id of, std::span<std::byte> to, llama_state_seq_flags flags) const {

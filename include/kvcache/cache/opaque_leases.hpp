@@ -4,9 +4,11 @@
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/residual_page.hpp>
+#include <kvcache/core/id.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -27,9 +29,9 @@ struct no_residual_leases {
 };
 /// The same where pages are opaque: a page is continued where its blob ends. `PageManager`: its index knows where.
 template <class PageManager>
-class whole_page_leases : public no_residual_leases {
+class opaque_leases : public no_residual_leases {
 public:
-    whole_page_leases(const PageManager& pages, std::size_t page_tokens, residual_window window)
+    opaque_leases(const PageManager& pages, std::size_t page_tokens, residual_window window)
         : no_residual_leases(pages, page_tokens, window), pages_(pages), page_tokens_(page_tokens) {}
 
     /// The number of the first `tokens` tokens in these pages, page-table entries or page_ids, that end with a blob.
@@ -52,5 +54,25 @@ private:
     const PageManager& pages_;
     std::size_t page_tokens_;
 };
+
+namespace detail {
+
+// Whether a page has its blob, and those of the windows that it has blocks of.
+template <class Core>
+[[nodiscard]] bool has_blobs(const Core& core, page_id page) {
+    const auto written = [](const auto& codec, std::span<const std::byte> bytes) { return !codec.blob(bytes).empty(); };
+    if constexpr (Core::owns_blocks) {
+        const auto& blocks = core.pages().blocks();
+        for (std::size_t pool = 0; pool < blocks.size(); ++pool)
+            if (!blocks.is_state(pool) && blocks.has(pool, page) &&
+                !written(blocks.memory().codec(pool), blocks.memory().bytes(pool, blocks.block(pool, page))))
+                return false;
+        if (!blocks.paged())
+            return true;
+    }
+    return written(core.codec(), core.storage().bytes(page));
+}
+
+} // namespace detail
 
 }} // namespace kvcache
