@@ -5438,8 +5438,8 @@ public:
     [[nodiscard]] auto& groups() noexcept { return groups_; }
     [[nodiscard]] const auto& groups() const noexcept { return groups_; }
 
-    /// Adds a sequence, and references the pages of its table.
-    void add(sequence_state& state) noexcept {
+    /// Adds a sequence, and references the pages of its table. `touches`: which is a use of them.
+    void add(sequence_state& state, bool touches = true) noexcept {
         for (const page_id page : state.pinned_sources)
             pages_.hold(page);
         for (const page_entry& entry : state.table)
@@ -5447,7 +5447,7 @@ public:
         for (const sequence_state::duplicate& duplicate : state.duplicates)
             pages_.hold(duplicate.page);
         std::size_t left = state.duplicates.size();
-        for (std::size_t entry = state.table.size(); entry-- > 0;) {
+        for (std::size_t entry = touches ? state.table.size() : 0; entry-- > 0;) {
             const bool has_duplicate = left > 0 && state.duplicates[left - 1].entry == entry;
             pages_.touch(has_duplicate ? state.duplicates[--left].page : state.table[entry].page);
         }
@@ -5967,6 +5967,7 @@ public:
     struct match_options {
         bool plans = false;     ///< Leaves out the tokens that the recompute policy computes again.
         bool emits = true;      ///< Sends the observer the event of the match.
+        bool touches = true;    ///< Counts as a use of the pages.
         std::size_t loaded = 0; ///< Tokens that came from the tier just now.
     };
     /// A sequence that shares the cached prefix of a prompt.
@@ -6021,7 +6022,7 @@ public:
             pages_.emit({event_kind::matched, kept, tokens.size(), pages.size(), pages});
         }
         const std::size_t first = options.plans ? first_computed(kept, tokens.size()) : kept;
-        sequences_.add(*known); // after what may throw
+        sequences_.add(*known, options.touches); // after what may throw
         if (options.plans)
             truncate_to(*known, first);
         return {{*this, std::move(known)}, made};
@@ -6920,8 +6921,8 @@ namespace kvcache { inline namespace KVCACHE_ABI { namespace eviction {
 ///
 ///     index(age) = max over h of  P(used again in (age, age + h]) / E[time until then, at most h]
 ///
-/// Cost: O(1) to record; `learn` O(classes * bins^2), to be called about once per as many uses as the cache has
-/// entries.
+/// Cost: O(1) to record; `learn` O(classes * bins^2) with two bins to each doubling of the longest age, to be called
+/// about once per as many uses as the cache has entries.
 template <std::size_t Classes>
 class age_histogram {
 public:
@@ -6929,7 +6930,11 @@ public:
     void begin(std::size_t of) noexcept { begun_[of] += 1.0; }
 
     /// Records that an entry of a class was used again at an age.
-    void use(std::size_t of, std::uint32_t age) noexcept { used_[of][bin(age)] += 1.0; }
+    void use(std::size_t of, std::uint32_t age) noexcept {
+        const std::size_t b = bin(age);
+        used_[of][b] += 1.0;
+        ends_ = std::max(ends_, b + 1);
+    }
 
     /// The value of an entry of a class at an age; zero before the first call of `learn`.
     [[nodiscard]] double worth(std::size_t of, std::uint32_t age) const noexcept { return index_[of][bin(age)]; }
@@ -6940,12 +6945,12 @@ public:
         double begun = 0.0;
         for (std::size_t c = 0; c < Classes; ++c) {
             begun += begun_[c];
-            for (std::size_t b = 0; b < bins; ++b)
+            for (std::size_t b = 0; b < ends_; ++b)
                 all[b] += used_[c][b];
         }
         for (std::size_t c = 0; c < Classes; ++c) {
-            std::array<double, bins> chance; // a class with few records is close to the average
-            for (std::size_t b = 0; b < bins; ++b)
+            std::array<double, bins> chance{}; // a class with few records is close to the average
+            for (std::size_t b = 0; b < ends_; ++b)
                 chance[b] = (used_[c][b] + (begun > 0.0 ? all[b] / begun : 0.0)) / (begun_[c] + 1.0);
             index(chance, index_[c]);
         }
@@ -6969,14 +6974,14 @@ private:
         return static_cast<double>(std::uint64_t{1} << (b / 2)) * (b % 2 == 0 ? 1.0 : 1.5);
     }
 
-    static void index(const std::array<double, bins>& chance, std::array<double, bins>& out) noexcept {
+    void index(const std::array<double, bins>& chance, std::array<double, bins>& out) const noexcept {
         std::array<double, bins + 1> waiting; // share of entries still waiting at the start of a bin
         waiting[0] = 1.0;
-        for (std::size_t b = 0; b < bins; ++b)
+        for (std::size_t b = 0; b < ends_; ++b)
             waiting[b + 1] = std::max(1e-9, waiting[b] - chance[b]);
-        for (std::size_t age = 0; age < bins; ++age) {
+        for (std::size_t age = 0; age < ends_; ++age) {
             double hits = 0.0, time = 0.0, best = 0.0;
-            for (std::size_t b = age; b < bins; ++b) {
+            for (std::size_t b = age; b < ends_; ++b) {
                 hits += chance[b];
                 time += (first_age(b + 1) - first_age(b)) * (waiting[b] + waiting[b + 1]) / 2.0;
                 best = std::max(best, hits / time);
@@ -6987,7 +6992,8 @@ private:
 
     std::array<double, Classes> begun_{};
     std::array<std::array<double, bins>, Classes> used_{};
-    std::array<std::array<double, bins>, Classes> index_{};
+    std::array<std::array<double, bins>, Classes> index_{}; // zero from ends_ on
+    std::size_t ends_ = 0;                                  // bins that have records, or had some
 };
 
 /// Evicts the entry whose next use is worth the least, as learned from the reuse ages of entries with equally many
@@ -7013,7 +7019,8 @@ struct learned_reuse {
             : queues_(capacity.slots, classes),
               entries_(capacity.slots),
               ghosts_(capacity.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
-              period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(capacity.slots, 2000, 1u << 24))) {}
+              period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(capacity.slots, 64, 1u << 24))),
+              next_(std::min<std::uint32_t>(period_, 2000)) {}
 
         void admit(slot_id slot, const eviction_entry& newcomer) {
             apply_touches();
@@ -7089,7 +7096,7 @@ struct learned_reuse {
             ages_.begin(class_of(one));
             queues_.push_front(slot, class_of(one));
             if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots
-                ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
+                ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / std::max<double>(period_, 2000.0));
                 next_ = std::min(2 * next_, period_);
                 since_learned_ = 0;
             }
@@ -7137,7 +7144,7 @@ struct learned_reuse {
         std::uint32_t clock_ = 0; // uses of all entries; wraps
         std::uint32_t since_learned_ = 0;
         std::uint32_t period_;
-        std::uint32_t next_ = 2000;
+        std::uint32_t next_;
     };
 
     [[nodiscard]] state open(eviction_capacity capacity) const { return state{*this, capacity}; }

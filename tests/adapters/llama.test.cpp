@@ -97,6 +97,35 @@ context_pointer open(llama_model* model, const llama_context_params& how) {
     return made;
 }
 
+/// A LoRA adapter of rank 2 for the first layer's channel part, which changes the keys and values of later layers.
+llama_adapter_lora* lora_for(llama_model* model) {
+    static const testing_files::temporary_directory directory;
+    const auto said = [&](const std::string& key) {
+        char text[64] = {};
+        REQUIRE(llama_model_meta_val_str(model, key.c_str(), text, sizeof text) > 0);
+        return std::string(text);
+    };
+    const std::string architecture = said("general.architecture");
+    const auto width = static_cast<std::uint64_t>(llama_model_n_embd(model));
+    const std::uint64_t channels = std::stoull(said(architecture + ".feed_forward_length"));
+    const auto values = [](std::uint64_t count) {
+        std::string made;
+        for (std::uint64_t i = 0; i < count; ++i)
+            made += testing_files::gguf_builder::encoded(0.125F * static_cast<float>(i % 7) - 0.375F);
+        return made;
+    };
+    testing_files::gguf_builder made;
+    made.text("general.type", "adapter").text("general.architecture", architecture).text("adapter.type", "lora");
+    made.number("adapter.lora.alpha", 2.0F);
+    made.tensor("blk.0.ffn_up.weight.lora_a", {2, width}, 0, values(2 * width));
+    made.tensor("blk.0.ffn_up.weight.lora_b", {channels, 2}, 0, values(2 * channels));
+    directory.write(architecture + ".lora.gguf", made.file());
+    llama_adapter_lora* const adapter =
+        llama_adapter_lora_init(model, (directory.path() / (architecture + ".lora.gguf")).c_str());
+    REQUIRE(adapter != nullptr); // the model frees it
+    return adapter;
+}
+
 tokens words(const llama_model* model, std::size_t count, unsigned seed) {
     std::minstd_rand dice(seed);
     const auto most = static_cast<unsigned>(std::min(llama_vocab_n_tokens(llama_model_get_vocab(model)), 30000));
@@ -247,6 +276,25 @@ void fault(unsigned rounds) {
         const auto context = open(model.get(), how);
         const std::uint32_t page = page_of(model.get());
         const tokens prompt = words(model.get(), 3 * page + 5, 1), other = words(model.get(), 2 * page, 2);
+        // The same prompt of the model with a LoRA adapter, with keys of another type, and with other positions.
+        shared_store foreign_store;
+        llama_context_params keys = how, rope = how;
+        keys.type_k = GGML_TYPE_F32;
+        rope.rope_freq_base = 12345.0F;
+        llama_adapter_lora* lora = lora_for(model.get());
+        for (const auto& each : {how, keys, rope}) {
+            const auto another = open(model.get(), each);
+            float scale = 1.0F;
+            if (each.type_k == how.type_k && each.rope_freq_base == how.rope_freq_base)
+                REQUIRE(llama_set_adapters_lora(another.get(), &lora, 1, &scale) == 0);
+            kv::llama_prefix_cache cache(another.get(), {.page_tokens = page, .settings = each},
+                                         store_tier{&foreign_store});
+            REQUIRE(cache.status());
+            REQUIRE(cache.decode(0, prompt));
+        }
+        std::vector<std::vector<std::byte>> foreign_records;
+        for (const auto& [name, record] : foreign_store.records)
+            foreign_records.push_back(record);
         shared_store store;
         kv::llama_prefix_cache cache(context.get(), {.page_tokens = page, .settings = how}, store_tier{&store});
         REQUIRE(cache.status());
@@ -269,7 +317,7 @@ void fault(unsigned rounds) {
         std::size_t refused = 0, whole = 0;
         for (unsigned round = 0; round < rounds; ++round) {
             const auto victim = names[dice() % names.size()], foreign = names[dice() % names.size()];
-            const unsigned kind = dice() % 4, place = static_cast<unsigned>(dice());
+            const auto kind = static_cast<unsigned>(dice() % 5), place = static_cast<unsigned>(dice());
             store.damage = [&](const kv::sha256_digest& name, std::vector<std::byte> record) {
                 if (name != victim)
                     return record;
@@ -279,6 +327,8 @@ void fault(unsigned rounds) {
                     record.resize(place % record.size());
                 else if (kind == 2)
                     record = store.records[foreign];
+                else if (kind == 3)
+                    record = foreign_records[place % foreign_records.size()];
                 else
                     record.insert(record.end(), 1 + place % 9, std::byte{7});
                 return record;
@@ -358,8 +408,18 @@ TEST_CASE("pages of other models, settings, number types and adapters are never 
             REQUIRE(llama_set_adapter_cvec(context, more.data(), more.size(), llama_model_n_embd(model.get()), 1,
                                            llama_model_n_layer(model.get())) == 0);
         };
-        CHECK(restored(how, "", steered) == 0);
-        CHECK(restored(how, "", steered) == 3 * page);
+        llama_adapter_lora* lora = lora_for(model.get());
+        const auto adapted = [&](float scale) {
+            return [&lora, scale](llama_context* context) mutable {
+                REQUIRE(llama_set_adapters_lora(context, &lora, 1, &scale) == 0);
+            };
+        };
+        for (const auto& change :
+             {std::function<void(llama_context*)>(steered), std::function<void(llama_context*)>(adapted(1.0F)),
+              std::function<void(llama_context*)>(adapted(0.5F))}) {
+            CHECK(restored(how, "", change) == 0);
+            CHECK(restored(how, "", change) == 3 * page);
+        }
         CHECK(restored(how, "", nothing) == 3 * page);
     }
 }

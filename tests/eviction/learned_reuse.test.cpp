@@ -110,7 +110,7 @@ struct plain_learned_reuse {
         std::uint32_t used = 0;
     };
     explicit plain_learned_reuse(std::size_t slots)
-        : most_ghosts(4 * slots), period(std::max<std::size_t>(slots, 2000)) {}
+        : most_ghosts(4 * slots), period(std::max<std::size_t>(slots, 64)) {}
 
     // Classes: 1, 2, 3 to 4, 5 to 8 and more uses.
     [[nodiscard]] static std::size_t class_of(const entry& one) {
@@ -153,7 +153,7 @@ struct plain_learned_reuse {
         for (std::size_t c = 0; c < classes; ++c)
             for (std::size_t bin = 0; bin < bins; ++bin)
                 worth[c][bin] = index(c, bin);
-        const double kept = 1.0 - 0.1 * static_cast<double>(since_learned) / static_cast<double>(period);
+        const double kept = 1.0 - 0.1 * static_cast<double>(since_learned) / static_cast<double>(std::max<std::size_t>(period, 2000));
         for (std::size_t c = 0; c < classes; ++c) {
             begun[c] *= kept;
             for (double& one : used[c])
@@ -169,7 +169,7 @@ struct plain_learned_reuse {
         one.used = ++clock;
         ++begun[class_of(one)];
         lists[class_of(one)].push_front(slot);
-        if (++since_learned == 2000)
+        if (++since_learned == period)
             learn();
     }
     void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
@@ -235,13 +235,13 @@ struct plain_learned_reuse {
 } // namespace
 
 TEST_CASE("before it has learned, learned_reuse is lru") {
-    for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    for (std::uint64_t seed = 0; seed < 250; ++seed) {
         INFO("seed " << seed);
         kv::testing::detail::choices choose(seed);
         constexpr std::uint32_t slots = 12;
         auto state = kv::eviction::learned_reuse{}.open({.slots = slots, .bytes = slots});
         queue order;
-        for (int round = 0; round < 1500; ++round) { // it learns after 2000 uses
+        for (int round = 0; round < 60; ++round) { // it learns after 64 uses
             const kv::slot_id slot{static_cast<std::uint32_t>(choose.below(slots))};
             if (!in(order, slot)) {
                 state.admit(slot, {.key = choose.below(1000), .bytes = 1});
@@ -277,6 +277,16 @@ TEST_CASE("of a loop that is larger than the cache, learned_reuse keeps a part")
         prompts.push_back(chain(i % 100, 10));
     CHECK(hit_ratio(kv::eviction::lru{}, 700, prompts) == 0.0);
     CHECK(hit_ratio(kv::eviction::learned_reuse{}, 700, prompts) > 0.5);
+}
+
+TEST_CASE("of conversations that take turns in a small cache, learned_reuse keeps a part") {
+    // Twelve conversations grow by two or three pages a turn, to 24 pages each.
+    std::vector<std::vector<std::uint64_t>> prompts;
+    for (std::size_t turn = 1; turn <= 10; ++turn)
+        for (std::uint64_t talk = 0; talk < 12; ++talk)
+            prompts.push_back(chain(talk, turn * 12 / 5));
+    CHECK(hit_ratio(kv::eviction::lru{}, 180, prompts) < 0.4);
+    CHECK(hit_ratio(kv::eviction::learned_reuse{}, 180, prompts) > 0.6);
 }
 
 TEST_CASE("what is used again outlives what is used once, also beyond its stay") {

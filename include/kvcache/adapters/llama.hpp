@@ -336,7 +336,8 @@ private:
         if (!status_ || tokens.empty() || (state_.recurrent() && !snapshot) ||
             cache_->lookup(tokens).cached_tokens == tokens.size())
             return;
-        auto after = cache_->open(tokens);
+        // Storing is no use of the pages before.
+        auto after = cache_->core().match_in_memory(0, tokens, {.emits = false, .touches = false}).sequence;
         const std::size_t first = after.size();
         const bool some = state_.windowed() && state_.first(sequence) > first; // older rows of windows are gone
         auto lease = cache_->reserve(after, tokens.size() - first, {.whole = some});

@@ -115,6 +115,7 @@ public:
     struct match_options {
         bool plans = false;     ///< Leaves out the tokens that the recompute policy computes again.
         bool emits = true;      ///< Sends the observer the event of the match.
+        bool touches = true;    ///< Counts as a use of the pages.
         std::size_t loaded = 0; ///< Tokens that came from the tier just now.
     };
     /// A sequence that shares the cached prefix of a prompt.
@@ -169,7 +170,7 @@ public:
             pages_.emit({event_kind::matched, kept, tokens.size(), pages.size(), pages});
         }
         const std::size_t first = options.plans ? first_computed(kept, tokens.size()) : kept;
-        sequences_.add(*known); // after what may throw
+        sequences_.add(*known, options.touches); // after what may throw
         if (options.plans)
             truncate_to(*known, first);
         return {{*this, std::move(known)}, made};

@@ -100,8 +100,8 @@ public:
     [[nodiscard]] auto& groups() noexcept { return groups_; }
     [[nodiscard]] const auto& groups() const noexcept { return groups_; }
 
-    /// Adds a sequence, and references the pages of its table.
-    void add(sequence_state& state) noexcept {
+    /// Adds a sequence, and references the pages of its table. `touches`: which is a use of them.
+    void add(sequence_state& state, bool touches = true) noexcept {
         for (const page_id page : state.pinned_sources)
             pages_.hold(page);
         for (const page_entry& entry : state.table)
@@ -109,7 +109,7 @@ public:
         for (const sequence_state::duplicate& duplicate : state.duplicates)
             pages_.hold(duplicate.page);
         std::size_t left = state.duplicates.size();
-        for (std::size_t entry = state.table.size(); entry-- > 0;) {
+        for (std::size_t entry = touches ? state.table.size() : 0; entry-- > 0;) {
             const bool has_duplicate = left > 0 && state.duplicates[left - 1].entry == entry;
             pages_.touch(has_duplicate ? state.duplicates[--left].page : state.table[entry].page);
         }
