@@ -153,7 +153,8 @@ struct plain_learned_reuse {
         for (std::size_t c = 0; c < classes; ++c)
             for (std::size_t bin = 0; bin < bins; ++bin)
                 worth[c][bin] = index(c, bin);
-        const double kept = 1.0 - 0.1 * static_cast<double>(since_learned) / static_cast<double>(std::max<std::size_t>(period, 2000));
+        const double kept =
+            1.0 - 0.1 * static_cast<double>(since_learned) / static_cast<double>(std::max<std::size_t>(period, 2000));
         for (std::size_t c = 0; c < classes; ++c) {
             begun[c] *= kept;
             for (double& one : used[c])
