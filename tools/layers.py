@@ -61,6 +61,20 @@ def bodies(graph: dict[str, list[str]]) -> list[str]:
             if "/impl/" in target and target != body_of(name)]
 
 
+def bodies_first(graph: dict[str, list[str]]) -> list[str]:
+    """What the bodies of a header need does not include that header: a program that includes it first would meet the bodies before it."""
+    wrong = []
+    for name in graph:
+        reached, ahead = set(), [body_of(name)]
+        while ahead:
+            for target in graph.get(ahead.pop(), ()):
+                if target != name and target not in reached:
+                    reached.add(target)
+                    ahead.append(target)
+        wrong += [f"{one}: includes {name}, whose bodies in {body_of(name)} need it" for one in sorted(reached) if name in graph.get(one, ())]
+    return wrong
+
+
 def circles(graph: dict[str, list[str]]) -> list[str]:
     found: list[str] = []
     state: dict[str, int] = {}
@@ -195,7 +209,7 @@ def check() -> list[str]:
         includes = ANY.findall(path.read_text())
         graph[name] = [include[len("kvcache/"):] for include in includes if include.startswith("kvcache/")]
         outside[name] = [include for include in includes if not include.startswith("kvcache/")]
-    return (layers(graph) + bodies(graph) + circles(graph) + dependencies(outside) + components(graph)
+    return (layers(graph) + bodies(graph) + bodies_first(graph) + circles(graph) + dependencies(outside) + components(graph)
             + cache_alone(graph, outside) + namespaces(graph))
 
 

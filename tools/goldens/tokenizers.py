@@ -33,6 +33,8 @@ WORDS = ["the", " page", "  ", "   ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\
          "é", "e\u0301", "Å", "ﬁ", "İ", "ß", "中文", "🙂", "👍🏽", "\u200d", "▁", "_", "-", "...", "(", "]", "|", "<", "<0x0A>",
          "Ġ", "x", "ABC", "word", "words", "abc", "abcdef", "CDE", "\x00", "!?"]
 
+UNKNOWN = ["a Ж b", "ЖЖ bЖ", "a  Ж", "a <unk> b"]
+
 
 def byte_level(pre, normalizer=None, special=(), added=(), post=None, size=340, **model):
     t = Tokenizer(models.BPE(**model))
@@ -134,6 +136,7 @@ TOKENIZERS = {
         post=template(["<s>"], []), added=[AddedToken("\n\n", normalized=False), AddedToken("▁▁", normalized=False)]),
     "unknown": lambda: sentence_piece(normalizers.Replace(" ", "▁"), None, decoders.Fuse(), fallback=False, fuse=False,
                                       size=120),
+    "fused": lambda: sentence_piece(SPACES, None, PIECES, fallback=False, size=120),
 }
 
 
@@ -142,6 +145,8 @@ def texts(t, draw):
     yield ""
     for line in LINES[2:7]:
         yield line
+    if t.token_to_id("<unk>") == 0 and t.token_to_id("<0x0A>") is None:
+        yield from UNKNOWN
     for _ in range(12):
         parts = [draw.choice(WORDS if draw.random() < 0.75 or not added else added) for _ in range(draw.randrange(1, 8))]
         yield "".join(parts)

@@ -10,10 +10,10 @@
 #include <kvcache/formats/json.hpp>
 #include <kvcache/text/added_tokens.hpp>
 #include <kvcache/text/bpe.hpp>
+#include <kvcache/text/decoder.hpp>
 #include <kvcache/text/gguf_tokenizer.hpp>
 #include <kvcache/text/normalizer.hpp>
 #include <kvcache/text/pre_tokenizer.hpp>
-#include <kvcache/text/stream_decoder.hpp>
 #include <kvcache/text/tokenizer.hpp>
 #include <kvcache/text/unicode.hpp>
 
