@@ -308,6 +308,36 @@ TEST_CASE("a template that rewrites earlier turns continues from the last common
     }
 }
 
+TEST_CASE("a reply says how much a template has changed that leaves reasoning out of earlier turns") {
+    const auto thinking =
+        written("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' and not loop.last %}"
+                "{{ m['content'].split('e')[-1] }}{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
+                "<|im_start|>assistant\n");
+    host here(tiny_model());
+    session chat(here.store, thinking, 2048, "Be brief.");
+    for (int turn = 0; turn < 4; ++turn) {
+        const tokens before(chat.ids().begin(), chat.ids().end());
+        const auto reply = chat.say(here.pipeline, "Where is the kite?", {}, brief, {}, listen);
+        REQUIRE(reply.has_value());
+        const auto now = chat.ids();
+        std::size_t same = 0;
+        while (same < before.size() && same + 1 < reply->prompt && before[same] == now[same])
+            ++same;
+        CHECK(reply->changed == before.size() - same);
+        CHECK((turn == 0 || reply->changed > 0));
+        CHECK(reply->rerun == 0); // keys and values of all tokens are kept
+        CHECK(reply->prefilled == reply->prompt - same);
+        check_fresh(chat, *reply, {}, brief);
+    }
+    session plain(here.store, form(), 2048, "Be brief.");
+    for (int turn = 0; turn < 3; ++turn) {
+        const auto reply = plain.say(here.pipeline, "Where is the kite?", {}, brief, {}, listen);
+        REQUIRE(reply.has_value());
+        CHECK(reply->changed == 0);
+        CHECK(reply->rerun == 0);
+    }
+}
+
 TEST_CASE("strict mode reports what looks odd, and changes nothing") {
     host here(tiny_model());
     session chat(here.store, form(), 2048, "");

@@ -112,6 +112,29 @@ TEST_CASE("a conversation of ten turns over recurrent layers computes at most on
     CHECK(cache.check());
 }
 
+TEST_CASE("a chat over recurrent layers runs at most an interval again where its template leaves reasoning out") {
+    const std::filesystem::path worlds = test_folders::project() / "examples" / "models" / "worlds-2m";
+    const auto words = kv::tokenizer::open(worlds);
+    REQUIRE(words);
+    const auto form = kv::chat_template::parse(
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}{{ "
+        "m['content'].split('e')[-1] }}{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n",
+        {});
+    REQUIRE(form);
+    auto chat = kv::open_chat(
+        kv::loaded_model{hybrid(words->vocabulary_size()), {}}, *words, *form,
+        {.stop = {.max_tokens = 12}, .page_tokens = page, .threads = 2}, kv::layers::grouped{});
+    REQUIRE((chat ? std::string() : chat.error().message) == "");
+    for (int turn = 0; turn < 6; ++turn) {
+        CAPTURE(turn);
+        const auto reply = chat->say("Where is the kite, and who has it now?");
+        REQUIRE((reply ? std::string() : reply.error().message) == "");
+        CHECK(reply->rerun <= page); // a snapshot is where the prompt before ended
+        if (turn > 0)
+            CHECK(reply->reused > 0);
+    }
+}
+
 TEST_CASE("a chat over recurrent layers says the same with other pages and threads") {
     const std::filesystem::path worlds = test_folders::project() / "examples" / "models" / "worlds-2m";
     const auto words = kv::tokenizer::open(worlds);

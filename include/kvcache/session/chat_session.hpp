@@ -301,6 +301,12 @@ public:
         if (strict_)
             made.notes = turn_warnings(*turn, info(), complete_);
         const std::span<const token_id> prompt = turn->prompt;
+        const auto before = ids();
+        const auto same =
+            static_cast<std::size_t>(ranges::mismatch(before, prompt.first(prompt.size() - 1)).in1 - before.begin());
+        made.changed = before.size() - same;
+        const std::size_t had = std::min(same, info().cached); // the last token of an answer has not run yet
+        made.rerun = had - std::min(had, made.reused);
         auto logits = pipeline.extend(turn->sequence, prompt.subspan(made.reused));
         if (!logits)
             return logits.error();

@@ -57,6 +57,11 @@ struct chat_reply {
     std::size_t prompt = 0;         ///< Tokens of the prompt.
     std::size_t reused = 0;
     std::size_t prefilled = 0;
+    /// Tokens of the conversation before that are no longer said as they were: the reasoning that a template leaves out
+    /// of earlier turns, an edit, and all that followed. What is still said of them runs again.
+    std::size_t changed = 0;
+    /// Of the tokens that are as they were, those that run again all the same: no state or window before is kept.
+    std::size_t rerun = 0;
     std::size_t dropped = 0;        ///< Messages that did not fit.
     std::size_t dropped_tokens = 0; ///< Tokens that did not.
     bool exact = true;              ///< Whether the logits are those of a fresh prefill of the prompt.
