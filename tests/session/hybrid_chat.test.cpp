@@ -118,12 +118,12 @@ TEST_CASE("a chat over recurrent layers runs at most an interval again where its
     REQUIRE(words);
     const auto form = kv::chat_template::parse(
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}{{ "
-        "m['content'].split('e')[-1] }}{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n",
+        "m['content'].split('e')[-1] }}{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor "
+        "%}<|im_start|>assistant\n",
         {});
     REQUIRE(form);
-    auto chat = kv::open_chat(
-        kv::loaded_model{hybrid(words->vocabulary_size()), {}}, *words, *form,
-        {.stop = {.max_tokens = 12}, .page_tokens = page, .threads = 2}, kv::layers::grouped{});
+    auto chat = kv::open_chat(kv::loaded_model{hybrid(words->vocabulary_size()), {}}, *words, *form,
+                              {.stop = {.max_tokens = 12}, .page_tokens = page, .threads = 2}, kv::layers::grouped{});
     REQUIRE((chat ? std::string() : chat.error().message) == "");
     for (int turn = 0; turn < 6; ++turn) {
         CAPTURE(turn);
