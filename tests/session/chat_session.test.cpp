@@ -309,10 +309,10 @@ TEST_CASE("a template that rewrites earlier turns continues from the last common
 }
 
 TEST_CASE("a reply says how much a template has changed that leaves reasoning out of earlier turns") {
-    const auto thinking =
-        written("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' and not loop.last %}"
-                "{{ m['content'].split('e')[-1] }}{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
-                "<|im_start|>assistant\n");
+    const auto thinking = written(
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' and not loop.last %}"
+        "{{ m['content'].split('e')[-1] }}{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
+        "<|im_start|>assistant\n");
     host here(tiny_model());
     session chat(here.store, thinking, 2048, "Be brief.");
     for (int turn = 0; turn < 4; ++turn) {
