@@ -156,9 +156,9 @@ double product_rate(std::span<const matrix_shape> shapes, std::size_t rows, std:
     return flops * 1e-9 / watch.seconds();
 }
 
-// The rate of one row through enough matrices to exceed the cache, as generating a token does. (GB/s)
+// The rate of some rows through enough matrices to exceed the cache, one row as generating a token does. (GB/s)
 template <class Weight>
-double streamed_rate(std::size_t threads) {
+double streamed_rate(std::size_t rows, std::size_t threads) {
     static const auto layers = [] {
         std::vector<std::vector<kv::packed_matrix<Weight>>> made;
         for (std::size_t bytes = 0; bytes < beyond_cache;) {
@@ -172,20 +172,29 @@ double streamed_rate(std::size_t threads) {
     const bench::stopwatch watch;
     for (const auto& layer : layers)
         for (const auto& w : layer) {
-            multiply(w, 1, pool_of(threads));
+            multiply(w, rows, pool_of(threads));
             bytes += static_cast<double>(w.bytes());
         }
     return bytes * 1e-9 / watch.seconds();
 }
 
-// One row through matrices of blocks that exceed the cache, in GB/s, compared with the memory; and 512 rows through one
-// layer, in GOP/s, compared with the same GEMM in float32.
+// One row through matrices of blocks that exceed the cache, in GB/s, compared with the memory; a few rows through them,
+// as experts have, and 512 rows through one layer, in GOP/s, compared with the same GEMM in float32.
 bench::sample blocks_streamed(kv::block_format format, bool int8, std::size_t threads) {
     static std::map<kv::block_format, bench::block_layers> layers;
     const auto& of = layers.try_emplace(format, format, beyond_cache / 2).first->second;
     const double seconds =
         of.seconds({activations().data(), 1, 1536}, {results().data(), 3072}, int8, pool_of(threads));
     return of_stream(of.bytes() * 1e-9 / seconds, threads);
+}
+bench::sample blocks_of_few_rows(kv::block_format format, std::size_t rows, std::size_t threads) {
+    static std::map<kv::block_format, bench::block_layers> layers;
+    const auto& of = layers.try_emplace(format, format, beyond_cache / 2).first->second;
+    const double seconds = of.seconds({activations().data(), rows, kv::row_stride(1536)},
+                                      {results().data(), kv::row_stride(3072)}, false, pool_of(threads));
+    const auto operations = 2e-9 * static_cast<double>(rows);
+    return {operations * of.products() / seconds,
+            operations / sizeof(float) * 1e9 * streamed_rate<float>(rows, threads)};
 }
 bench::sample blocks_beside_f32(kv::block_format format, bool int8, std::size_t threads) {
     constexpr std::size_t rows = 512;
@@ -392,6 +401,14 @@ void add_block_products(bench::suite& suite, std::size_t threads) {
             suite.add({.name = name + "_m1", .threads = threads, .unit = "GB/s", .take = [=] {
                            return blocks_streamed(format, int8, threads);
                        }});
+            for (const std::size_t rows : {2u, 4u, 8u, 9u})
+                if (!int8)
+                    suite.add({.name = name + "_m" + std::to_string(rows),
+                               .threads = threads,
+                               .unit = "GOP/s",
+                               .take = [=] { return blocks_of_few_rows(format, rows, threads); },
+                               .aim = 0.9,
+                               .repetitions = 3});
             suite.add({.name = name + "_m512", .threads = threads, .unit = "GOP/s", .take = [=] {
                            return blocks_beside_f32(format, int8, threads);
                        }});
@@ -413,13 +430,13 @@ void add_products(bench::suite& suite, std::size_t threads) {
     suite.add({.name = "product_f32_m1",
                .threads = threads,
                .unit = "GB/s",
-               .take = [=] { return of_stream(streamed_rate<float>(threads), threads); },
+               .take = [=] { return of_stream(streamed_rate<float>(1, threads), threads); },
                .aim = 0.85,
                .scored = true});
     suite.add({.name = "product_bf16_m1",
                .threads = threads,
                .unit = "GB/s",
-               .take = [=] { return of_stream(streamed_rate<kv::bfloat16>(threads), threads); },
+               .take = [=] { return of_stream(streamed_rate<kv::bfloat16>(1, threads), threads); },
                .aim = 0.85,
                .scored = true});
     add("product_f32_m8", 0.0, 0.0f, smollm2, 8);
