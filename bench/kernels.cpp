@@ -180,16 +180,18 @@ double streamed_rate(std::size_t rows, std::size_t threads) {
 
 // One row through matrices of blocks that exceed the cache, in GB/s, compared with the memory; a few rows through them,
 // as experts have, and 512 rows through one layer, in GOP/s, compared with the same GEMM in float32.
-bench::sample blocks_streamed(kv::block_format format, bool int8, std::size_t threads) {
+const bench::block_layers& streamed_blocks(kv::block_format format) {
     static std::map<kv::block_format, bench::block_layers> layers;
-    const auto& of = layers.try_emplace(format, format, beyond_cache / 2).first->second;
+    return layers.try_emplace(format, format, beyond_cache / 2).first->second;
+}
+bench::sample blocks_streamed(kv::block_format format, bool int8, std::size_t threads) {
+    const auto& of = streamed_blocks(format);
     const double seconds =
         of.seconds({activations().data(), 1, 1536}, {results().data(), 3072}, int8, pool_of(threads));
     return of_stream(of.bytes() * 1e-9 / seconds, threads);
 }
 bench::sample blocks_of_few_rows(kv::block_format format, std::size_t rows, std::size_t threads) {
-    static std::map<kv::block_format, bench::block_layers> layers;
-    const auto& of = layers.try_emplace(format, format, beyond_cache / 2).first->second;
+    const auto& of = streamed_blocks(format);
     const double seconds = of.seconds({activations().data(), rows, kv::row_stride(1536)},
                                       {results().data(), kv::row_stride(3072)}, false, pool_of(threads));
     const auto operations = 2e-9 * static_cast<double>(rows);
@@ -393,7 +395,15 @@ void add_limits(bench::suite& suite, std::size_t threads) {
 }
 
 void add_block_products(bench::suite& suite, std::size_t threads) {
-    for (const kv::block_format format : kv::block_formats)
+    for (const kv::block_format format : kv::block_formats) {
+        for (const std::size_t rows : {2u, 4u, 8u, 9u})
+            if (kv::is_quantized(format))
+                suite.add({.name = "product_" + std::string(kv::name_of(format)) + "_m" + std::to_string(rows),
+                           .threads = threads,
+                           .unit = "GOP/s",
+                           .take = [=] { return blocks_of_few_rows(format, rows, threads); },
+                           .aim = 0.9,
+                           .repetitions = 3});
         for (const bool int8 : {false, true}) {
             if (!kv::is_quantized(format))
                 continue;
@@ -401,18 +411,11 @@ void add_block_products(bench::suite& suite, std::size_t threads) {
             suite.add({.name = name + "_m1", .threads = threads, .unit = "GB/s", .take = [=] {
                            return blocks_streamed(format, int8, threads);
                        }});
-            for (const std::size_t rows : {2u, 4u, 8u, 9u})
-                if (!int8)
-                    suite.add({.name = name + "_m" + std::to_string(rows),
-                               .threads = threads,
-                               .unit = "GOP/s",
-                               .take = [=] { return blocks_of_few_rows(format, rows, threads); },
-                               .aim = 0.9,
-                               .repetitions = 3});
             suite.add({.name = name + "_m512", .threads = threads, .unit = "GOP/s", .take = [=] {
                            return blocks_beside_f32(format, int8, threads);
                        }});
         }
+    }
 }
 
 void add_products(bench::suite& suite, std::size_t threads) {

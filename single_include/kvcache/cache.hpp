@@ -5438,7 +5438,7 @@ public:
     [[nodiscard]] auto& groups() noexcept { return groups_; }
     [[nodiscard]] const auto& groups() const noexcept { return groups_; }
 
-    /// Adds a sequence, and references the pages of its table. `touches`: which is a use of them.
+    /// Adds a sequence, and references the pages of its table. With `touches`, it is a use of them.
     void add(sequence_state& state, bool touches = true) noexcept {
         for (const page_id page : state.pinned_sources)
             pages_.hold(page);
@@ -5967,7 +5967,7 @@ public:
     struct match_options {
         bool plans = false;     ///< Leaves out the tokens that the recompute policy computes again.
         bool emits = true;      ///< Sends the observer the event of the match.
-        bool touches = true;    ///< Counts as a use of the pages.
+        bool touches = true;    ///< Calls `touch` of the eviction policy.
         std::size_t loaded = 0; ///< Tokens that came from the tier just now.
     };
     /// A sequence that shares the cached prefix of a prompt.
@@ -6008,7 +6008,7 @@ public:
         known->add_pages(found.pages, found.tokens, shape_.tokens);
         std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
         if constexpr (grouped) {
-            sequences_.groups().note(found);
+            sequences_.groups().note(found, options.touches);
             if (options.plans)
                 kept = sequences_.residual().kept(known->table, first_computed(kept, tokens.size()));
             kept = made.limit(sequences_.groups().limit(found.pages, kept));
@@ -7095,7 +7095,7 @@ struct learned_reuse {
             one.used = ++clock_;
             ages_.begin(class_of(one));
             queues_.push_front(slot, class_of(one));
-            if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots
+            if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots, 64 at least
                 ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / std::max<double>(period_, 2000.0));
                 next_ = std::min(2 * next_, period_);
                 since_learned_ = 0;
@@ -8547,13 +8547,13 @@ public:
     /// Notes where a prompt ends, parts from a cached one, or continues it: later prompts that part there need the
     /// windows. A page known in part is copied when it is filled, so the one before it is noted too. Earlier windows
     /// are touched as the pages are, but for the first ones, which save little where a later prompt parts.
-    void note(const index_match& found) noexcept {
+    void note(const index_match& found, bool touches) noexcept {
         if (found.pages.empty())
             return;
         pages_.note_branch(found.pages.back());
         if (found.pages.size() * page_tokens_ != found.tokens && found.pages.size() > 1)
             pages_.note_branch(found.pages[found.pages.size() - 2]);
-        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+        for (std::size_t pool = 0; touches && pool < blocks().size(); ++pool)
             for (std::size_t entry = 2 * blocks().stale_distance(pool); entry < found.pages.size(); ++entry)
                 if (const page_id page = found.pages[entry];
                     !blocks().is_state(pool) && blocks().has(pool, page) && pages_.ranks_block(pool, page))

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/handle.hpp>
+#include <kvcache/eviction/lru.hpp>
+
+#include <cstddef>
+#include <utility>
 
 #include "cache/matching.hpp"
 #include "cache/model.hpp"
@@ -16,7 +20,46 @@ constexpr kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 4, .token
     return kv::make_cache({shape, {pages * kv::codec::f32{}.open(shape).page_bytes()}});
 }
 
+// lru that counts its touches.
+struct counting_lru {
+    using role = kv::eviction_role;
+    std::size_t* touches = nullptr;
+
+    struct state : decltype(kv::eviction::lru{}.open({})) {
+        using base = decltype(kv::eviction::lru{}.open({}));
+        state(base made, std::size_t* counter) : base(std::move(made)), counter_(counter) {}
+        void touch(kv::slot_id slot) {
+            ++*counter_;
+            base::touch(slot);
+        }
+
+    private:
+        std::size_t* counter_;
+    };
+    [[nodiscard]] state open(kv::eviction_capacity capacity) const {
+        return {kv::eviction::lru{}.open(capacity), touches};
+    }
+};
+
 } // namespace
+
+TEST_CASE("a match is a use of its pages, unless it says that it is none") {
+    std::size_t touches = 0;
+    auto cache =
+        kv::make_cache({shape, {8 * kv::codec::f32{}.open(shape).page_bytes()}}, counting_lru{.touches = &touches});
+    {
+        auto a = cache.open();
+        past one;
+        REQUIRE(append(cache, a, one, counted(0, 32)));
+    }
+    touches = 0;
+    CHECK(match_in(cache, counted(0, 40)).tokens() == 32);
+    CHECK(touches == 2);
+    const auto prompt = counted(0, 40);
+    CHECK(cache.core().match_in_memory(0, prompt, {.touches = false}).sequence.size() == 32);
+    CHECK(touches == 2);
+    CHECK(cache.check());
+}
 
 TEST_CASE("a match ends at any token and explains why") {
     auto cache = cache_of(8);

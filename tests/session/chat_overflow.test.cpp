@@ -116,6 +116,8 @@ TEST_CASE("a conversation that drops tokens continues for ever without recomputi
         if (turn > 0 && reply->extends) {
             ++extended;
             CHECK(reply->prefilled < 40); // the new turn only
+            CHECK(reply->changed == 0);
+            CHECK(reply->rerun == 0);
         }
         forgot += reply->dropped_tokens;
     }

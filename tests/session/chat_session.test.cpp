@@ -321,7 +321,7 @@ TEST_CASE("a reply says how much a template has changed that leaves reasoning ou
         REQUIRE(reply.has_value());
         const auto now = chat.ids();
         std::size_t same = 0;
-        while (same < before.size() && same + 1 < reply->prompt && before[same] == now[same])
+        while (same < before.size() && same < reply->prompt && before[same] == now[same])
             ++same;
         CHECK(reply->changed == before.size() - same);
         CHECK((turn == 0 || reply->changed > 0));
@@ -335,6 +335,10 @@ TEST_CASE("a reply says how much a template has changed that leaves reasoning ou
         REQUIRE(reply.has_value());
         CHECK(reply->changed == 0);
         CHECK(reply->rerun == 0);
+        const auto again = plain.regenerate(here.pipeline, {}, brief, {}, listen);
+        REQUIRE(again.has_value());
+        CHECK(again->changed == reply->ids.size());
+        CHECK(again->rerun == 1); // the last token of the prompt, for its logits
     }
 }
 

@@ -336,7 +336,7 @@ private:
         if (!status_ || tokens.empty() || (state_.recurrent() && !snapshot) ||
             cache_->lookup(tokens).cached_tokens == tokens.size())
             return;
-        // Storing is no use of the pages before.
+        // To store is no use of the pages before, and reads no tier.
         auto after = cache_->core().match_in_memory(0, tokens, {.emits = false, .touches = false}).sequence;
         const std::size_t first = after.size();
         const bool some = state_.windowed() && state_.first(sequence) > first; // older rows of windows are gone

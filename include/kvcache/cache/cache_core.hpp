@@ -115,7 +115,7 @@ public:
     struct match_options {
         bool plans = false;     ///< Leaves out the tokens that the recompute policy computes again.
         bool emits = true;      ///< Sends the observer the event of the match.
-        bool touches = true;    ///< Counts as a use of the pages.
+        bool touches = true;    ///< Calls `touch` of the eviction policy.
         std::size_t loaded = 0; ///< Tokens that came from the tier just now.
     };
     /// A sequence that shares the cached prefix of a prompt.
@@ -156,7 +156,7 @@ public:
         known->add_pages(found.pages, found.tokens, shape_.tokens);
         std::size_t kept = sequences_.residual().kept(known->table, found.tokens);
         if constexpr (grouped) {
-            sequences_.groups().note(found);
+            sequences_.groups().note(found, options.touches);
             if (options.plans)
                 kept = sequences_.residual().kept(known->table, first_computed(kept, tokens.size()));
             kept = made.limit(sequences_.groups().limit(found.pages, kept));

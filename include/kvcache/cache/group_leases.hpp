@@ -53,13 +53,13 @@ public:
     /// Notes where a prompt ends, parts from a cached one, or continues it: later prompts that part there need the
     /// windows. A page known in part is copied when it is filled, so the one before it is noted too. Earlier windows
     /// are touched as the pages are, but for the first ones, which save little where a later prompt parts.
-    void note(const index_match& found) noexcept {
+    void note(const index_match& found, bool touches) noexcept {
         if (found.pages.empty())
             return;
         pages_.note_branch(found.pages.back());
         if (found.pages.size() * page_tokens_ != found.tokens && found.pages.size() > 1)
             pages_.note_branch(found.pages[found.pages.size() - 2]);
-        for (std::size_t pool = 0; pool < blocks().size(); ++pool)
+        for (std::size_t pool = 0; touches && pool < blocks().size(); ++pool)
             for (std::size_t entry = 2 * blocks().stale_distance(pool); entry < found.pages.size(); ++entry)
                 if (const page_id page = found.pages[entry];
                     !blocks().is_state(pool) && blocks().has(pool, page) && pages_.ranks_block(pool, page))

@@ -195,7 +195,7 @@ struct learned_reuse {
             one.used = ++clock_;
             ages_.begin(class_of(one));
             queues_.push_front(slot, class_of(one));
-            if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots
+            if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots, 64 at least
                 ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / std::max<double>(period_, 2000.0));
                 next_ = std::min(2 * next_, period_);
                 since_learned_ = 0;

@@ -223,6 +223,8 @@ public:
         auto made = renderer.fit(std::move(messages));
         if (!made)
             return made.error();
+        const std::span<const token_id> before = ids(), now = made->tokens.ids;
+        const auto same = static_cast<std::size_t>(ranges::mismatch(before, now).in1 - before.begin());
         dropped_tokens forgotten;
         if (!renderer.fits(*made)) {
             auto some = forget_some(made->tokens.ids, answer_tokens);
@@ -243,7 +245,8 @@ public:
                                 std::move(known),
                                 made->tokens.extends,
                                 dropped,
-                                forgotten.count};
+                                forgotten.count,
+                                same};
     }
 
     /// Completes a turn that was answered with `ids`. `sequence` holds the prompt and all of `ids` but the last.
@@ -301,12 +304,9 @@ public:
         if (strict_)
             made.notes = turn_warnings(*turn, info(), complete_);
         const std::span<const token_id> prompt = turn->prompt;
-        const auto before = ids();
-        const auto same =
-            static_cast<std::size_t>(ranges::mismatch(before, prompt.first(prompt.size() - 1)).in1 - before.begin());
-        made.changed = before.size() - same;
-        const std::size_t had = std::min(same, info().cached); // the last token of an answer has not run yet
-        made.rerun = had - std::min(had, made.reused);
+        made.changed = ids().size() - turn->same;
+        const std::size_t had = std::min(turn->same, info().cached); // the last token of an answer has not run yet
+        made.rerun = had - std::min(had, made.reused + made.dropped_tokens);
         auto logits = pipeline.extend(turn->sequence, prompt.subspan(made.reused));
         if (!logits)
             return logits.error();

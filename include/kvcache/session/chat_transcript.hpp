@@ -48,6 +48,7 @@ struct chat_turn {
     bool extends = false;              ///< Only what is new was encoded.
     std::size_t dropped = 0;           ///< Messages that the overflow policy took away.
     std::size_t dropped_tokens = 0;    ///< Tokens that it took out of the prompt.
+    std::size_t same = 0; ///< Tokens of the conversation so far with which the prompt begins, before any was taken out.
 };
 
 /// The result of a turn.
@@ -57,10 +58,11 @@ struct chat_reply {
     std::size_t prompt = 0;         ///< Tokens of the prompt.
     std::size_t reused = 0;
     std::size_t prefilled = 0;
-    /// Tokens of the conversation before that are no longer said as they were: the reasoning that a template leaves out
-    /// of earlier turns, an edit, and all that followed. What is still said of them runs again.
+    /// Tokens of the conversation so far that the prompt no longer has at their place: the reasoning that a template
+    /// leaves out of earlier turns, an edit, and all that followed. What the prompt still says of them runs again.
     std::size_t changed = 0;
-    /// Of the tokens that are as they were, those that run again all the same: no state or window before is kept.
+    /// Of the tokens that the prompt has at their place, those that run again: the last one of a prompt, and those
+    /// before which no state, window or exact row is kept.
     std::size_t rerun = 0;
     std::size_t dropped = 0;        ///< Messages that did not fit.
     std::size_t dropped_tokens = 0; ///< Tokens that did not.
