@@ -127,12 +127,12 @@ struct plain_learned_reuse {
         return bin;
     }
 
-    // The best hits by time over all horizons, of an entry of class `c` that waits since the begin of a bin.
-    [[nodiscard]] double index(std::size_t c, std::size_t from) const {
+    // The best hits by time over all horizons, of an entry of class `c` that waits since the begin of each bin.
+    [[nodiscard]] std::vector<double> index(std::size_t c) const {
         double begun_in_all = 0.0;
         for (const double one : begun)
             begun_in_all += one;
-        std::vector<double> chance(bins), waiting(bins + 1, 1.0);
+        std::vector<double> chance(bins), waiting(bins + 1, 1.0), made;
         for (std::size_t bin = 0; bin < bins; ++bin) {
             double used_in_all = 0.0;
             for (std::size_t k = 0; k < classes; ++k)
@@ -141,18 +141,20 @@ struct plain_learned_reuse {
             chance[bin] = (used[c][bin] + average) / (begun[c] + 1.0); // as if one more entry were average
             waiting[bin + 1] = std::max(1e-9, waiting[bin] - chance[bin]);
         }
-        double hits = 0.0, time = 0.0, best = 0.0;
-        for (std::size_t bin = from; bin < bins; ++bin) {
-            hits += chance[bin];
-            time += (begin_of(bin + 1) - begin_of(bin)) * (waiting[bin] + waiting[bin + 1]) / 2.0;
-            best = std::max(best, hits / time);
+        for (std::size_t from = 0; from < bins; ++from) {
+            double hits = 0.0, time = 0.0, best = 0.0;
+            for (std::size_t bin = from; bin < bins; ++bin) {
+                hits += chance[bin];
+                time += (begin_of(bin + 1) - begin_of(bin)) * (waiting[bin] + waiting[bin + 1]) / 2.0;
+                best = std::max(best, hits / time);
+            }
+            made.push_back(best);
         }
-        return best;
+        return made;
     }
     void learn() {
         for (std::size_t c = 0; c < classes; ++c)
-            for (std::size_t bin = 0; bin < bins; ++bin)
-                worth[c][bin] = index(c, bin);
+            kvcache::ranges::copy(index(c), worth[c]);
         const double kept =
             1.0 - 0.1 * static_cast<double>(since_learned) / static_cast<double>(std::max<std::size_t>(period, 2000));
         for (std::size_t c = 0; c < classes; ++c) {
