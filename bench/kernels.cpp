@@ -178,12 +178,14 @@ double streamed_rate(std::size_t rows, std::size_t threads) {
     return bytes * 1e-9 / watch.seconds();
 }
 
-// One row through matrices of blocks that exceed the cache, in GB/s, compared with the memory; a few rows through them,
-// as experts have, and 512 rows through one layer, in GOP/s, compared with the same GEMM in float32.
+// Matrices of blocks that exceed the cache.
 const bench::block_layers& streamed_blocks(kv::block_format format) {
     static std::map<kv::block_format, bench::block_layers> layers;
     return layers.try_emplace(format, format, beyond_cache / 2).first->second;
 }
+
+// One row through them, in GB/s, compared with the memory; a few rows through them, as experts have, and 512 rows
+// through one layer, in GOP/s, compared with the same GEMM in float32.
 bench::sample blocks_streamed(kv::block_format format, bool int8, std::size_t threads) {
     const auto& of = streamed_blocks(format);
     const double seconds =

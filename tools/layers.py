@@ -3,9 +3,8 @@
 
 A folder may include itself and any folder in a lower layer; folders in one layer do not include each other. Between
 folders a circle is thus impossible; inside a folder it is looked for. Bodies of X.hpp may lie in impl/X.hpp beside it:
-the two include each other, and no other header includes the second;
-what the bodies include does not include X.hpp. Also: who may name a dependency, and that the
-component a header belongs to (cmake/components.cmake) does not reach into a component above it; and what
+the two include each other, no other header includes the second, and nothing that the second includes includes X.hpp.
+Also: who may name a dependency, and that the component a header belongs to (cmake/components.cmake) does not reach into a component above it; and what
 <kvcache/cache.hpp> may reach. cuda/ serves hosts that have their own cache and model: two of its headers see what is
 below session/, the others see only core/.
 """

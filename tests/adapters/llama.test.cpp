@@ -278,20 +278,21 @@ void fault(unsigned rounds) {
         const tokens prompt = words(model.get(), 3 * page + 5, 1), other = words(model.get(), 2 * page, 2);
         // The same prompt of the model with a LoRA adapter, with keys of another type, and with other positions.
         shared_store foreign_store;
-        llama_context_params keys = how, rope = how;
-        keys.type_k = GGML_TYPE_F32;
-        rope.rope_freq_base = 12345.0F;
-        llama_adapter_lora* lora = lora_for(model.get());
-        for (const auto& each : {how, keys, rope}) {
-            const auto another = open(model.get(), each);
+        const auto store_of = [&](const llama_context_params& another, llama_adapter_lora* lora) {
+            const auto other_context = open(model.get(), another);
             float scale = 1.0F;
-            if (each.type_k == how.type_k && each.rope_freq_base == how.rope_freq_base)
-                REQUIRE(llama_set_adapters_lora(another.get(), &lora, 1, &scale) == 0);
-            kv::llama_prefix_cache cache(another.get(), {.page_tokens = page, .settings = each},
+            REQUIRE(llama_set_adapters_lora(other_context.get(), &lora, lora == nullptr ? 0 : 1, &scale) == 0);
+            kv::llama_prefix_cache cache(other_context.get(), {.page_tokens = page, .settings = another},
                                          store_tier{&foreign_store});
             REQUIRE(cache.status());
             REQUIRE(cache.decode(0, prompt));
-        }
+        };
+        llama_context_params keys = how, rope = how;
+        keys.type_k = GGML_TYPE_F32;
+        rope.rope_freq_base = 12345.0F;
+        store_of(how, lora_for(model.get()));
+        store_of(keys, nullptr);
+        store_of(rope, nullptr);
         std::vector<std::vector<std::byte>> foreign_records;
         for (const auto& [name, record] : foreign_store.records)
             foreign_records.push_back(record);

@@ -14,7 +14,9 @@ import threading
 import time
 from pathlib import Path
 
-QUESTIONS = ["What is the capital of France?", "And of Italy?", "Name three colours, please.", "And three animals?"]
+# Each token of the answers is at least 1.7 ahead of the next in SmolLM2's logits. Restored tokens may lie in other cells of the
+# context, and llama.cpp adds in the order of cells: that was seen to move a logit by 0.2.
+QUESTIONS = [f"What is the capital of {name}?" for name in ("Japan", "Italy", "France", "Egypt")]
 
 
 def command(program: str, model: str, *more: str) -> list[str]:

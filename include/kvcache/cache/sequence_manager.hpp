@@ -100,7 +100,7 @@ public:
     [[nodiscard]] auto& groups() noexcept { return groups_; }
     [[nodiscard]] const auto& groups() const noexcept { return groups_; }
 
-    /// Adds a sequence, and references the pages of its table. With `touches`, it is a use of them.
+    /// Adds a sequence, and references the pages of its table. With `touches`, this is a use of them.
     void add(sequence_state& state, bool touches = true) noexcept {
         for (const page_id page : state.pinned_sources)
             pages_.hold(page);

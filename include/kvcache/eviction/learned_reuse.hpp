@@ -99,7 +99,8 @@ private:
 /// Evicts the entry whose next use is worth the least, as learned from the reuse ages of entries with equally many
 /// uses. Each class of use counts has its own LRU list. Of the ends of the lists, the entry with the fewest expected
 /// hits per byte and time at its age is evicted. Ghosts, several to a slot, record uses after an eviction, so that the
-/// learning does not depend on which entries the policy kept. Before anything is learned it is lru.
+/// learning does not depend on which entries the policy kept. Before anything is learned it is lru; it learns first
+/// after as many uses as there are slots, 64 to 2,000.
 ///
 ///     used once     [ newest ... oldest ] -+
 ///     twice         [ newest ... oldest ] -+-> least worth at its age: victim -> ghosts
@@ -119,8 +120,8 @@ struct learned_reuse {
             : queues_(capacity.slots, classes),
               entries_(capacity.slots),
               ghosts_(capacity.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
-              period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(capacity.slots, 64, 1u << 24))),
-              next_(std::min<std::uint32_t>(period_, 2000)) {}
+              period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(capacity.slots, shortest, 1u << 24))),
+              next_(std::min(period_, sample)) {}
 
         void admit(slot_id slot, const eviction_entry& newcomer) {
             apply_touches();
@@ -164,7 +165,9 @@ struct learned_reuse {
 
     private:
         static constexpr std::uint32_t classes = 5, class_bits = 7;
-        static constexpr std::size_t patience = 64; // entries checked at each end of a list before it is skipped
+        static constexpr std::uint32_t shortest = 64; // uses between two learnings
+        static constexpr std::uint32_t sample = 2000; // uses after which records fade by a tenth, in a small cache
+        static constexpr std::size_t patience = 64;   // entries checked at each end of a list before it is skipped
         struct known {
             std::uint64_t key = 0;
             float bytes = 1.0f;
@@ -195,8 +198,8 @@ struct learned_reuse {
             one.used = ++clock_;
             ages_.begin(class_of(one));
             queues_.push_front(slot, class_of(one));
-            if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots, 64 at least
-                ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / std::max<double>(period_, 2000.0));
+            if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots
+                ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / std::max(period_, sample));
                 next_ = std::min(2 * next_, period_);
                 since_learned_ = 0;
             }

@@ -58,10 +58,10 @@ struct chat_reply {
     std::size_t prompt = 0;         ///< Tokens of the prompt.
     std::size_t reused = 0;
     std::size_t prefilled = 0;
-    /// Tokens of the conversation so far that the prompt no longer has at their place: the reasoning that a template
-    /// leaves out of earlier turns, an edit, and all that followed. What the prompt still says of them runs again.
+    /// Tokens of the conversation so far that the prompt no longer has at their positions: the reasoning that a
+    /// template leaves out of earlier turns, an edit, and all that followed. Those that it has elsewhere run again.
     std::size_t changed = 0;
-    /// Of the tokens that the prompt has at their place, those that run again: the last one of a prompt, and those
+    /// Of the tokens that the prompt has at their positions, those that run again: the last one of a prompt, and those
     /// before which no state, window or exact row is kept.
     std::size_t rerun = 0;
     std::size_t dropped = 0;        ///< Messages that did not fit.
