@@ -18625,6 +18625,7 @@ struct architecture {
     // Blocks.
     norm_placement norms = norm_placement::before;
     gate_function gate = gate_function::silu;
+    bool gelu_is_tanh = false; ///< "gelu" in a file of Hugging Face means GELU by tanh.
     head_norm qk_norm = head_norm::none;
     bool qkv_bias = false;         ///< q, k and v always have a bias.
     bool bias_option = false;      ///< attention_bias applies to q, k, v and o.
@@ -22135,6 +22136,30 @@ private:
 
 }} // namespace kvcache
 
+// ---- kvcache/model/architectures/gemma.hpp ------------------------------------------------------------------------
+
+namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
+
+/// Gemma, the first one, and CodeGemma (Google 2024): Llama's blocks with GELU and a scaled embedding.
+inline constexpr architecture gemma = {
+    .name = "gemma",
+    .model_type = "gemma",
+    .class_name = "GemmaForCausalLM",
+    .gate = gate_function::gelu,
+    .gelu_is_tanh = true,
+    .bias_option = true,
+    .scaled_embedding = true,
+    .norm_offset = true,
+    .kv_heads = 16,
+    .head_dim = 256,
+    .max_positions = 8192,
+    .bos = 2,
+    .eos = 1,
+    .tied_head = true,
+};
+
+}}} // namespace kvcache::architectures
+
 // ---- kvcache/model/architectures/gemma2.hpp -----------------------------------------------------------------------
 
 namespace kvcache { inline namespace KVCACHE_ABI { namespace architectures {
@@ -22683,7 +22708,7 @@ inline constexpr architecture known_architectures[] = {
     architectures::gemma2,    architectures::gemma3,        architectures::granite, architectures::olmo2,
     architectures::phi3,      architectures::smollm3,       architectures::mixtral, architectures::qwen3moe,
     architectures::lfm2,      architectures::qwen35,        architectures::gpt_oss, architectures::qwen35moe,
-    architectures::qwen3next, architectures::granitehybrid, architectures::gemma4,
+    architectures::qwen3next, architectures::granitehybrid, architectures::gemma4,  architectures::gemma,
 };
 
 /// The architecture of this name, or null.

@@ -471,6 +471,25 @@ CHECKPOINTS = {
                      rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
         layers=2, dtype="float32", tokens=90,
     ),
+    "gemma": dict(
+        kind=transformers.GemmaConfig,
+        options=dict(hidden_size=40, intermediate_size=64, num_attention_heads=4, num_key_value_heads=1, head_dim=16,
+                     vocab_size=120, max_position_embeddings=512, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        layers=3, dtype="bfloat16", tokens=72,
+    ),
+    "gemma-biases": dict(
+        kind=transformers.GemmaConfig,
+        options=dict(hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=2, head_dim=24,
+                     vocab_size=64, max_position_embeddings=256, attention_bias=True,
+                     rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+        dtype="float16", tokens=60,
+    ),
+    "gemma-older": dict(
+        kind=transformers.GemmaConfig,
+        options=dict(hidden_size=48, intermediate_size=40, num_attention_heads=3, num_key_value_heads=3, head_dim=32,
+                     vocab_size=97, max_position_embeddings=512, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        dtype="float32", tokens=64, older=True, extra={"hidden_act": "gelu", "hidden_activation": None},
+    ),
 }
 
 
@@ -483,7 +502,7 @@ def random_weights(model: torch.nn.Module, rng: numpy.random.Generator) -> None:
     for name, parameter in model.named_parameters():
         shape = tuple(parameter.shape)
         values = rng.standard_normal(shape)
-        less_one = model.config.model_type in ("gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next") and "linear_attn" not in name
+        less_one = model.config.model_type in ("gemma", "gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next") and "linear_attn" not in name
         if name.endswith("norm.weight"):
             values = (0.0 if less_one else 1.0) + 0.25 * values
             if model.config.model_type == "gemma4_text" and ("q_norm" in name or "k_norm" in name):

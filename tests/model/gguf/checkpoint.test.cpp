@@ -358,25 +358,11 @@ void change_bytes(const char* name, std::uint32_t seed, int rounds) {
     CHECK(loaded < rounds);
 }
 
-constexpr const char* one_of_each[] = {"qwen2",
-                                       "qwen3",
-                                       "gemma2-plain",
-                                       "gemma3",
-                                       "granite",
-                                       "olmo2",
-                                       "phi3-partial",
-                                       "smollm3",
-                                       "mixtral",
-                                       "qwen3moe",
-                                       "lfm2-older",
-                                       "qwen35-even",
-                                       "gpt-oss",
-                                       "qwen35moe",
-                                       "qwen3next",
-                                       "granitehybrid",
-                                       "gemma4",
-                                       "gemma4-values",
-                                       "granitehybrid-experts"};
+constexpr const char* one_of_each[] = {"qwen2",         "qwen3",   "gemma",         "gemma2-plain",
+                                       "gemma3",        "granite", "olmo2",         "phi3-partial",
+                                       "smollm3",       "mixtral", "qwen3moe",      "lfm2-older",
+                                       "qwen35-even",   "gpt-oss", "qwen35moe",     "qwen3next",
+                                       "granitehybrid", "gemma4",  "gemma4-values", "granitehybrid-experts"};
 
 } // namespace
 

@@ -217,7 +217,9 @@ TEST_CASE("what would run otherwise than in transformers is refused by its field
         const char* field;
     } cases[] = {
         {"qwen2_moe", "{}", "model_type"},
-        {"gemma", "{}", "model_type"},
+        {"phi", "{}", "model_type"},
+        {"stablelm", "{}", "model_type"},
+        {"internlm2", "{}", "model_type"},
         {"olmoe", "{}", "model_type"},
         {"gpt2", "{}", "model_type"},
         {"smollm9", "{}", "model_type"},
@@ -228,6 +230,8 @@ TEST_CASE("what would run otherwise than in transformers is refused by its field
         {"llama", R"({"architectures": ["LlamaForSequenceClassification"]})", "architectures"},
         {"llama", R"({"architectures": "LlamaForCausalLM"})", "architectures"},
         {"llama", R"({"hidden_act": "gelu"})", "hidden_act"},
+        {"gemma", R"({"hidden_act": "silu"})", "hidden_act"},
+        {"gemma2", R"({"hidden_act": "gelu"})", "hidden_act"},
         {"llama", R"({"hidden_act": 1})", "hidden_act"},
         {"llama", R"({"quantization_config": {"quant_method": "gptq"}})", "quantization_config"},
         {"llama", R"({"quantization": {"bits": 4}})", "quantization"},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/model/architectures/architecture.hpp>
+#include <kvcache/model/architectures/gemma.hpp>
 #include <kvcache/model/architectures/gemma2.hpp>
 #include <kvcache/model/architectures/gemma3.hpp>
 #include <kvcache/model/architectures/gemma4.hpp>
@@ -35,7 +36,7 @@ inline constexpr architecture known_architectures[] = {
     architectures::gemma2,    architectures::gemma3,        architectures::granite, architectures::olmo2,
     architectures::phi3,      architectures::smollm3,       architectures::mixtral, architectures::qwen3moe,
     architectures::lfm2,      architectures::qwen35,        architectures::gpt_oss, architectures::qwen35moe,
-    architectures::qwen3next, architectures::granitehybrid, architectures::gemma4,
+    architectures::qwen3next, architectures::granitehybrid, architectures::gemma4,  architectures::gemma,
 };
 
 /// The architecture of this name, or null.

@@ -154,6 +154,7 @@ struct architecture {
     // Blocks.
     norm_placement norms = norm_placement::before;
     gate_function gate = gate_function::silu;
+    bool gelu_is_tanh = false; ///< "gelu" in a file of Hugging Face means GELU by tanh.
     head_norm qk_norm = head_norm::none;
     bool qkv_bias = false;         ///< q, k and v always have a bias.
     bool bias_option = false;      ///< attention_bias applies to q, k, v and o.

@@ -64,7 +64,8 @@ KVCACHE_LAZY inline void check_activation(json_fields& fields, const architectur
     for (const std::string_view field : {"hidden_act", "hidden_activation"}) {
         const auto name = fields.text(field);
         // "swish" is the same function in transformers.
-        if (name && (silu ? *name != "silu" && *name != "swish" : *name != "gelu_pytorch_tanh"))
+        const std::string_view also = silu ? "swish" : known.gelu_is_tanh ? "gelu" : "";
+        if (name && *name != (silu ? "silu" : "gelu_pytorch_tanh") && *name != also)
             fields.refuse(error_code::unsupported, field,
                           {"\"", shown(*name), "\" is not supported; ", silu ? "silu" : "gelu_pytorch_tanh", " is"});
     }
