@@ -5,7 +5,7 @@
 
 PROGRAM: gguf_facts of the build. Each name gets a tiny model, and both readers the same texts (mixed scripts, digits,
 spaces, signs, apostrophes, and FOLDER/text/*.txt). The vocabulary merges every pair of bytes of the texts, in an order by
-chance, so that a split at another place gives other tokens. Needs the packages gguf, numpy and xllamacpp
+chance, so that a split at another place gives other tokens, and has words that no merge makes, which some names take whole. Needs the packages gguf, numpy and xllamacpp
 (tests/model/requirements.txt).
 """
 import argparse
@@ -55,7 +55,11 @@ def vocabulary_of(lines: list[str]) -> tuple[list[str], list[str]]:
     order = sorted(pairs)
     random.Random(SEED).shuffle(order)
     merges = [f"{letter[a]} {letter[b]}" for a, b in order]
-    return [letter[byte] for byte in range(256)] + [merge.replace(" ", "") for merge in merges], merges
+    tokens = [letter[byte] for byte in range(256)] + [merge.replace(" ", "") for merge in merges]
+    # Tokens that no merge makes, of three bytes or more: some names take a piece that is a token as it is.
+    whole = {word for line in lines for word in re.findall(r"\s?\w{3,}|[^\w\s]{3,}", line)}
+    spelled = {"".join(letter[byte] for byte in word.encode()) for word in whole}
+    return tokens + sorted({word for word in spelled if len(word) > 2} - set(tokens)), merges
 
 
 def write(path: pathlib.Path, pre: str, tokens: list[str], merges: list[str]) -> None:

@@ -68,6 +68,59 @@ inline constexpr std::string_view deepseek_signs = "\\s?[!-/:-~\uff01-\uff0f\uff
 /// Spaces are not of it, for which llama.cpp has one sign.
 inline constexpr std::string_view deepseek_cjk = "(?:(?!\\s)[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff])+";
 
+/// DeepSeek V3's words: a sign begins one of ASCII letters. Numbers, and Han and kana, are apart.
+inline constexpr std::string_view three_digits = R"(\p{N}{1,3})";
+inline constexpr std::string_view han_and_kana = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+";
+inline constexpr std::string_view deepseek3_words =
+    R"([!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+/// Spark's: the same with new lines one by one.
+inline constexpr std::string_view spark_words =
+    R"([!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+)";
+/// Scripts that Youtu keeps apart: Hangul, Chinese signs, Bopomofo, Han and kana.
+inline constexpr std::string_view youtu_scripts =
+    "[\uac00-\ud7a3\u3131-\u318e]+|"
+    "[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+|"
+    "[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+";
+/// Youtu's words, of any case as llama.cpp reads them, with what is after an apostrophe; single digits.
+inline constexpr std::string_view youtu_words =
+    R"([^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}|)"
+    R"( ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+/// Aya's: numbers of up to three digits.
+inline constexpr std::string_view aya_words =
+    R"([^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}|)"
+    R"( ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+/// Granite's embeddings: GPT-4o's with marks in words.
+inline constexpr std::string_view granite_words =
+    R"([^\r\n\p{L}\p{N}]?((?=[\p{L}\p{M}])([^a-z]))*((?=[\p{L}\p{M}])([^A-Z]))+)"
+    R"((?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|)"
+    R"([^\r\n\p{L}\p{N}]?((?=[\p{L}\p{M}])([^a-z]))+((?=[\p{L}\p{M}])([^A-Z]))*)"
+    R"((?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}|)"
+    R"( ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+/// Jais 2's: Llama 3's with runs of spaces by powers of two.
+inline constexpr std::string_view jais2_words =
+    R"((?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|)"
+    R"( ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|)"
+    R"(\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1})";
+/// EXAONE's mixtures of experts: words may have single spaces in them.
+inline constexpr std::string_view exaone_words =
+    R"((?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|)"
+    R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+)";
+/// Ling's: Qwen2's with one new line each.
+inline constexpr std::string_view ling_words =
+    R"('(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|)"
+    R"( ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
+/// Seed-Coder's: Qwen2's with new lines apart from signs.
+inline constexpr std::string_view seed_coder_words =
+    R"((?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|)"
+    R"( ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)";
+/// Qwen2's without English contractions.
+inline constexpr std::string_view turkish_words =
+    R"([^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+/// MiniCPM 5's, after its numbers.
+inline constexpr std::string_view minicpm5_words =
+    R"((?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+|)"
+    R"( ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
 } // namespace detail
 
 /// The rules by name. They are those of llama.cpp, which writes and reads the names; a file without one has "default".
@@ -89,7 +142,8 @@ inline constexpr gguf_split gguf_splits[] = {
     {"pixtral", {detail::llama3_words}, true, true},
     {"dbrx", {detail::llama3_words}},
     {"smaug-bpe", {detail::llama3_words}},
-    {"glm4", {detail::llama3_words}},
+    {"glm4", {detail::llama3_words}, true},
+    {"glm5", {detail::llama3_words}, true},
     {"chatglm-bpe", {detail::llama3_words}},
     {"stablelm2", {detail::qwen2_words}},
     {"megrez", {detail::qwen2_words}},
@@ -115,6 +169,49 @@ inline constexpr gguf_split gguf_splits[] = {
     {"poro-chat", {detail::bloom_words}},
     {"gpt3-finnish", {detail::bloom_words}},
     {"viking", {detail::bloom_words, R"(\p{N})"}},
+    {"deepseek-v3", {detail::three_digits, detail::han_and_kana, detail::deepseek3_words}},
+    {"hunyuan-dense", {detail::three_digits, detail::han_and_kana, detail::deepseek3_words}},
+    {"joyai-llm", {detail::three_digits, detail::han_and_kana, detail::deepseek3_words}},
+    {"hy_v4", {detail::three_digits, detail::han_and_kana, detail::deepseek3_words}},
+    {"spark2_5", {detail::three_digits, detail::han_and_kana, detail::spark_words, R"(\p{N})"}},
+    {"youtu", {detail::youtu_scripts, detail::youtu_words}, true},
+    {"tiny_aya", {R"(\d{1,3}(?=(?:\d{3})*(?!\w)))", detail::aya_words}},
+    {"cohere2moe", {R"(\d{1,3}(?=(?:\d{3})*(?!\w)))", detail::aya_words}},
+    {"minicpm5", {detail::three_digits, detail::minicpm5_words}, true},
+    {"midm-2.0", {detail::llama3_words}, true, true},
+    {"jina-v5-nano", {detail::llama3_words}, true, true},
+    {"jais-2", {detail::jais2_words}},
+    {"gigachat", {detail::gpt2_words}},
+    {"a.x-4.0", {detail::gpt2_words}},
+    {"mellum", {detail::gpt2_words}},
+    {"modern-bert", {detail::gpt2_words}},
+    {"jina-es", {detail::gpt2_words}},
+    {"jina-de", {detail::gpt2_words}},
+    {"jina-v2-es", {detail::gpt2_words}},
+    {"jina-v2-de", {detail::gpt2_words}},
+    {"granite-docling", {detail::gpt2_words}},
+    {"mellum2", {R"(\p{N})", detail::gpt2_words}},
+    {"kormo", {detail::qwen2_words}},
+    {"f2llmv2", {detail::qwen2_words}},
+    {"solar-open", {detail::qwen2_words}},
+    {"grok-2", {detail::qwen2_words}},
+    {"laguna", {"[^\n]+|[\n]+", detail::qwen2_words}},
+    {"kanana2", {detail::gpt4o_words}},
+    {"talkie", {detail::gpt4o_words}},
+    {"minimax-m2", {detail::gpt4o_words}},
+    {"granite-embed-multi-97m", {detail::granite_words}, true},
+    {"exaone-moe", {detail::exaone_words}},
+    {"bailingmoe", {detail::ling_words}},
+    {"bailingmoe2", {detail::ling_words}},
+    {"llada-moe", {detail::ling_words}},
+    {"seed-coder", {detail::seed_coder_words}},
+    {"ufakzeka", {detail::turkish_words}},
+    {"superbpe", {R"(\p{N}+)", R"((?=(\d{3})+(?!\d)))"}},
+    {"chameleon",
+     {"<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", "([\t\n]|    |  )", R"(\p{N})",
+      R"([\p{P}!-/:-@\[-`{-~])", detail::gpt2_words},
+     false,
+     true},
 };
 
 /// The names of all rules, for an error.
