@@ -6,6 +6,7 @@
 #include <kvcache/core/platform/machine.hpp>
 #include <kvcache/kernel/block_codes.hpp>
 #include <kvcache/kernel/block_matrix.hpp>
+#include <kvcache/kernel/dot_codes.hpp>
 #include <kvcache/kernel/gemm_microkernel.hpp>
 #include <kvcache/kernel/simd.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
@@ -93,14 +94,11 @@ private:
         std::int8_t* levels = levels_.data() + first * inputs_ + 4 * r;
         std::size_t at = first * inputs_ / block + r;
         for (std::size_t k = 0; k < inputs_; k += block, at += rows) {
-            alignas(64) float each[block] = {};
-            const float scale = quantize_block(x + k, each);
+            std::byte each[block] = {};
             std::int32_t half_sums[2] = {};
+            const float scale = quantize_block(x + k, each, half_sums);
             for (std::size_t i = 0; i < block; i += 4, levels += 4 * rows)
-                for (std::size_t j = 0; j < 4; ++j) {
-                    levels[j] = static_cast<std::int8_t>(each[i + j]);
-                    half_sums[i / 16] += levels[j];
-                }
+                std::memcpy(levels, each + i, 4);
             scales_[at] = scale;
             of_32_.set(at, half_sums[0] + half_sums[1], scale);
             for (std::size_t half = 0; half < 2; ++half)
@@ -108,8 +106,8 @@ private:
         }
     }
 
-    // Writes the levels of a block, if it has any. Returns: its scale.
-    static float quantize_block(const float* x, float* levels) {
+    // Writes the levels of a block and the sums of its halves, if it has any. Returns: its scale.
+    KVCACHE_INLINE static float quantize_block(const float* x, std::byte* levels, std::int32_t (&half_sums)[2]) {
         const f32x16 a = f32x16::load(x), b = f32x16::load(x + 16), zero = f32x16::zero();
         const f32x16 top = max(max(a, -a), max(b, -b));
         const float most = largest(max(top, zero)) + sum(fma(a, zero, b * zero)); // NaN after infinities and NaN
@@ -118,8 +116,8 @@ private:
             return most / 127.0f;
         const f32x16 one = f32x16::broadcast(level_of_one);
         const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
-        (fma(a, one, magic) - magic).store(levels);
-        (fma(b, one, magic) - magic).store(levels + 16);
+        half_sums[0] = detail::quantize_int8(fma(a, one, magic) - magic, levels);
+        half_sums[1] = detail::quantize_int8(fma(b, one, magic) - magic, levels + 16);
         return most / 127.0f;
     }
 
@@ -207,12 +205,13 @@ private:
     alignas(64) std::int32_t numbers_[unpacked_inputs / 16 * int8_block_rows::tile_rows];
 };
 
-/// Products of the first `inputs` of a tile of Rows rows with an unpacked panel, written to y or added. y: (Rows,
-/// outputs)
+/// Products of the first `inputs` of a tile of Rows rows with an unpacked panel, written to y or added. Every 32
+/// inputs it prefetches `ahead.times` times, without gaps. y: (Rows, outputs)
 template <std::size_t Rows, std::size_t Group, bool Offset>
 // NOLINTNEXTLINE(readability-function-size): it is called for each register tile, as packed_microkernel() is.
 KVCACHE_NOINLINE void multiply_tile(const int8_block_rows::tile& x, const std::int32_t* begin, const unpacked_panel& w,
-                                    std::size_t inputs, const rows_out& y, std::size_t outputs, bool first) {
+                                    std::size_t inputs, const rows_out& y, std::size_t outputs, bool first,
+                                    bytes_ahead ahead) {
     constexpr std::size_t vectors = Rows * native_parts;
     tile_sums<Rows, 1> totals;
     begin_sums<Rows, 1>(totals, y.data, y.stride, outputs, first);
@@ -221,6 +220,8 @@ KVCACHE_NOINLINE void multiply_tile(const int8_block_rows::tile& x, const std::i
     const float *scale = w.scales, *offset = w.offsets, *scale_of_row = x.scales;
     const float* sum_of_row = Group == 32 ? x.of_32.scaled : x.of_16.scaled;
     for (std::size_t k = 0; k < inputs; k += 32, scale_of_row += Rows) {
+        for (std::size_t n = 0; n < ahead.times; ++n, ahead.at += ahead.step)
+            prefetch_soon(static_cast<const std::byte*>(ahead.base), ahead.at);
         KVCACHE_UNROLL for (std::size_t g = 0; g < 32 / Group; ++g) {
             dot_sums sums[vectors];
             KVCACHE_UNROLL for (std::size_t v = 0; v < vectors; ++v) sums[v] = dot_sums{} + begin[v / native_parts];
@@ -309,20 +310,26 @@ struct unpacked_strip {
     unpacked_panel panels[int8_strip_panels];
 };
 
-/// Products of a tile with the panels of an unpacked strip, for the inputs [k, k + inputs).
+/// Products of a tile with the panels of an unpacked strip, for the inputs [k, k + inputs). The first tile prefetches
+/// what the next strip has of them: few rows compute for no longer than that takes to arrive.
 template <std::size_t Group, bool Offset>
 void multiply_tile_with_strip(const int8_block_rows::tile& x, const unpacked_strip& w, const block_strip& strip,
-                              row_range of_inputs, const rows_out& y) {
+                              row_range of_inputs, const rows_out& y, bool first_tile) {
     const std::size_t inputs = of_inputs.size();
+    const block_layout layout = layout_of(strip.format);
+    const std::size_t next =
+        strip.panels * strip.panel_bytes + of_inputs.first / layout.weights() * layout.packed_bytes();
+    const std::size_t times =
+        first_tile ? (layout.packed_bytes() / (layout.weights() / 32) + line_bytes - 1) / line_bytes : 0;
     sums_begin begin;
-    begin.set(Group == 32 ? x.of_32.sums : x.of_16.sums, inputs / Group * x.rows,
-              zero_of_operands(layout_of(strip.format)));
+    begin.set(Group == 32 ? x.of_32.sums : x.of_16.sums, inputs / Group * x.rows, zero_of_operands(layout));
     with_rows<int8_block_rows::tile_rows>(x.rows, [&]<std::size_t Rows> {
         for (std::size_t panel = 0; panel < strip.panels; ++panel) {
             const std::size_t output = strip.first + panel * 16;
-            multiply_tile<Rows, Group, Offset>(x, begin.data(), w.panels[panel], inputs,
-                                               {y.data + x.row * y.stride + output, y.stride}, strip.last - output,
-                                               of_inputs.first == 0);
+            multiply_tile<Rows, Group, Offset>(
+                x, begin.data(), w.panels[panel], inputs, {y.data + x.row * y.stride + output, y.stride},
+                strip.last - output, of_inputs.first == 0,
+                {.base = strip.data, .at = next + panel * strip.panel_bytes, .step = line_bytes, .times = times});
         }
     });
 }
@@ -340,12 +347,13 @@ KVCACHE_LAZY inline void multiply_int8_strip(const int8_block_rows& x, row_range
         });
         for (std::size_t t = tiles.first; t < tiles.last; ++t) {
             const int8_block_rows::tile tile = x.at(t, k);
+            const bool first = t == tiles.first;
             if (layout.group == 32)
-                layout.offset ? multiply_tile_with_strip<32, true>(tile, unpacked, strip, inputs, y)
-                              : multiply_tile_with_strip<32, false>(tile, unpacked, strip, inputs, y);
+                layout.offset ? multiply_tile_with_strip<32, true>(tile, unpacked, strip, inputs, y, first)
+                              : multiply_tile_with_strip<32, false>(tile, unpacked, strip, inputs, y, first);
             else
-                layout.offset ? multiply_tile_with_strip<16, true>(tile, unpacked, strip, inputs, y)
-                              : multiply_tile_with_strip<16, false>(tile, unpacked, strip, inputs, y);
+                layout.offset ? multiply_tile_with_strip<16, true>(tile, unpacked, strip, inputs, y, first)
+                              : multiply_tile_with_strip<16, false>(tile, unpacked, strip, inputs, y, first);
         }
     }
 }
@@ -391,7 +399,7 @@ KVCACHE_LAZY void gemm(const rows_in& x, const block_matrix& w, const rows_out& 
     }
     const std::size_t tiles = scratch.tiles(), strips = w.strips(detail::int8_strip_panels);
     const std::size_t blocks = (tiles + detail::int8_block_tiles - 1) / detail::int8_block_tiles;
-    threads.parallel_for(blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+    threads.parallel_for_strided(blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
         for (std::size_t job = begin; job < end; ++job) {
             const std::size_t b = job / strips;
             const row_range of{tiles * b / blocks, tiles * (b + 1) / blocks};
