@@ -24118,6 +24118,14 @@ struct projected_heads {
     }
 };
 
+/// RMS-normalizes heads in place, each over its own numbers. (heads, weight.size())
+inline void norm_heads(std::span<float> heads, std::span<const float> weight, float eps) {
+    for (std::size_t at = 0; at < heads.size(); at += weight.size()) {
+        const auto head = heads.subspan(at, weight.size());
+        rms_norm(head, weight, eps, head);
+    }
+}
+
 }} // namespace kvcache
 
 // ---- kvcache/model/recurrent_mixer.hpp ----------------------------------------------------------------------------
@@ -24444,12 +24452,17 @@ public:
     void begin(std::span<const batch_slice<Lease>> batch) {
         batch_.assign(batch.begin(), batch.end());
         rows_.clear();
+        wanted_.clear();
         recurrent_.clear();
         for (std::size_t p = 0; p < batch_.size(); ++p) {
             recurrent_.push_back({rows_.size(), batch_[p].tokens.size(), batch_[p].states});
-            for (std::size_t i = 0; i < batch_[p].tokens.size(); ++i)
+            for (std::size_t i = 0; i < batch_[p].tokens.size(); ++i) {
+                if (i + batch_[p].wanted_rows() >= batch_[p].tokens.size())
+                    wanted_.push_back(rows_.size());
                 rows_.push_back({p, i});
+            }
         }
+        live_ = rows_.size();
         const auto make_room = [&](auto&... each) { (each.make_room(rows_.size()), ...); };
         make_room(x_, normed_, qkv_, attended_, mlp_, experts_, mixer_, own_input_, rotations_);
         kinds_.clear();
@@ -24472,17 +24485,18 @@ public:
         const block_weights& w = model_.weights.layers[index_of(layer)];
         const attention_shape& shape = kinds_[place_of(layer).kind].shape;
         at_ = projected_heads::of(model_.config, shape.head_dim, shape.kv_heads);
+        const float eps = model_.config.rms_norm_eps;
         w.qkv.apply(entering(w).in(rows_.size()), qkv_.out(), threads_, scratch_);
         if (!w.q_norm.empty())
             for_rows(qkv_.columns(), [&](std::size_t row) {
-                norm_heads(qkv_.row(row).first(at_.q), w.q_norm);
+                norm_heads(qkv_.row(row).first(at_.q), w.q_norm, eps);
                 if (w.k_norm.empty()) // it reads those of another block
                     return;
                 if (w.qkv.outputs() == at_.keys + at_.kv) // keys that are the values too
                     ranges::copy(keys(row), values(row).begin());
-                norm_heads(keys(row), w.k_norm);
+                norm_heads(keys(row), w.k_norm, eps);
                 if (!ones_.empty())
-                    norm_heads(values(row), std::span(ones_).first(at_.dim));
+                    norm_heads(values(row), std::span(ones_).first(at_.dim), eps);
             });
     }
     /// Dimensions of a head of the block that `project` computed.
@@ -24497,12 +24511,18 @@ public:
     /// attends.
     void forward(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
-        const std::size_t rows = rows_.size();
         const attended_layer at = place_of(layer);
         if (at.recurrent)
             mixer_.run({w, index_of(at.layer)}, entering(w), recurrent_, normed_, threads_, scratch_);
         else
-            attend(w, layer, at);
+            attend(layer, at);
+        const bool last = index_of(layer) + 1 == model_.config.layers && !own_input_.any();
+        if (last)
+            keep_wanted(at.recurrent ? normed_ : attended_);
+        if (live_ == 0)
+            return;
+        if (!at.recurrent)
+            w.output.apply(attended_.in(live_), normed_.out(), threads_, scratch_);
         for_rows(2 * x_.columns(), [&](std::size_t row) {
             add(row, w.attention_output_norm);
             if (!w.mlp_norm.empty())
@@ -24510,12 +24530,12 @@ public:
         });
         activations& in = w.mlp_norm.empty() ? x_ : normed_;
         if (!w.expert_down.empty())
-            experts_.run(w, in, rows, normed_, threads_, scratch_);
+            experts_.run(w, in, live_, normed_, threads_, scratch_);
         else
-            mlp_.run(w, in, rows, normed_, threads_, scratch_);
+            mlp_.run(w, in, live_, normed_, threads_, scratch_);
         for_rows(x_.columns(), [&](std::size_t row) { add(row, w.mlp_output_norm); });
         if (own_input_.any()) {
-            own_input_.run(w, index_of(layer), x_.in(rows), normed_, threads_, scratch_);
+            own_input_.run(w, index_of(layer), x_.in(live_), normed_, threads_, scratch_);
             for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
         }
         if (!w.scale.empty())
@@ -24534,24 +24554,14 @@ public:
         return at;
     }
 
-    /// Number of rows that need logits.
-    [[nodiscard]] std::size_t wanted() const {
-        std::size_t n = 0;
-        for (const auto& part : batch_)
-            n += part.wanted_rows();
-        return n;
-    }
-
-    /// Writes the logits of the rows that need them, in batch order. (wanted(), vocabulary)
+    /// Writes the logits of the rows that need them, in batch order. (rows that need them, vocabulary)
     void logits(std::span<float> out) {
-        const std::size_t wanted_rows = wanted();
+        const std::size_t wanted_rows = wanted_.size();
         expects(out.size() == wanted_rows * model_.config.vocabulary, "logits have room for the rows that want them");
-        std::size_t behind = 0, to = 0; // rows of the slices so far, and rows with logits
-        for (const auto& part : batch_) {
-            behind += part.tokens.size();
-            for (std::size_t row = behind - part.wanted_rows(); row < behind; ++row)
-                norm(x_.row(row), model_.weights.final_norm, normed_.row(to++));
-        }
+        if (live_ != wanted_rows)
+            keep_wanted(normed_);
+        for (std::size_t row = 0; row < wanted_rows; ++row)
+            norm(x_.row(row), model_.weights.final_norm, normed_.row(row));
         const model_config& config = model_.config;
         model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), config.vocabulary}, threads_, scratch_);
         if (config.logit_scale != 1.0F || config.logit_cap != 0.0F)
@@ -24575,11 +24585,10 @@ private:
 
     template <class Body>
     void for_rows(std::size_t columns, Body body) {
-        threads_.parallel_for(rows_.size(), rows_.size() * columns * operations,
-                              [&](std::size_t begin, std::size_t end) {
-                                  for (std::size_t row = begin; row < end; ++row)
-                                      body(row);
-                              });
+        threads_.parallel_for(live_, live_ * columns * operations, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t row = begin; row < end; ++row)
+                body(row);
+        });
     }
 
     void embed() {
@@ -24608,7 +24617,15 @@ private:
         return normed_;
     }
 
-    void attend(const block_weights& w, layer_id layer, const attended_layer& at) {
+    // Moves the rows that want logits to the front: nothing reads the others once the last layer has attended.
+    void keep_wanted(activations& also) {
+        for (live_ = 0; live_ < wanted_.size(); ++live_)
+            for (activations* const each : {&x_, &also})
+                if (wanted_[live_] != live_)
+                    ranges::copy(each->row(wanted_[live_]), each->row(live_).begin());
+    }
+
+    void attend(layer_id layer, const attended_layer& at) {
         project(layer);
         if (at.writes)
             for_rows(qkv_.columns(), [&](std::size_t row) { place(at, row); });
@@ -24617,7 +24634,6 @@ private:
             for_rows(4 * at_.q, [&](std::size_t row) {
                 gate_by_sigmoid(qkv_.row(row).subspan(at_.q, at_.q), attended_.row(row));
             });
-        w.output.apply(attended_.in(rows_.size()), normed_.out(), threads_, scratch_);
     }
 
     void norm(std::span<const float> from, std::span<const float> weight, std::span<float> to) const {
@@ -24646,13 +24662,6 @@ private:
         attention_.write(*part.lease, to, row, at, keys(row), values(row));
     }
 
-    void norm_heads(std::span<float> heads, std::span<const float> weight) const {
-        for (std::size_t at = 0; at < heads.size(); at += weight.size()) {
-            const auto head = heads.subspan(at, weight.size());
-            norm(head, weight, head);
-        }
-    }
-
     [[nodiscard]] token_id token(const origin& from) const { return batch_[from.part].tokens[from.row]; }
 
     model_parts model_;
@@ -24661,6 +24670,8 @@ private:
     std::vector<float> ones_; // (head_dim), where values are normalized without weights
     std::vector<batch_slice<Lease>> batch_;
     std::vector<origin> rows_;
+    std::vector<std::size_t> wanted_; // of rows_, those that want logits
+    std::size_t live_ = 0;            // rows that still count
     Attention attention_;
     activations x_;        // (rows, hidden): the residual stream
     activations normed_;   // (rows, hidden)

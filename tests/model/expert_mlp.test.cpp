@@ -103,3 +103,29 @@ TEST_CASE("a mixture of experts: a hit equals a miss, whatever rows share an exp
         row += rows;
     }
 }
+
+TEST_CASE("rows that want no logits change those of the others by no bit") {
+    for (const kv::model_config& config : {small::config(), mixture()}) {
+        CAPTURE(config.architecture);
+        const kv::transformer model = kv::make_random_model(config, 12);
+        promise::host here(model, 16, 2);
+        std::vector<promise::cache::sequence> sequences;
+        std::vector<promise::tokens> prompts;
+        std::vector<kv::batch_entry<promise::cache>> batch;
+        for (unsigned i = 0; i < 4; ++i) {
+            sequences.push_back(here.store.open());
+            prompts.push_back(promise::some_tokens(model, 20 + 11 * i, 40 + i));
+        }
+        constexpr kv::logits_mode modes[] = {kv::logits_mode::none, kv::logits_mode::last, kv::logits_mode::all,
+                                             kv::logits_mode::last};
+        for (std::size_t i = 0; i < prompts.size(); ++i)
+            batch.push_back({&sequences[i], prompts[i], modes[i]});
+        kv::matrix some;
+        REQUIRE(here.pipeline.extend(batch, some));
+        const auto third = static_cast<Eigen::Index>(prompts[2].size());
+        REQUIRE(some.rows() == third + 2);
+        CHECK(promise::same_bits(some.topRows(1), promise::cold(model, prompts[1]).bottomRows(1)));
+        CHECK(promise::same_bits(some.middleRows(1, third), promise::cold(model, prompts[2])));
+        CHECK(promise::same_bits(some.bottomRows(1), promise::cold(model, prompts[3]).bottomRows(1)));
+    }
+}

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/kernel/math.hpp>
 #include <kvcache/model/config.hpp>
 
 #include <cstddef>
+#include <span>
 
 namespace kvcache { inline namespace KVCACHE_ABI {
 
@@ -23,5 +25,13 @@ struct projected_heads {
         return of(model, model.largest(&layer_config::head_dim), model.largest(&layer_config::kv_heads));
     }
 };
+
+/// RMS-normalizes heads in place, each over its own numbers. (heads, weight.size())
+inline void norm_heads(std::span<float> heads, std::span<const float> weight, float eps) {
+    for (std::size_t at = 0; at < heads.size(); at += weight.size()) {
+        const auto head = heads.subspan(at, weight.size());
+        rms_norm(head, weight, eps, head);
+    }
+}
 
 }} // namespace kvcache
