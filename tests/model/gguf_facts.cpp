@@ -5,7 +5,7 @@
 // What the library reads from a GGUF file, for gguf_real.py to compare:
 //   keys      one JSON object on a line: key to value; an array as a list
 //   tensors   for each tensor a line {"name", "format", "shape"}, then its weights as float32
-//   texts     reads lines {"text"} or {"messages"}, writes {"ids"} or {"prompt"}
+//   texts     reads lines {"text"}, "add_special" as it may say, or {"messages"}, writes {"ids"} or {"prompt"}
 //   logits    reads lines {"ids"}, writes the logits of every position as float32: (ids, vocabulary)
 //   nll       reads lines {"ids"}, writes {"nll"}: the mean negative log-likelihood of all ids but the first
 #include <kvcache/formats/json.hpp>
@@ -81,7 +81,8 @@ void answer_texts(const std::string& path) {
             answer["prompt"] = must(chat.render(asked["messages"], {})).text();
         } else {
             answer["ids"] = kv::json::array();
-            for (const auto id : must(words.encode(asked["text"].get<std::string>(), {.add_special_tokens = false})))
+            const bool special = asked.value("add_special", false);
+            for (const auto id : must(words.encode(asked["text"].get<std::string>(), {.add_special_tokens = special})))
                 answer["ids"].push_back(kv::index_of(id));
         }
         std::cout << answer.dump() << '\n';

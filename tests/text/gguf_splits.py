@@ -95,7 +95,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             model = pathlib.Path(folder) / "model.gguf"
             write(model, pre, tokens, merges)
-            asked = "".join(json.dumps({"text": line}) + "\n" for line in lines)
+            # The first one again with the tokens that the name adds, which the file does not say.
+            asked = "".join(json.dumps({"text": line, "add_special": i == len(lines)}) + "\n"
+                            for i, line in enumerate([*lines, lines[0]]))
             ours = subprocess.run([chosen.program, model, "texts"], input=asked, capture_output=True, text=True, check=True)
             got = [json.loads(line)["ids"] for line in ours.stdout.splitlines()]
             options = xllamacpp.CommonParams()
@@ -103,8 +105,8 @@ def main() -> int:
             options.n_ctx, options.n_parallel, options.warmup, options.verbosity = 256, 1, False, 0
             server = xllamacpp.Server(options)
             wrong = []
-            for line, ids in zip(lines, got, strict=True):
-                body = json.dumps({"content": line, "add_special": False, "parse_special": False}).encode()
+            for i, (line, ids) in enumerate(zip([*lines, lines[0]], got, strict=True)):
+                body = json.dumps({"content": line, "add_special": i == len(lines), "parse_special": False}).encode()
                 request = urllib.request.Request(server.listening_address + "/tokenize", body,
                                                  {"Content-Type": "application/json"})
                 with urllib.request.urlopen(request) as answer:
