@@ -126,8 +126,8 @@ public:
             mixer_.run({w, index_of(at.layer)}, entering(w), recurrent_, normed_, threads_, scratch_);
         else
             attend(layer, at);
-        const bool last = index_of(layer) + 1 == model_.config.layers && !own_input_.any();
-        if (last)
+        // A row with an input of its own stays where that is.
+        if (index_of(layer) + 1 == model_.config.layers && !own_input_.any())
             keep_wanted(at.recurrent ? normed_ : attended_);
         if (live_ == 0)
             return;

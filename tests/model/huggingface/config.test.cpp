@@ -232,6 +232,8 @@ TEST_CASE("what would run otherwise than in transformers is refused by its field
         {"llama", R"({"hidden_act": "gelu"})", "hidden_act"},
         {"gemma", R"({"hidden_act": "silu"})", "hidden_act"},
         {"gemma2", R"({"hidden_act": "gelu"})", "hidden_act"},
+        {"gemma2", R"({"hidden_act": ""})", "hidden_act"},
+        {"llama", R"({"hidden_act": ""})", "hidden_act"},
         {"llama", R"({"hidden_act": 1})", "hidden_act"},
         {"llama", R"({"quantization_config": {"quant_method": "gptq"}})", "quantization_config"},
         {"llama", R"({"quantization": {"bits": 4}})", "quantization"},

@@ -61,11 +61,14 @@ KVCACHE_LAZY [[nodiscard]] inline const architecture* architecture_in(json_field
 /// Checks that the activation is the architecture's.
 KVCACHE_LAZY inline void check_activation(json_fields& fields, const architecture& known) {
     const bool silu = known.gate != gate_function::gelu;
+    const auto is_known = [&](std::string_view name) {
+        if (silu)
+            return name == "silu" || name == "swish"; // the same function in transformers
+        return name == "gelu_pytorch_tanh" || (known.gelu_is_tanh && name == "gelu");
+    };
     for (const std::string_view field : {"hidden_act", "hidden_activation"}) {
         const auto name = fields.text(field);
-        // "swish" is the same function in transformers.
-        const std::string_view also = silu ? "swish" : known.gelu_is_tanh ? "gelu" : "";
-        if (name && *name != (silu ? "silu" : "gelu_pytorch_tanh") && *name != also)
+        if (name && !is_known(*name))
             fields.refuse(error_code::unsupported, field,
                           {"\"", shown(*name), "\" is not supported; ", silu ? "silu" : "gelu_pytorch_tanh", " is"});
     }
