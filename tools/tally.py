@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Names the failed tests of JUnit reports, adds up all tests, and says why some were skipped: the last line of a run.
+"""Names the failed tests of JUnit reports and shows the end of what each said; then, in the last line of a run, adds up
+all tests and says why some were skipped.
 
     tools/tally.py PATH...    reports, or folders of them
 
@@ -12,6 +13,8 @@ from pathlib import Path
 
 CASE = re.compile(r'<testcase name="([^"]*)"[^>]*status="(\w+)"[^>]*>(.*?)</testcase>', re.S)
 REASON = re.compile(r"SKIPPED: *(.+)")
+OUTPUT = re.compile(r"<system-out>(.*?)</system-out>", re.S)
+LINES = 20  # of a failed test's output
 
 
 def main(paths: list[Path]) -> int:
@@ -22,6 +25,8 @@ def main(paths: list[Path]) -> int:
             total[status] += 1
             if status == "fail":
                 print(f"FAILED in {report.stem}: {html.unescape(name)}")
+                if said := OUTPUT.search(rest):
+                    print("\n".join("    " + line[:200] for line in html.unescape(said[1]).strip().splitlines()[-LINES:]))
             elif status != "run":
                 found = REASON.search(rest)
                 reasons[html.unescape(found[1]).strip() if found else "it is switched off"] += 1
