@@ -50,7 +50,7 @@ class Platform:
 PLATFORMS = {
     "windows": Platform(
         "Windows, Clang 19, MinGW-w64 and Wine", "clang++-19",
-        "--target=x86_64-w64-mingw32 -O0 -march=x86-64-v3 -fuse-ld=lld -static -Wno-unused-command-line-argument "
+        "--target=x86_64-w64-mingw32 -O0 -march=x86-64-v3 -fuse-ld=lld-19 -static -Wno-unused-command-line-argument "
         "-Wno-deprecated-declarations",  # those of GCC's own library
         ["wine"], ["wine", "wineboot", "--init"], NO_MAPPINGS, ALIKE + LONG,
         cmake=["-DCMAKE_SYSTEM_NAME=Windows", "-DCMAKE_CXX_STANDARD_LIBRARIES=-lwinpthread"]),
@@ -81,7 +81,7 @@ PLATFORMS = {
         cmake=["-DCMAKE_SYSTEM_NAME=Windows", "-DCMAKE_EXE_LINKER_FLAGS=-static",
                "-DKVCACHE_JOINED=3"],  # an object has at most 10 MB of section names
         # GNU's linker takes a minute for each program, LLVM's less than a second. GCC for Windows cannot be told to call it.
-        linker="clang++-19 --target=x86_64-w64-mingw32 -fuse-ld=lld -static -L{compiler} -L/usr/x86_64-w64-mingw32/lib "
+        linker="clang++-19 --target=x86_64-w64-mingw32 -fuse-ld=lld-19 -static -L{compiler} -L/usr/x86_64-w64-mingw32/lib "
                "<OBJECTS> -lwinpthread -o <TARGET>",
         seldom=True),
     "clang": Platform(
