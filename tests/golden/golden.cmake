@@ -4,7 +4,8 @@ option(KVCACHE_EVERY_GOLDEN "The golden digests from twice as many builds" OFF)
 function(kvcache_golden_test name)
   add_test(NAME "golden: ${name}" COMMAND ${ARGN})
   set_tests_properties("golden: ${name}" PROPERTIES LABELS golden TIMEOUT 600 SKIP_REGULAR_EXPRESSION "SKIPPED:")
-  if("${KVCACHE_PROGRAM_wine}" IN_LIST ARGN) # makes the files of its Windows before the program runs
+  if("${KVCACHE_PROGRAM_wine}" IN_LIST ARGN)
+    # Wine makes the files of its prefix for several seconds: before the program, not while it runs.
     set(environment "WINEDEBUG=-all;WINEPREFIX=${CMAKE_CURRENT_BINARY_DIR}/golden/wine")
     add_test(NAME "golden: ${name}, prepared" COMMAND ${KVCACHE_PROGRAM_wine} wineboot --init)
     set_tests_properties("golden: ${name}, prepared" PROPERTIES LABELS golden TIMEOUT 600 FIXTURES_SETUP wine
